@@ -36,7 +36,7 @@ METHODS = [
 ]
 OPTIONS = ["--rounds", "2", "--batch-size", "4", "--seed", "3", "--device", "cpu", "--threads", "1"]
 NETWORK = ["--network-args", '{"features": [4, 8, 8, 8, 8, 4]}']
-NOT_RESULTS = ("seconds", "run", "versions", "sha256", "files", "data", "engine")
+NOT_RESULTS = ("seconds", "run", "job", "date", "versions", "sha256", "files", "data", "engine")
 
 
 def tensors_hash(file: Path) -> str:

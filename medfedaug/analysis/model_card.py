@@ -376,6 +376,7 @@ class _Card:
             ("file", self.run.model.name),
             ("SHA-256", self.run.sha256),
             ("run", str(self.record["run"])),
+            *((name, self.record[name]) for name in ("job", "date") if name in self.record),
             ("round", str(self.run.round)),
             ("configuration, SHA-256", job_hash(self.config.to_dict())),
             *((name, str(version)) for name, version in (self.record.get("versions") or {}).items()),

@@ -54,6 +54,7 @@ class Watched:
         seconds: the seconds of each round.
         tested: the test scores of each site.
         waiting: silent sites that the job needs to continue.
+        approval: whether the job waits for the approval of the site's administrator.
         stalled: the reason why a running job does not continue, if any.
         state: ``"running"``, ``"finished"`` or ``"failed"``; at a site ``"ended"`` without a test; ``"dead"``
             if its process is gone and does not come back.
@@ -72,6 +73,7 @@ class Watched:
     tested: dict[str, dict[str, float]] = field(default_factory=dict)
     waiting: tuple[str, ...] = ()
     state: str = "running"
+    approval: bool = False
     stalled: str = ""
     refusals: int = 0
     bytes_up: int = 0
@@ -144,6 +146,8 @@ class Watched:
     @property
     def standing(self) -> str:
         """The state in words."""
+        if self.state == "running" and self.approval:
+            return "waits for approval: medfedaug jobs shows it, medfedaug approve lets it begin"
         return f"stalled: {self.stalled}" if self.state == "running" and self.stalled else self.state
 
     def over_rounds(self, values: Mapping[int, float]) -> list[float | None]:

@@ -186,7 +186,7 @@ def jobs(
         return
     if record:
         for entry in entries:
-            print_page([*record_of(entry, book, opened.name, settings.privacy), ""])
+            print_page([*record_of(entry, book, opened.name, settings), ""])
         return
     table = Table("hash", "seen", "approval", "jobs", "methods", "rounds", "purpose")
     for entry in entries:
@@ -202,7 +202,7 @@ def jobs(
     for entry in entries:
         # The page builds the job's network: not for every past job of a site without approvals.
         if job or (entry.verdict == WAITING and (settings.jobs.approve or not entry.runs)):
-            print_page(["", *summary(entry, settings.privacy)])
+            print_page(["", *summary(entry, settings)])
 
 
 def approve(

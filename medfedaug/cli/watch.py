@@ -72,6 +72,7 @@ def watch(
                     position = end
             if path is not None and path.is_file():
                 watched.look(path)
+                watched.approval = not watched.round and _awaits_approval(path)
             if isinstance(screen, Live):
                 screen.update(_shown(watched, path), refresh=True)
             elif not once:
@@ -101,6 +102,18 @@ def _write_metrics(kit: Path, file: Path, once: bool) -> None:
         time.sleep(_METRICS_PERIOD)
 
 
+def _awaits_approval(events: Path) -> bool:
+    """Return whether the job with these events waits for approval at its kit."""
+    from medfedaug.errors import MedFedAugError
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
+
+    job = events.absolute().parent.parent
+    try:
+        return job.name in open_kit(job.parent).job_book().waiting_jobs()
+    except MedFedAugError:  # no kit, or one that `medfedaug jobs` reports
+        return False
+
+
 def _shown(watched: Watched, path: Path | None) -> Group:
     if path is None:
         return Group("waiting for a job")
@@ -114,7 +127,8 @@ def _shown(watched: Watched, path: Path | None) -> Group:
         silence = time.time() - path.stat().st_mtime
         quiet = f"; no event for {duration(silence)}" if silence >= _QUIET else ""
     name = path.parent.parent.name
-    title = f"{name}: round {watched.round} of {watched.rounds}, {watched.standing}{left}{quiet}"
+    place = f"round {watched.round} of {watched.rounds}, " if not watched.approval else ""
+    title = f"{name}: {place}{watched.standing}{left}{quiet}"
     table = Table("", "last", "by round")
     for site, losses in sorted(watched.losses.items()):
         series = watched.over_rounds(losses)

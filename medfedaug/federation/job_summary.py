@@ -8,16 +8,17 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import MedFedAugError
+from medfedaug.errors import JobRefused, MedFedAugError
 from medfedaug.privacy.job_log import JobBook, JobEntry
-from medfedaug.privacy.policy import OPEN_PROMISE, PrivacyPolicy
+from medfedaug.privacy.policy import OPEN_PROMISE
+from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
     from medfedaug.methods.base import ServerExchange
 
 
-def record(entry: JobEntry, book: JobBook, site: str, policy: PrivacyPolicy) -> list[str]:
+def record(entry: JobEntry, book: JobBook, site: str, settings: SiteSettings) -> list[str]:
     """Return the record of a configuration for the site's files: origin, decisions and page."""
     lines = [
         f"Record of a job at {site}",
@@ -34,7 +35,7 @@ def record(entry: JobEntry, book: JobBook, site: str, policy: PrivacyPolicy) -> 
         waits = "none: it waits for one" if entry.verdict == "waiting" else entry.verdict
         lines += [f"  {waits}"]
     lines += ["", *_jobs(entry, book), "", "The page of this configuration", ""]
-    return [*lines, *summary(entry, policy)]
+    return [*lines, *summary(entry, settings)]
 
 
 def job_state(entry: JobEntry, job: str, book: JobBook) -> str:
@@ -74,8 +75,8 @@ def _purpose(config: Mapping[str, object]) -> str:
     return str(config.get("purpose") or "") or "none given"
 
 
-def summary(entry: JobEntry, policy: PrivacyPolicy) -> list[str]:
-    """Return the page of a job at a site with a policy, in lines of text.
+def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
+    """Return the page of a job at a site, in lines of text.
 
     The server's half of each method, built here, defines the values that may leave.
     """
@@ -83,6 +84,7 @@ def summary(entry: JobEntry, policy: PrivacyPolicy) -> list[str]:
     from medfedaug.federation.messages.messages import num_bytes
     from medfedaug.federation.server.server import FederationServer
 
+    policy = settings.privacy
     lines = [f"job {entry.hash}", f"purpose: {_purpose(entry.config)}", "", "What runs"]
     try:
         config = RunConfig.from_dict(entry.config)
@@ -105,10 +107,9 @@ def summary(entry: JobEntry, policy: PrivacyPolicy) -> list[str]:
         "  once: the numbers of cases, and how images are scaled",
         "  once: the names of the classes that this site has annotated for training, where its dataset.json "
         "says that these may not be all (labelled)",
-        "  once: the edges of the training volumes' voxels, as 10 %, 50 % and 90 % quantiles of two digits, "
-        "where this kit's privacy policy allows a summary of them (min_images, no noise)",
-        "  once: the numbers of patients and studies, where this kit's privacy policy allows it, and the "
-        "site's description of itself for the model card (site-config --describe); by default none",
+        "  once: the edges of the training volumes' voxels, as 10 %, 50 % and 90 % quantiles of two digits",
+        "  once: the numbers of patients and studies, and the site's description of itself for the model "
+        "card (site-config --describe); by default none",
         *(f"  once: {line}" for line in _exchanged(server.aggregation.once)),
         *(
             ["  under secure aggregation: of weights and statistics the server learns sums alone"]
@@ -116,15 +117,43 @@ def summary(entry: JobEntry, policy: PrivacyPolicy) -> list[str]:
             else []
         ),
         f"  {times}: the weights that training changes, {sent:.4g} MB, of {entries}",
-        f"  {times}: number of samples, validation score, whole seconds; losses stay here",
+        f"  {times}: number of samples, validation score, whole seconds",
         *(f"  {times}: {line}" for line in _exchanged(server.aggregation.every_round)),
         "  once, at the end: the scores of the test cases",
         "",
         "What leaves it in a job of these settings that scores finished models and trains none",
         "  the mean scores of each model, and their differences",
         "  An approval is for both kinds of job.",
+        "",
+        "What this kit withholds, by its policy and rules",
+        *(f"  {line}" for line in withheld_here(config, settings)),
         *_changed(config),
     ]
+
+
+def withheld_here(config: RunConfig, settings: SiteSettings) -> Iterator[str]:
+    """Yield what a site with these settings withholds from a job, a line each."""
+    from medfedaug.federation.composition import check_counted
+
+    policy = settings.privacy
+    try:
+        settings.jobs.check("this kit", config)
+        check_counted(config)
+        if config.loop is not None and policy.sgd_noise_multiplier:
+            raise JobRefused("this kit", "nothing bounds what one case changes in its training loop")
+    except MedFedAugError as error:
+        yield f"everything, since it refuses the job: {error}"
+        return
+    yield f"each number, scores included, of fewer than {policy.min_images} patients (min_images)"
+    yield "the training's losses, scores of single cases and classes, distances, names of cases and files"
+    if settings.jobs.min_cases > policy.min_images:
+        yield f"everything of a training with fewer than {settings.jobs.min_cases} patients (min_cases)"
+    if policy.epsilon is not None:
+        yield (
+            f"whatever would exceed ε = {policy.epsilon:g} of a patient over all jobs, and whatever noise "
+            "cannot hide: times, edges of voxels, differences of scores, messages about images"
+        )
+        yield "everything, where a method changes the training or sends statistics, and noise cannot hide it"
 
 
 def _changed(config: RunConfig) -> list[str]:

@@ -21,6 +21,7 @@ def coordinate_median(values: Tensor) -> Tensor:
         (...).
 
     Example:
+        >>> import torch
         >>> coordinate_median(torch.tensor([[1.0, 5.0], [2.0, -9.0], [1e9, 4.0]]))
         tensor([2., 4.])
     """
@@ -43,6 +44,7 @@ def trimmed_mean(values: Tensor, cut: int) -> Tensor:
         ValueError: when nothing would remain.
 
     Example:
+        >>> import torch
         >>> trimmed_mean(torch.tensor([0.0, 1.0, 2.0, 3.0, 1e9]), 1)
         tensor(2.)
     """

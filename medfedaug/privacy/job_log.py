@@ -102,6 +102,16 @@ class JobBook:
         entries = [self._read(path) for path in sorted(self.folder.glob("*.json"))]
         return sorted(entries, key=lambda entry: entry.seen)
 
+    def waiting_jobs(self) -> set[str]:
+        """Return the identifiers of the jobs that wait for approval.
+
+        Raises:
+            ConfigError: naming a file that is damaged.
+        """
+        entries = self.entries()
+        waiting = {job for entry in entries if entry.verdict == WAITING for job in entry.origins}
+        return waiting - {job for entry in entries for job in entry.runs}
+
     def note(self, config: RunConfig, job: str = "", origin: Origin | None = None) -> JobEntry:
         """Return the entry of a configuration, and make it if it is new; note the origin of its job.
 

@@ -115,7 +115,7 @@ _RECORD = entries(
                 "seed": kind("a whole number", lambda value: type(value) is int),
             }
         ),
-        **dict.fromkeys(("run", "engine", "data"), text),
+        **dict.fromkeys(("run", "job", "date", "engine", "data"), text),
         **dict.fromkeys(("left_out", "scored", "versions", "sha256"), map_of(text)),
         **dict.fromkeys(("sites", "bytes_up_before_training"), map_of(count)),
         **dict.fromkeys(("input", "execution", "files", "metrics", "data_options", "init"), map_of(anything)),

@@ -184,7 +184,7 @@ class FederationController(ProtocolController):
                 elif checkpoint.exists():  # an earlier run of this name, which the user may still need
                     os.replace(checkpoint, checkpoint.with_suffix(".previous.pt"))
                 run(server, carrier(checkpoint))
-                write_run(folder, server)
+                write_run(folder, server, "" if settings.simulation else fl_ctx.get_job_id())
             except Exception:
                 if server.round > 1:
                     write_models(folder, server)

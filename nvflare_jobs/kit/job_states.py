@@ -15,7 +15,6 @@ from medfedaug.analysis.watched import Watched, find_events, has_process
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER
 from medfedaug.nvflare_jobs.kit.kit import Kit
-from medfedaug.privacy.job_log import WAITING
 from medfedaug.utils.event_text import follow
 
 STATES = ("submitted", "approval", "running", "stalled", "finished", "aborted", "abnormal")
@@ -100,12 +99,9 @@ def _written(uri: str) -> float:
 
 def _of_site(kit: Kit) -> Iterator[JobStanding]:
     try:
-        entries = kit.job_book().entries()
+        waiting = kit.job_book().waiting_jobs()
     except ConfigError:  # `medfedaug jobs` reports it
-        entries = []
-    waiting = {job for entry in entries if entry.verdict == WAITING for job in entry.origins} - {
-        job for entry in entries for job in entry.runs
-    }
+        waiting = set()
     # A job that ended while it waited has no process.
     alive = {
         path.parent.parent.name for path in kit.path.glob(f"*/{JOB_FOLDER}/{EVENTS}") if has_process(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from datetime import datetime, timedelta
 from statistics import fmean, stdev
 
 import pytest
@@ -114,6 +115,14 @@ def test_a_site_without_outlines_counts_no_scored_case_and_the_configuration_has
     (line,) = [x for x in section(card, "Training data").splitlines() if x.startswith("| site 1 |")]
     assert line.rstrip(" |").endswith("–")
     assert job_hash(run.config.to_dict()) in section(card, "Identity")
+
+
+def test_the_card_has_the_date_of_the_run_and_its_job(finished, tmp_path):
+    run = changed(finished, tmp_path, lambda record: record.update(job="4f3c-9"))
+    assert datetime.fromisoformat(run.record["date"]).utcoffset() == timedelta(0)
+    rows = [line.split() for line in section(model_card(run), "Identity").replace("\\", "").splitlines()]
+    assert ["|", "job", "|", "4f3c-9", "|"] in rows
+    assert ["|", "date", "|", run.record["date"], "|"] in rows
 
 
 def test_why_a_site_has_no_score_is_said_without_its_name(finished, tmp_path):

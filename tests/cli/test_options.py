@@ -92,7 +92,7 @@ def test_help_ends_with_an_example_that_the_command_takes(name, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     for folder in ("data/site_A", "hospitals", "runs/fedrdn"):  # which the examples name
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "runs" / "results.json").touch()
+    (tmp_path / "runs/fedrdn/results.json").touch()
     group, command = every_command()[name]
     examples = re.findall(r"Example: medfedaug (.+?)\s*$", group.epilog or "") or [f"{name} --help"]
     arguments = shlex.split(examples[-1].partition(" > ")[0])[1:]

@@ -18,7 +18,8 @@ from medfedaug.errors import ConfigError
 from medfedaug.federation.job_summary import summary
 from medfedaug.federation.server.history import RunHistory
 from medfedaug.federation.server.reply_checks import accepted_description
-from medfedaug.privacy import PrivacyLedger, PrivacyPolicy
+from medfedaug.privacy import PrivacyLedger
+from medfedaug.privacy.site_settings import SiteSettings
 
 FREE = {"min_cases": 1}
 
@@ -135,5 +136,5 @@ def test_a_job_carries_it_and_the_ledger_names_it(hospitals):
 
 def test_the_page_for_an_approval_says_that_it_leaves():
     entry = SimpleNamespace(hash="0" * 64, config=RunConfig(**TINY_NETWORK).to_dict(), verdict="waiting")
-    (line,) = [line for line in summary(entry, PrivacyPolicy()) if "--describe" in line]
+    (line,) = [line for line in summary(entry, SiteSettings()) if "--describe" in line]
     assert "patients and studies" in line

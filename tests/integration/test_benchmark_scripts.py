@@ -21,7 +21,6 @@ RUNS = {
     "layouts.py": (["--only", "alexnet", "--dimensions", "2", "--repeats", "1"], '("cpu", "batch", 2): '),
     "memory.py": (["--volumes", "2", "--shape", "64", "64", "32", "--steps", "1"], "| 2 |"),
     "method_costs.py": (["--batch", "2", "--size", "32", "--repeats", "1"], "FedFD-A / FedAvg"),
-    "secure_aggregation.py": (["--sites", "3", "--numbers", "1000", "--repeats", "1"], "| 3 | 1 |"),
 }
 
 

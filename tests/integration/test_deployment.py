@@ -117,6 +117,7 @@ def test_a_job_runs_unchanged_through_a_relay_over_mutual_tls(tmp_path):
         job = system.submit(system.export("job", "fedrdn,fedfa+"))
         system.wait(job)
         results = json.loads((system.collect(job) / "results.json").read_text())
+        assert results["job"] == job
         assert len(results["rounds"]) == 3
         assert all({*HOSPITALS[:2]} <= entry["sites"].keys() for entry in results["rounds"])
         log = (system.kit(RELAY) / "log.txt").read_text()

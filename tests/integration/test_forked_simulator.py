@@ -28,11 +28,11 @@ def simulated(config, data, work):
 
 
 def numbers(results):
-    """All but times and the name that each run draws for itself."""
+    """All but times, dates and the name that each run draws for itself."""
     if isinstance(results, list):
         return [numbers(entry) for entry in results]
     if isinstance(results, dict):
-        return {k: numbers(v) for k, v in results.items() if "seconds" not in k and k != "run"}
+        return {k: numbers(v) for k, v in results.items() if "seconds" not in k and k not in ("run", "date")}
     return results
 
 

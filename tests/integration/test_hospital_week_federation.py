@@ -62,7 +62,7 @@ def join(system, name: str) -> None:
     system.enrol(name)
     configured = output(
         *(system, "site-config", "--kit", system.kit(name), "--data", system.data[name]),
-        *("--device", "cpu", "--forbid-code", "--only-medfedaug"),
+        *("--device", "cpu", "--forbid-code", "--only-medfedaug", "--min-images", "4"),
     )
     assert "medfedaug.nvflare_jobs.kit.kit_status.KitStatus" in configured
     assert "allow_log_streaming: false" in configured

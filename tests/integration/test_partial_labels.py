@@ -19,7 +19,8 @@ from medfedaug.federation.job_summary import summary
 from medfedaug.federation.planning.fingerprint import fingerprint
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.kit.kit import open_kit
-from medfedaug.privacy import PrivacyLedger, PrivacyPolicy
+from medfedaug.privacy import PrivacyLedger
+from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.annotated import BORROWED, OWN, UNKNOWN, Annotated
 from medfedaug.runs.load_results import load_run
 from medfedaug.simulate import configure, simulate
@@ -174,7 +175,7 @@ def test_what_a_site_has_annotated_is_in_its_ledger_and_on_the_approval_page(pha
             entry.release.shape for entry in PrivacyLedger(site.kit / "medfedaug/ledger.sqlite").entries()
         ]
         assert f"annotated classes: {known}" in notes
-        page = summary(open_kit(site.kit).job_book().entries()[0], PrivacyPolicy())
+        page = summary(open_kit(site.kit).job_book().entries()[0], SiteSettings())
         assert any("classes that this site has annotated" in line for line in page)
     counts = {site: reply.num_samples for site, reply in deployment.replies if reply.task == "prepare"}
     assert counts["site_D"] == round(0.5 * 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,22 @@ from medfedaug.statistics import save_statistics
 from medfedaug.utils.files import write_atomic, write_json
 
 
-def write_run(folder: str | Path, server: FederationServer) -> None:
-    """Write ``results.json`` and the files of `write_files`."""
+def write_run(folder: str | Path, server: FederationServer, job: str = "") -> None:
+    """Write ``results.json``, with the identifier of NVFlare's job if any, and the files of `write_files`."""
     folder = Path(folder)
-    results = write_files(folder, server)
+    results = {**write_files(folder, server), **({"job": job} if job else {})}
     write_json(folder / RESULTS, {**results, HASHES: file_hashes(folder)})
 
 
 def write_files(folder: Path, server: FederationServer) -> dict[str, Any]:
-    """Write models and statistics; return the content of ``results.json``, for the caller to complete."""
+    """Write models and statistics; return the content of ``results.json``, for the caller to complete.
+
+    ``date`` is the time of the end in UTC.
+    """
     write_models(folder, server)
     if server.statistics:
         save_statistics(folder / STATISTICS, server.statistics, server.intensity)
-    return server.results()
+    return {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), **server.results()}
 
 
 def write_models(folder: Path, server: FederationServer) -> None:

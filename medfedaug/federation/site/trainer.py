@@ -425,8 +425,8 @@ class SiteTrainer(SiteModel):
         return step_weights(steps, rate, config.momentum, config.weight_decay + pull)
 
     def _settings_hash(self) -> str:
-        """Hash the run's settings; a resumed run may have more rounds, and an evaluation fewer cases."""
-        settings = {k: v for k, v in self.config.to_dict().items() if k not in ("limit", "rounds")}
+        """Hash the run's settings; a resumed run has more rounds, an evaluation other cases and sites."""
+        settings = {k: v for k, v in self.config.to_dict().items() if k not in ("holdout", "limit", "rounds")}
         return job_hash(settings)
 
     def save(self) -> None:

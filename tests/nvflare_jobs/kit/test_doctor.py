@@ -163,7 +163,7 @@ NAN = np.full((16, 16, 4), np.nan, np.float32)
 @pytest.mark.parametrize(
     ("spoil", "name", "words"),
     [
-        (lambda data: (data / "dataset.json").unlink(), "data", "no data of a site"),
+        (lambda data: (data / "dataset.json").unlink(), "data", "medfedaug init"),
         (lambda data: (data / "images/3.nii.gz").write_bytes(b"garbage"), "data", "3.nii.gz: cannot be read"),
         (lambda data: write_volume(data / "images/0.nii.gz", NAN), "one image", "has NaN or infinite voxels"),
         (lambda kit: allow(kit, "medfedaug."), "allow-list", "medfedaug.: more than jobs need"),

@@ -101,6 +101,14 @@ def test_a_job_that_waits_for_approval_says_so_until_it_is_approved_or_gone(kit)
     assert states(kit) == {"j1": "running"}
 
 
+def test_watch_says_that_a_job_waits_for_approval_until_it_is_approved(kit, run):
+    entry = kit.job_book().note(RunConfig(), "j1", Origin(name="brain", asked=1.0))
+    events(kit, "j1", {"event": "warning", "text": "none"})
+    assert run("watch", kit.path, "--once")[1].startswith("j1: waits for approval")
+    kit.job_book().judge(entry.hash, "approved")
+    assert run("watch", kit.path, "--once")[1].startswith("j1: round 0 of 0, running")
+
+
 def test_restart_names_running_jobs_and_asks(server, run, monkeypatch):
     stored(server, "j1", "RUNNING")
     monkeypatch.setattr(kit_process, "find_process", lambda kit: object())
