@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from typing_extensions import Unpack
 
 from medfedaug.config.bundle_reference import allow
+from medfedaug.config.keywords import RunKeywords
 from medfedaug.config.machine import Machine
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import BY_PLAN, Execution, RunConfig, asked_settings, task_defaults
 from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import SiteFolder, is_own_data
 from medfedaug.data.benchmarks import OWN_DATA, is_federation, read_federation
+from medfedaug.data.federation import arrange, federation_settings
 from medfedaug.data.quality.file_hashes import (
     check_same_files,
     check_unchanged,
@@ -27,7 +30,7 @@ from medfedaug.data.quality.file_hashes import (
     fingerprint_sites,
 )
 from medfedaug.data.quality.intensity_scales import uneven_sites
-from medfedaug.data.sites import arrange, check_voxels, federation_settings, find_sites
+from medfedaug.data.sites import check_voxels, find_sites
 from medfedaug.engines import find_engine
 from medfedaug.errors import ConfigError, RunFailed, first_line, warn
 from medfedaug.federation import FederationServer
@@ -180,7 +183,7 @@ class Simulation:
         known = of_run | of_execution | of_this
         for name in settings:
             if name not in known:
-                raise ConfigError(f"{name} {not_known(name, sorted(known))}")
+                raise ConfigError(f"{name} {not_known(name, sorted({*known, 'methods'}))}")
         options = {name: value for name, value in settings.items() if name in of_this}
         chosen = {name: value for name, value in settings.items() if name in of_run}
         if config is not None and (chosen or methods != "fedavg"):
@@ -197,6 +200,22 @@ class Simulation:
             config = configure(options["sites"], methods=_specified(methods), **chosen)
         folder = Path("runs", ",".join(str(method["name"]) for method in config.methods))
         return cls(data=Path(data), out=folder if out is None else Path(out), config=config, **options)
+
+
+class Keywords(RunKeywords, total=False):
+    """Settings of `simulate`: those of the run, and fields of `Simulation`."""
+
+    sites: Sequence[SiteFolder]
+    engine: str
+    device: str
+    overwrite: bool
+    resume: bool
+    on_event: Callable[[dict[str, Any]], None] | None
+    tracking: str | None
+    pictures: bool
+    report: bool
+    execution: Execution
+    machine: Machine | None
 
 
 def _names(group: type[Any]) -> set[str]:
@@ -216,7 +235,7 @@ def simulate(
     config: RunConfig | None = None,
     *,
     methods: str | Sequence[str | Mapping[str, Any]] = "fedavg",
-    **settings: Any,
+    **settings: Unpack[Keywords],
 ) -> LoadedRun:
     """Run a federation over the sites below a folder, on this machine.
 

@@ -51,7 +51,7 @@ class Comparison:
         adjusted: the p-value of the verdict, adjusted for all methods of the table; ``None`` if the verdict
             is open.
         metric: the score, and the unit of comparison (`medfedaug.runs.run.compared_metric`).
-        learned: one of the two learned something (`medfedaug.metrics.nothing_learned`).
+        learned: the reference learned something (`medfedaug.metrics.nothing_learned`).
         other_input: the method's input was scaled differently from the reference's.
         model: owner of the model behind the method's scores.
         other_files: the sites at which runs of one seed, fold and held-out site had other files.
@@ -81,7 +81,7 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The verdict (`medfedaug.analysis.verdict.judge`); ``None`` if neither learned anything."""
+        """The verdict (`medfedaug.analysis.verdict.judge`); ``None`` if the reference learned nothing."""
         if not self.learned:
             return None
         return judge(
@@ -103,8 +103,9 @@ def compare_groups(groups: Mapping[str, Sequence[Run]], reference: str = BASELIN
     patient's score is the mean over the patient's cases. A patient is one pair for any number of seeds and
     cases. Patients with one name at two sites count as two.
 
-    Methods are not compared if neither learned anything (`medfedaug.metrics.nothing_learned`). The p-values
-    of all comparisons with enough seeds and patients are adjusted together (`adjusted`).
+    Nothing is compared with a reference that learned nothing (`medfedaug.metrics.nothing_learned`): whoever
+    learns first is better then. The p-values of all comparisons with enough seeds and patients are adjusted
+    together (`adjusted`).
 
     Args:
         groups: result of `medfedaug.analysis.grouping.group_runs`.
@@ -127,7 +128,7 @@ def compared(groups: Mapping[str, Sequence[Run]], reference: str = BASELINE) -> 
             continue
         theirs = {run.repetition: run for run in groups[baseline]}
         pairs = [(run, theirs[run.repetition]) for run in members if run.repetition in theirs]
-        learned = not pairs or any(not run.nothing_learned for pair in pairs for run in pair)
+        learned = any(not run.nothing_learned for run in groups[baseline])
         trained = "sites left out" if members[0].in_turn else "training sites"
         for where in (trained, UNSEEN):
             means = _by_seed(pooled[label], pooled[baseline], where == trained)

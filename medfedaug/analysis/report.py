@@ -120,7 +120,8 @@ def _page(
     words = page.add(body, "section")
     _evaluations(body, evaluations)
     page.text_table(page.start_section(body, f"{members[0].title} on the test cases"), scores)
-    if len(groups) > 1 and any(not run.nothing_learned for run in runs):
+    silent = scores.nothing_learned or (scores.untrained and not any(row.verdict for row in scores.rows))
+    if len(groups) > 1 and not silent:
         _patients(body, members, reduced, reference)
     classes = class_table(members, reference)
     if classes.rows:

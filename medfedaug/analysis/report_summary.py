@@ -32,6 +32,8 @@ def answer(scores: Table) -> str:
         return "No method has a score."
     sign = 1 if metric.higher_is_better else -1
     compared = [(row, row.difference) for row, _ in known if row.difference is not None]
+    if scores.untrained and not compared:
+        return scores.untrained
     if not compared:
         best, mean = max(known, key=lambda pair: sign * pair[1])
         text = f"{best.label} has a mean {metric.in_text} of {mean:.3f} on the test cases"

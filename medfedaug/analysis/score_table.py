@@ -27,6 +27,7 @@ from medfedaug.metrics.significance import PairedTest
 from medfedaug.runs.annotated import Annotated
 from medfedaug.runs.input_scaling import SCALED, Input
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
+from medfedaug.utils.printable import counted
 
 MOST_SITES = 12  # in text; CSV has all of them
 _TESTED = ("low", "high", "p", "detectable")
@@ -116,6 +117,7 @@ class Table(TextTable):
         unseen: sites that trained in none of the runs.
         nothing_learned: the reason why no method learned anything; empty if one did.
         reference: the methods that all others are compared with.
+        untrained: a sentence on a reference that learned nothing while another method did.
     """
 
     metric: str
@@ -126,6 +128,7 @@ class Table(TextTable):
     reduced: str = ""
     nothing_learned: str = ""
     reference: str = BASELINE
+    untrained: str = ""
 
     @property
     def optional(self) -> frozenset[str]:
@@ -255,23 +258,39 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
             )
         )
     reasons = {label: {run.nothing_learned for run in members} for label, members in groups.items()}
-    nothing = {label: text for label, texts in reasons.items() for text in texts if text and len(texts) == 1}
+    nothing = {label: min(texts) for label, texts in reasons.items() if all(texts)}
     none = next(iter(nothing.values())) if nothing.keys() == groups.keys() else ""
+    silent = [] if none else sorted({c.baseline for c in compared.values() if not c.learned} & {*nothing})
+    untrained = " ".join(_untrained(label, groups[label], nothing[label]) for label in silent)
+    uncompared = f"Nothing was learned: {none}. Hence nothing is compared. {REMEDIES}" if none else untrained
     notes = [
         *input_notes(groups, [row.label for row in rows if row.other_input], reference),
         *unlike_notes(compared.values()),
-        *_notes(runs, rows, unseen, none, reference),
+        *_notes(runs, rows, unseen, uncompared, reference),
         *notes,
         *cells_note(runs),
         *lacking,
         *unscored_notes(pooled, reference),
     ]
     if not none:
-        notes += [f"{label} learned nothing: {reason}." for label, reason in nothing.items()]
+        others = {label: text for label, text in nothing.items() if label not in silent}
+        notes += [f"{label} learned nothing: {text}." for label, text in others.items()]
         notes += _at_nothing([row for row in rows if row.label not in nothing], runs[0].metric)
     return Table(
-        runs[0].metric, sites, unseen, tuple(rows), tuple(notes), nothing_learned=none, reference=reference
+        runs[0].metric,
+        sites,
+        unseen,
+        tuple(rows),
+        tuple(notes),
+        nothing_learned=none,
+        reference=reference,
+        untrained=untrained,
     )
+
+
+def _untrained(label: str, members: Sequence[Run], reason: str) -> str:
+    rounds = counted(max(len(run.rounds) for run in members), "round")
+    return f"Train longer: {label} learned nothing in {rounds} ({reason}), and nothing is compared with it."
 
 
 def _at_nothing(rows: Sequence[Row], metric: str) -> Iterator[str]:
@@ -304,7 +323,11 @@ def cells_note(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _notes(
-    runs: Sequence[Run], rows: Sequence[Row], unseen: Sequence[str], nothing: str, reference: str
+    runs: Sequence[Run],
+    rows: Sequence[Row],
+    unseen: Sequence[str],
+    uncompared: str,
+    reference: str,
 ) -> tuple[str, ...]:
     metric, name = find_metric(runs[0].metric), runs[0].title
     name += "" if metric.higher_is_better else " (lower is better)"
@@ -345,8 +368,8 @@ def _notes(
         )
     if any(row.verdict for row in rows):
         notes.append(rule(reference, compared_metric(runs).cases))
-    elif nothing:
-        notes.append(f"Nothing was learned: {nothing}. Hence nothing is compared. {REMEDIES}")
+    elif uncompared:
+        notes.append(uncompared)
     elif len(rows) > 1:
         notes.append(
             f"No {reference} under the same settings: nothing is compared. Differences may be chance."

@@ -61,7 +61,8 @@ def compare(
     with err_console.status(f"reading {data}"):
         from medfedaug.analysis.score_table import Table
         from medfedaug.cli.benchmark import run_experiment
-        from medfedaug.data.sites import find_sites, unlabelled_sites
+        from medfedaug.data.federation import unlabelled_sites
+        from medfedaug.data.sites import find_sites
         from medfedaug.experiments.experiment import Experiment, make_experiment
         from medfedaug.experiments.trial import WITHOUT_OUTLINES, Suggestion, recommend, suggest, taken_in
         from medfedaug.runs.load_results import load_run

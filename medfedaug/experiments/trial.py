@@ -56,6 +56,8 @@ def recommend(scores: Table, rising: int | None = None) -> list[str]:
     """
     if scores.nothing_learned:
         return [f"Nothing was learned, and nothing follows: {scores.nothing_learned}."]
+    if scores.untrained:
+        return [f"No recommendation. {scores.untrained}"]
     if rising is not None:
         return [
             f"No recommendation: after {rising} rounds the validation score of {BASELINE} still rose, and "

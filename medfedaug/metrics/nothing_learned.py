@@ -21,10 +21,10 @@ def nothing_learned_in(test: Mapping[str, Any]) -> str:
     """Return the reason why the scores of a model show that it learned nothing, if they do.
 
     Returns:
-        The reason: every score is 0 (for `medfedaug.metrics.base.Metric.zero_is_nothing`); every case with a
-        score is undivided (`medfedaug.metrics.segmentation.LabelMaps.undivided`), as by marking all or
-        nothing of any image; or each site with images of several classes gives them all one class. Otherwise
-        empty.
+        The reason: every score is 0 in three digits (for
+        `medfedaug.metrics.base.Metric.zero_is_nothing`); every case with a score is undivided
+        (`medfedaug.metrics.segmentation.LabelMaps.undivided`), as by marking all or nothing of any image; or
+        each site with images of several classes gives them all one class. Otherwise empty.
 
     Example:
         >>> nothing_learned_in({"mean": {"dice": 0}, "sites": {"A": {"dice": 0.0}, "B": {"dice": 0.0}}})
@@ -44,8 +44,9 @@ def nothing_learned_in(test: Mapping[str, Any]) -> str:
     if not known:
         return ""
     if find_metric(metric).zero_is_nothing:
-        if not any(entry[metric] for entry in known):
-            return f"every test {find_metric(metric).title} is 0"
+        if all(entry[metric] < _SHOWN for entry in known):
+            shown = "0.000" if any(entry[metric] for entry in known) else "0"
+            return f"every test {find_metric(metric).title} is {shown}"
         whole = all(_is_undivided(entry) for entry in known)
         return "every test image was marked whole, or given one class" if whole else ""
     recall = next(name for name, known_metric in METRICS.items() if known_metric.is_recall)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["FinishedRun"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FinishedRun(RecordedRun):
     """A model of a finished run, ready for use.
 

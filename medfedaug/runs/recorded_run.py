@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ from medfedaug.federation.job_folder import (
 )
 from medfedaug.runs.results_schema import check_record
 from medfedaug.utils.files import parse_json, sha256
+from medfedaug.utils.printable import counted, html_table, printable
+from medfedaug.utils.validation import is_number
 from medfedaug.utils.versions import other_version
 
 if TYPE_CHECKING:
@@ -31,8 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordedRun"]
 
+_MOST_SHOWN = 16  # rows and columns of a screen
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class RecordedRun(Mapping[str, Any]):
     """A model of a finished run and its record; a mapping of its ``results.json``."""
 
@@ -109,7 +114,7 @@ class RecordedRun(Mapping[str, Any]):
     @property
     def results(self) -> dict[str, Any]:
         """The content of ``results.json``: settings, rounds, test scores."""
-        return self.record
+        return _Results(self.record)
 
     def __getitem__(self, name: str) -> Any:
         return self.record[name]
@@ -127,6 +132,34 @@ class RecordedRun(Mapping[str, Any]):
         return {row["site"]: {k: v for k, v in row.items() if k not in ("site", "trained")} for row in rows}
 
     __hash__ = object.__hash__  # a mapping has none
+
+    def __repr__(self) -> str:
+        header, *rows = self._screen()
+        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in (header, *rows)]
+        return "\n".join([self._headline, *(lines if rows else [])])
+
+    def _repr_html_(self) -> str:
+        """Return the scores by site as a table, for a notebook."""
+        header, *rows = self._screen()
+        return f"<p>{escape(self._headline)}</p>" + (html_table(header, rows) if rows else "")
+
+    @property
+    def _headline(self) -> str:
+        methods = ",".join(printable(method["name"]) for method in self.record["config"]["methods"])
+        best = f", tested after round {self.best}" if self.best else ""
+        rounds = counted(len(self.record["rounds"]), "round")
+        return f"{methods}, {rounds}{best}: {printable(str(self.model.parent))}"
+
+    def _screen(self) -> list[list[str]]:
+        """Return the test scores as text, the heading first; of many sites the first ones and the mean."""
+        rows = self.test_table()
+        names = [name for name in (rows[0] if rows else ()) if name != "trained"][:_MOST_SHOWN]
+        shown = rows if len(rows) <= _MOST_SHOWN else [*rows[: _MOST_SHOWN - 1], rows[-1]]
+        cells = [[_cell(row[name]) for name in names] for row in shown]
+        if left := len(rows) - len(shown):
+            cells.insert(-1, [f"and {left} more", *[""] * (len(names) - 1)])
+        return [names, *cells]
 
     @property
     def best(self) -> int | None:
@@ -153,6 +186,17 @@ class RecordedRun(Mapping[str, Any]):
             for site, scores in test.get(group, {}).items()
         ]
         return [*rows, {"site": "mean", "trained": None, **mean}] if rows else []
+
+
+class _Results(dict[str, Any]):
+    """A record whose text is one line: a notebook prints the last value of a cell."""
+
+    def __repr__(self) -> str:
+        return f"<results.json: {', '.join(self)}>"
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3f}" if is_number(value) else "–" if value is None else printable(str(value))
 
 
 def _load_record(path: str | Path) -> dict[str, Any]:

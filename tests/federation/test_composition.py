@@ -19,8 +19,10 @@ SITES = ["site_A", "site_B"]
 # Those that need three sites or five, parameters without running statistics, or another network, have runs of
 # their own in `tests/methods`.
 APART = ("median", "trimmed_mean", "dp_fedavg", "fedfd_prompt")
+# Of each way of taking part one runs always: features, a model at the site, a gradient, a weight, a buffer.
+ALWAYS = ("bin", "ditto", "fedbn", "feddg_ga", "fedfd", "fedmix", "fedrdn", "moon", "pooled", "scaffold")
 METHODS = [
-    name
+    name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow)
     for name, method in registry.built_in_methods().items()
     if name not in APART and "segmentation" in method.tasks
 ]
@@ -111,7 +113,7 @@ def test_every_network_for_photographs_trains(make_photos, tmp_path, tiny_config
 
 # As small as each can be: what is 16 times smaller has one voxel, and the volumes have six slices.
 PATCHES = {"flexibleunet": 32, "swinunetr": 32}
-LARGE = ("flexibleunet", "swinunetr", "vnet")
+USUAL = ("basicunetplusplus", "mednext", "unet", "unetr")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ LARGE = ("flexibleunet", "swinunetr", "vnet")
         pytest.param(
             name,
             marks=[
-                *([pytest.mark.slow] if name in LARGE else []),
+                *([pytest.mark.slow] if name not in USUAL else []),
                 *([needs_einops] if name.startswith("swin") else []),
             ],
         )

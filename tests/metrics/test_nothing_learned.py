@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from results import Page
 
 from medfedaug.analysis import patient_table, summary_table, write_report
 from medfedaug.analysis.report_summary import answer
+from medfedaug.experiments.trial import recommend
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.segmentation import LabelMapScores
 from medfedaug.runs.load_results import load_run
@@ -39,12 +41,17 @@ def test_nothing_is_compared_where_every_dice_is_0(fold, tmp_path):
         assert word not in page
 
 
-def test_a_method_that_learned_is_compared_with_one_that_did_not(fold):
+def test_nothing_is_compared_with_a_baseline_that_learned_nothing(fold, tmp_path):
     runs = runs_of(fold, lambda method, seed, p: (method == "fedrdn") * (0.5 + 0.01 * p + 0.002 * seed))
     table = summary_table(runs)
     assert table.nothing_learned == ""
-    assert str(table.rows[1].verdict) == "better"
-    assert "fedavg learned nothing: every test Dice is 0." in table.notes
+    assert all(row.verdict is None and row.difference is None for row in table.rows)
+    said = "Train longer: fedavg learned nothing in 3 rounds (every test Dice is 0), and nothing is compared"
+    assert answer(table).startswith(said)
+    assert recommend(table) == [f"No recommendation. {answer(table)}"]
+    page = Page(write_report([run.path.parent for run in runs], tmp_path / "report.html").read_text())
+    assert page.text.index(said) < page.text.index("10 runs")
+    assert "Paired by" not in page.text
 
 
 def test_a_site_at_which_a_method_learned_nothing_is_named(write):

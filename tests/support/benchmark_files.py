@@ -13,7 +13,6 @@ from pathlib import Path
 import nibabel
 import numpy as np
 from PIL import Image
-from scipy.io import savemat
 
 OFFICE = ("amazon", "caltech", "dslr", "webcam")
 
@@ -72,13 +71,6 @@ def write_vlcs(root: Path, times: int = 1) -> None:
                     picture(root / f"{site}/{part}/{label}/{i}.jpg", i)
 
 
-def write_officehome(root: Path) -> None:
-    for name in ("Art", "Clipart", "Product", "Real World"):
-        for label in ("Alarm_Clock", "Backpack"):
-            for i in range(10):
-                picture(root / name / label / f"{i:03d}.jpg", i)
-
-
 def write_tiny_imagenet(root: Path) -> tuple[str, ...]:
     """Three of the 200 classes; returns their names."""
     root = root / "tiny-imagenet-200"
@@ -93,25 +85,6 @@ def write_tiny_imagenet(root: Path) -> tuple[str, ...]:
     (root / "val/val_annotations.txt").write_text("\n".join(rows) + "\n")
     (root / "wnids.txt").write_text("\n".join(ids) + "\n")
     return ids
-
-
-def write_emnist(root: Path) -> np.ndarray:
-    """Three writers; returns the images of the test."""
-    rng = np.random.default_rng(0)
-
-    def part(number: int) -> dict[str, np.ndarray]:
-        return {
-            "images": rng.integers(0, 256, (number, 784), dtype=np.uint8),
-            "labels": (np.arange(number, dtype=np.uint8) % 62)[:, None],
-            "writers": (np.arange(number, dtype=np.uint16) % 3)[:, None] + 100,
-        }
-
-    train, test = part(60), part(30)
-    (root / "matlab").mkdir(parents=True)
-    content = {"dataset": {"train": train, "test": test, "mapping": np.zeros((62, 2), np.uint8)}}
-    savemat(root / "matlab/emnist-byclass.mat", content, do_compression=True)
-    images: np.ndarray = test["images"]
-    return images
 
 
 def write_volume(path: Path, array: np.ndarray) -> None:

@@ -18,7 +18,7 @@ import pydicom
 from orthanc import free_port
 from pydicom.datadict import dictionary_VR, tag_for_keyword
 from pydicom.uid import UID
-from pynetdicom import AE, ALL_TRANSFER_SYNTAXES, AllStoragePresentationContexts, build_context, evt
+from pynetdicom import AE, ALL_TRANSFER_SYNTAXES, build_context, evt
 from pynetdicom.sop_class import (
     StudyRootQueryRetrieveInformationModelFind,
     StudyRootQueryRetrieveInformationModelGet,
@@ -70,8 +70,17 @@ class HostileArchive:
     authorised: list[str | None] = field(default_factory=list)
     stored: list[bytes] = field(default_factory=list)
     url: str = ""
-    dimse: str = ""
-    receive: int = 0
+    receive: int = field(default_factory=free_port)
+
+    @cached_property
+    def associations(self) -> Any:
+        """The server for DIMSE, which starts when a test first asks for its address."""
+        dimse = _Dimse(self)
+        return dimse.entity.start_server(("127.0.0.1", 0), block=False, evt_handlers=dimse.handlers)
+
+    @property
+    def dimse(self) -> str:
+        return f"{AET}@127.0.0.1:{self.associations.server_address[1]}"
 
     def rows(self, level: str, **wanted: str) -> list[dict[str, Any]]:
         """Rows of a level, by keyword, of all objects that have some values; claims are searched, too."""
@@ -209,14 +218,9 @@ class _Dimse:
         )
         for model in models:
             self.entity.add_supported_context(model)
-        for one in AllStoragePresentationContexts:
-            self.entity.add_supported_context(
-                one.abstract_syntax, ALL_TRANSFER_SYNTAXES, scu_role=True, scp_role=True
-            )
-
-    @cached_property
-    def handlers(self) -> list[Any]:
-        return [(evt.EVT_C_FIND, self.find), (evt.EVT_C_GET, self.get), (evt.EVT_C_MOVE, self.move)]
+        for kind in {one.SOPClassUID for one in archive.objects}:
+            self.entity.add_supported_context(kind, ALL_TRANSFER_SYNTAXES, scu_role=True, scp_role=True)
+        self.handlers = [(evt.EVT_C_FIND, self.find), (evt.EVT_C_GET, self.get), (evt.EVT_C_MOVE, self.move)]
 
     def find(self, event: Any) -> Iterator[tuple[int, pydicom.Dataset | None]]:
         query = event.identifier
@@ -266,16 +270,13 @@ def hostile_archive(*paths: Path, **lies: Any) -> Iterator[HostileArchive]:
     files = [file for path in paths for file in ([path] if path.is_file() else sorted(path.rglob("*")))]
     archive = HostileArchive([pydicom.dcmread(file) for file in files if file.is_file()], **lies)
     server = _Server(("127.0.0.1", 0), type("Own", (Handler,), {"archive": archive}))
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     archive.url = f"http://127.0.0.1:{server.server_port}/dicom-web"
-    archive.receive, port = free_port(), free_port()
-    dimse = _Dimse(archive)
-    associations = dimse.entity.start_server(("127.0.0.1", port), block=False, evt_handlers=dimse.handlers)
-    archive.dimse = f"{AET}@127.0.0.1:{port}"
     try:
         yield archive
     finally:
-        associations.shutdown()
+        if "associations" in vars(archive):
+            archive.associations.shutdown()
         server.shutdown()
         server.server_close()
 

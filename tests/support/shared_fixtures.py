@@ -373,13 +373,18 @@ def provisioned(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def kits(provisioned, tmp_path, monkeypatch) -> Path:
-    """Copies of the kits, whose scripts run the tests' own Python."""
+def own_python(tmp_path, monkeypatch) -> None:
+    """Put the tests' own Python first on the PATH, as the scripts of a kit find it."""
     program = tmp_path / "python/python3"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+
+
+@pytest.fixture
+def kits(provisioned, own_python, tmp_path) -> Path:
+    """Copies of the kits, whose scripts run the tests' own Python."""
     return Path(shutil.copytree(provisioned, tmp_path / "kits"))
 
 

@@ -11,6 +11,7 @@ from medfedaug.data.base import Case
 from medfedaug.errors import ConfigError
 from medfedaug.runs.prediction.case_quality import look_first
 from medfedaug.utils.files import check_version, parse_json, version_mark, write_json
+from medfedaug.utils.printable import counted, printable
 from medfedaug.utils.structure import (
     Check,
     both,
@@ -52,6 +53,10 @@ class Predictions:
         self.pending: dict[str, list[str]] = {}
         self._written = 0.0
         self._earlier: Mapping[str, Any] = {}
+
+    def __repr__(self) -> str:
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        return f"<predictions of {counted(len(self.cases), 'case')}{failed}: {printable(str(self.out))}>"
 
     @staticmethod
     def read(out: Path) -> dict[str, Any]:

@@ -54,10 +54,11 @@ def of_lied(one, modality=None):
 def imported(run, archive, tmp_path, *more, way="dicomweb"):
     """The exit code, the lines of failures, and all output of an import of both patients."""
     (tmp_path / "studies.csv").write_text(f"PatientID\n{LIED}\n{HONEST}\n")
-    address = {"dicomweb": ("--dicomweb", archive.url), "get": ("--dimse", archive.dimse)}
-    address["move"] = ("--dimse", archive.dimse, "--receive", archive.receive)
+    address = ("--dicomweb", archive.url) if way == "dicomweb" else ("--dimse", archive.dimse)
+    if way == "move":
+        address += ("--receive", archive.receive)
     options = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "out/site_A", "--timeout", 5)
-    code, out, err = run("import", *address[way], *options, *more)
+    code, out, err = run("import", *address, *options, *more)
     assert "Traceback" not in out + err
     assert LIED not in out + err
     return code, " ".join(err.split()).split("failed: ")[1:], out + err

@@ -35,11 +35,11 @@ def five(tmp_path_factory):
 def uneven(tmp_path_factory):
     """Four sites of four patients, and one of thirty-two: two and twenty of them train."""
     root = tmp_path_factory.mktemp("uneven")
-    for name, patients in zip(SITES, (4, 4, 4, 4, 32), strict=True):
-        made = make_phantom(root / "made" / name, sites=5, patients=patients, shape=(16, 16, 4), seed=0)
-        shutil.move(made[SITES.index(name)], root / name)
-    shutil.rmtree(root / "made")
-    return root
+    few = make_phantom(root / "few", sites=4, patients=4, shape=(16, 16, 4), seed=0)
+    *_, many = make_phantom(root / "many", sites=2, patients=32, shape=(16, 16, 4), seed=1)
+    for folder, name in zip((*few, many), SITES, strict=True):
+        shutil.copytree(folder, root / "sites" / name)
+    return root / "sites"
 
 
 @pytest.fixture(scope="module")

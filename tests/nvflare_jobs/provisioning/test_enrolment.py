@@ -83,6 +83,7 @@ def signed(run, request, said, project, *options):
     return request.with_name(request.name.replace("request", "signed")), aloud(out)
 
 
+@pytest.mark.usefixtures("own_python")
 def test_a_hospital_enrols_and_its_key_never_leaves_it(places, run):
     project, hospital, work = places
     request, said = asked(run)
