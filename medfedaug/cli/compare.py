@@ -36,7 +36,7 @@ def _enough(rounds: int, train: Callable[[int], Run]) -> tuple[int, bool]:
 
 
 def _drop_spare_models(out: Path, tried: Path) -> None:
-    """Delete the models that nothing uses again: of last rounds beside selected ones, and of trials of rounds."""
+    """Delete models that nothing uses again: of a last round beside the selected one, of trials of rounds."""
     from medfedaug.federation.job_folder import FINAL_MODEL, GLOBAL_MODEL, exchange_file
 
     spare = [model.with_name(FINAL_MODEL) for model in out.rglob(GLOBAL_MODEL)]
