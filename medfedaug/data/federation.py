@@ -134,7 +134,7 @@ def _check_names(sites: Sequence[SiteFolder], holdout: Sequence[str]) -> None:
     for site in sites:
         _check_name(site)
         if names.count(site.name) > 1:
-            raise site.error("two sites have this name", site.path, hint="Rename the folder of one of them.")
+            raise site.error("two sites have this name", site.path, hint="Rename one of the two folders.")
     for name in holdout:
         if name not in names:
             raise ConfigError(f"cannot hold out {name!r}; the sites are {', '.join(names)}")
