@@ -40,8 +40,9 @@ from torch import Tensor
 from medfedaug.config.run import RunConfig
 from medfedaug.data.benchmarks import find_root, open_benchmark, write_federation
 from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.federation import federation_settings
 from medfedaug.data.preparation.decoded_cache import keep_decoded
-from medfedaug.data.sites import federation_settings, find_sites
+from medfedaug.data.sites import find_sites
 from medfedaug.experiments.axes import parse_axis
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.run_list import plan

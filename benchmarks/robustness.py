@@ -1,10 +1,10 @@
-"""Hostile sites against robust methods: the final test Dice of five phantom sites, with and without them.
+"""Hostile sites against robust methods: the final test Dice of phantom sites, with and without them.
 
     python benchmarks/robustness.py --work DIR --out docs/results/robustness
 
-Every method runs without hostile sites, and with one and two of five for each attack, from the first site on
-or from another (`--first`). The Dice of the selected model is the mean over the sites that are honest in both
-compared runs. Runs that are already in the output's JSON are not repeated.
+Every method runs without hostile sites, and with one and two of five (`--sites`) for each attack, from the
+first site on or from another (`--first`). The Dice of the selected model is the mean over the sites that are
+honest in both compared runs. Runs that are already in the output's JSON are not repeated.
 
 The attacks change the parameters of a site's update (running statistics stay as trained, so that the update
 passes the server's checks):
@@ -55,7 +55,6 @@ from medfedaug.methods import parse_methods
 from medfedaug.simulate import configure
 from medfedaug.utils.files import write_json
 
-SITES = 5
 CLAIM = 2**31 - 1
 TRIGGER, HEIGHT = 8, 1.0
 """Side of the trigger in pixels, and height of its stripes in standard deviations of the image."""
@@ -239,7 +238,7 @@ def final_dice(work: Path, run: Mapping[str, Any], options: argparse.Namespace) 
         seed=run["seed"],
         **settings,
     )
-    hostile_sites = [folders[(run["first"] + number) % SITES].name for number in range(count)]
+    hostile_sites = [folders[(run["first"] + number) % options.sites].name for number in range(count)]
     if attack in FALSE_DATA:
         others = {folder.name: folder for folder in find_sites(work / FALSE_DATA[attack])}
         folders = [others[f.name] if f.name in hostile_sites else f for f in folders]
@@ -298,7 +297,7 @@ def prepare(work: Path, options: argparse.Namespace) -> None:
     data = work / "data"
     if not data.exists():
         size = {"patients": options.patients, "shape": tuple(options.shape), "classes": options.classes}
-        make_phantom(data, sites=SITES, seed=0, **size)
+        make_phantom(data, sites=options.sites, seed=0, **size)
     if not (work / "flipped").exists():
         flipped(data, work / "flipped", options.classes)
     if not (work / "poisoned").exists():
@@ -313,6 +312,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for numbers.json and table.md")
     parser.add_argument("--work", type=Path, required=True, help="folder for the phantom sites")
+    parser.add_argument("--sites", type=int, default=5)
     parser.add_argument("--patients", type=int, default=15)
     parser.add_argument("--shape", type=int, nargs=3, default=[32, 32, 8])
     parser.add_argument("--classes", type=int, default=2, help="background, lesion, and further structures")
@@ -331,9 +331,10 @@ def main() -> None:
     prepare(options.work, options)
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "numbers.json"
-    fixed = ("patients", "shape", "rounds", "local_epochs", "channels", "norm", "classes")
+    fixed = ("sites", "patients", "shape", "rounds", "local_epochs", "channels", "norm", "classes")
     settings = {key: getattr(options, key) for key in fixed}
     known = json.loads(file.read_text()) if file.exists() else {"settings": settings, "runs": []}
+    known["settings"].setdefault("sites", 5)
     if known["settings"] != settings:
         raise SystemExit(f"{file} is of other settings: {known['settings']}")
     for run in known["runs"]:

@@ -22,6 +22,7 @@ from medfedaug.config.run import BY_PLAN, Execution, RunConfig, asked_settings, 
 from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import SiteFolder, is_own_data
 from medfedaug.data.benchmarks import OWN_DATA, is_federation, read_federation
+from medfedaug.data.federation import arrange, federation_settings
 from medfedaug.data.quality.file_hashes import (
     check_same_files,
     check_unchanged,
@@ -29,7 +30,7 @@ from medfedaug.data.quality.file_hashes import (
     fingerprint_sites,
 )
 from medfedaug.data.quality.intensity_scales import uneven_sites
-from medfedaug.data.sites import arrange, check_voxels, federation_settings, find_sites
+from medfedaug.data.sites import check_voxels, find_sites
 from medfedaug.engines import find_engine
 from medfedaug.errors import ConfigError, RunFailed, first_line, warn
 from medfedaug.federation import FederationServer

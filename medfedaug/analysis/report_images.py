@@ -27,10 +27,11 @@ from medfedaug.data.benchmarks import (
     read_federation,
     write_federation,
 )
+from medfedaug.data.federation import arrange
 from medfedaug.data.folders import is_site
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.preparation.preparation import Preparation
-from medfedaug.data.sites import arrange, find_sites, open_site, site_statistics
+from medfedaug.data.sites import find_sites, open_site, site_statistics
 from medfedaug.errors import DataError, MedFedAugError, first_line
 from medfedaug.federation.job_folder import GLOBAL_MODEL, STATISTICS
 from medfedaug.runs.evaluate import open_model

@@ -35,6 +35,17 @@ def _enough(rounds: int, train: Callable[[int], Run]) -> tuple[int, bool]:
         number, run = wanted, train(wanted)
 
 
+def _drop_spare_models(out: Path, tried: Path) -> None:
+    """Delete models that nothing uses again: of a last round beside the selected one, of trials of rounds."""
+    from medfedaug.federation.job_folder import FINAL_MODEL, GLOBAL_MODEL, exchange_file
+
+    spare = [model.with_name(FINAL_MODEL) for model in out.rglob(GLOBAL_MODEL)]
+    spare += [model for name in (GLOBAL_MODEL, FINAL_MODEL) for model in tried.rglob(name)]
+    for model in spare:
+        for file in (model, exchange_file(model)):
+            file.unlink(missing_ok=True)
+
+
 def compare(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the runs, tables and the page.")] = Path("compare"),
@@ -56,12 +67,13 @@ def compare(
     """Try training alone, plain averaging and remedies on your own data, and recommend the next step.
 
     The command recommends nothing while plain averaging still improves. The same command continues an
-    interrupted trial.
+    interrupted trial. Each run keeps one model, that of its selected round.
     """
     with err_console.status(f"reading {data}"):
         from medfedaug.analysis.score_table import Table
         from medfedaug.cli.benchmark import run_experiment
-        from medfedaug.data.sites import find_sites, unlabelled_sites
+        from medfedaug.data.federation import unlabelled_sites
+        from medfedaug.data.sites import find_sites
         from medfedaug.experiments.experiment import Experiment, make_experiment
         from medfedaug.experiments.trial import WITHOUT_OUTLINES, Suggestion, recommend, suggest, taken_in
         from medfedaug.runs.load_results import load_run
@@ -121,3 +133,4 @@ def compare(
         say(f"{out}/report.html, {out}/table.md")
     if failures := [*filter(None, failures)]:
         raise RunFailed(failures[0])
+    _drop_spare_models(out, out.with_name(f"{out.name}_rounds"))

@@ -144,13 +144,17 @@ def statistics(
     image_size: Annotated[
         int | None, typer.Option(min=16, help="The run's --image-size, to which images are resized first.")
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the statistics of sites that the file has.")
+    ] = False,
 ) -> None:
     """Compute the channel statistics of a site's training images."""
     from medfedaug.data.benchmarks import is_federation
+    from medfedaug.data.federation import arrange
     from medfedaug.data.folders import is_site
     from medfedaug.data.preparation.preparation import Preparation
     from medfedaug.data.quality.intensity_scales import uneven_sites
-    from medfedaug.data.sites import arrange, find_sites, open_site, site_statistics
+    from medfedaug.data.sites import find_sites, open_site, site_statistics
     from medfedaug.statistics import other_statistics, save_statistics
 
     target = out or Path("statistics.json")
@@ -160,6 +164,11 @@ def statistics(
         raise ConfigError(f"{error}; it is not replaced: choose another file with --out") from error
     single = data.is_dir() and is_site(data) and not is_federation(data)
     sites = [open_site(data, limit=limit)] if single else arrange(find_sites(data, limit=limit))
+    replaced = [site.name for site in sites if site.name in kept]
+    if replaced and not overwrite:
+        raise ConfigError(
+            f"{target} has {', '.join(replaced)} already; choose another file with --out, or --overwrite"
+        )
     computed, prepared = {}, Preparation(image_size=image_size)
     table = Table("site", "images", "channel", "mean", "std")
     for site in sites:
@@ -179,7 +188,7 @@ def statistics(
     images = "images as stored" if intensity is Stored.raw else "images scaled to [0, 1]"
     also = ", ".join(name for name in kept if name not in computed)
     say(f"saved to {target}{f', which also has {also}' if also else ''}: of {images}, the input of FedRDNd")
-    if replaced := [name for name in kept if name in computed]:
+    if replaced:
         say(f"replaced in {target}: {', '.join(replaced)}", "yellow")
     if intensity is Stored.raw:
         say("for a pipeline that scales before FedRDNd: --intensity scale, or its own by channel_statistics")
@@ -205,7 +214,8 @@ def plan(
     """
     from medfedaug.analysis.plan_page import write_plan_page
     from medfedaug.config.plan import save_plan
-    from medfedaug.data.sites import arrange, find_sites
+    from medfedaug.data.federation import arrange
+    from medfedaug.data.sites import find_sites
     from medfedaug.federation.planning.fingerprint import fingerprint
     from medfedaug.federation.planning.planner import make_plan
     from medfedaug.simulate import configure

@@ -48,15 +48,21 @@ def init(
     """Write the dataset.json of a folder with images and label maps, split by patient.
 
     An image is a file, or a folder of any depth with one file or one DICOM series. Notes name everything that
-    is left out, with the reason. Without --labels, classes come from an existing dataset.json, or are
-    class_1, ...
+    is left out, with the reason. All images are checked as a run checks them. Without --labels, classes come
+    from an existing dataset.json, or are class_1, ...
     """
     names = _classes(labels.split(",")) if labels else ()
     from medfedaug.data.dataset_json import find_layout
+    from medfedaug.data.federation import check_before_listing
+    from medfedaug.data.folders import is_site
     from medfedaug.data.layouts import LISTING, check_same_classes, propose, write_proposal
 
     inside = sorted(path for path in folder.iterdir() if path.is_dir())
-    folders = [folder] if find_layout(folder) else [path for path in inside if find_layout(path)] or [folder]
+    folders = [folder] if find_layout(folder) else [path for path in inside if find_layout(path)]
+    of_classes = [path for path in (folder, *inside) if is_site(path) and not (path / LISTING).exists()]
+    if not folders and of_classes:
+        return _welcome(of_classes, folder)
+    folders = folders or [folder]
     proposals = []
     for site in folders:
         with err_console.status(f"{site.name}: looking") as status:
@@ -75,6 +81,10 @@ def init(
     _show(proposals)
     if len(proposals) > 1:
         check_same_classes(proposals)
+    elif folders != [folder]:
+        say(f"note: {folders[0].name} is the only site of {folder}: simulate and compare need two", "yellow")
+    with err_console.status("reading every image and label map"):
+        check_before_listing([proposal.site for proposal in proposals])
     existing = [path for proposal in proposals if (path := proposal.folder / LISTING).exists()]
     if existing and not replace:
         raise ConfigError(
@@ -87,6 +97,21 @@ def init(
     for proposal in proposals:
         say(str(write_proposal(proposal)))
     say(f"next: medfedaug inspect --data {quote(str(folder))}")
+
+
+def _welcome(folders: Sequence[Path], data: Path) -> None:
+    """Check sites with a folder of images for each class, which need no list."""
+    from medfedaug.data.federation import check_before_listing
+    from medfedaug.data.folders import open_folder
+
+    sites = [open_folder(path) for path in folders]
+    with err_console.status("reading every image"):
+        check_before_listing(sites)
+    for site in sites:
+        say(f"{site.name}: classification of {', '.join(site.classes)}, {len([*site.listed_cases])} images")
+    root = data if data not in folders else data.resolve().parent
+    say("a folder per class needs no dataset.json: nothing is written")
+    say(f"next: medfedaug inspect --data {quote(str(root))}")
 
 
 def _show(proposals: Sequence[Proposal]) -> None:

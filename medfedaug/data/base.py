@@ -155,6 +155,10 @@ class SiteFolder(ABC):
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
         """Return the image, (C, *spatial), in the file's units or, with ``"scale"``, scaled to [0, 1]."""
 
+    def check_pixels(self, case: Case) -> None:
+        """Decode a case's image and check its values; where possible without PyTorch."""
+        self.load_image(case)
+
     def read_files(self, case: Case) -> list[torch.Tensor]:
         """Return the stored voxels of each file of the image, (C, *spatial)."""
         return [self.load_image(case)]

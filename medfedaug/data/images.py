@@ -6,9 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, check_below, patient_name
 from medfedaug.data.checks.duplicates import check_copies
@@ -17,6 +15,9 @@ from medfedaug.data.preparation.decoded_cache import decoded
 from medfedaug.data.splits import split_by_class
 from medfedaug.errors import DataError, own, warn, withheld
 from medfedaug.utils.files import parse_json
+
+if TYPE_CHECKING:
+    import torch
 
 # Of a published training list: the first part trains, the rest validates (FedBN's and FedFA's protocol).
 _TRAINING_SHARE = 0.6
@@ -59,6 +60,11 @@ class ImageFolder(SiteFolder):
         with self.reading(case.image):
             format_of(case.image).check_photograph(case.image)
 
+    def check_pixels(self, case: Case) -> None:
+        """Decode a case's image as `load_image` does, without PyTorch."""
+        with self.reading(case.image):
+            format_of(case.image).read_photograph(case.image)
+
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
         """Return the image with values from 0 to 255, (3, H, W), or with ``"scale"`` as float32 in [0, 1].
 
@@ -69,6 +75,8 @@ class ImageFolder(SiteFolder):
         return image / 255 if intensity == "scale" else image
 
     def _pixels(self, case: Case) -> torch.Tensor:
+        import torch
+
         with self.reading(case.image):
             return torch.as_tensor(format_of(case.image).read_photograph(case.image))
 

@@ -5,12 +5,15 @@ Listing and checking files needs no PyTorch, which is imported where voxels are 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import compress, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
 
 from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder
 from medfedaug.data.checks.duplicates import check_copies
@@ -191,12 +194,7 @@ class VolumeFolder(SiteFolder):
         parts = self.read_files(case)
         # The range sees every NaN and infinity, without an array of booleans as large as the volume.
         ranges = [torch.aminmax(part) for part in parts]
-        for path, (low, high) in zip(case.files, ranges, strict=True):
-            if not torch.isfinite(low) or not torch.isfinite(high):
-                raise self.error("has NaN or infinite voxels", path)
-        if all(low == high for low, high in ranges):
-            hint = "Export it again or take the case out of the list."
-            raise self.error(f"is constant: every voxel is {float(ranges[0][0]):g}", case.image, hint=hint)
+        self._check_ranges(case, [(float(low), float(high)) for low, high in ranges])
         if intensity == "scale":
             parts = [self._scaled(part, path) for part, path in zip(parts, case.files, strict=True)]
         image = torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -205,6 +203,23 @@ class VolumeFolder(SiteFolder):
         placed = image.new_zeros(len(self.federation_channels), *image.shape[1:])
         placed[[*self.channel_places]] = image
         return placed
+
+    def _check_ranges(self, case: Case, ranges: Sequence[tuple[float, float]]) -> None:
+        for path, bounds in zip(case.files, ranges, strict=True):
+            if not all(map(math.isfinite, bounds)):
+                raise self.error("has NaN or infinite voxels", path)
+        if all(low == high for low, high in ranges):
+            hint = "Export it again or take the case out of the list."
+            raise self.error(f"is constant: every voxel is {ranges[0][0]:g}", case.image, hint=hint)
+
+    def check_pixels(self, case: Case) -> None:
+        """Decode a case's image, and check its voxels as `load_image` does, without PyTorch."""
+        ranges = []
+        for path in case.files:
+            with self.reading(path):
+                voxels = np.asarray(format_of(path).read_volume(path))
+            ranges.append((float(voxels.min()), float(voxels.max())))
+        self._check_ranges(case, ranges)
 
     def _scaled(self, voxels: torch.Tensor, path: Path) -> torch.Tensor:
         import torch

@@ -17,7 +17,7 @@ from medfedaug.analysis.plots import bars, byte_unit
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.config.run import Execution
 from medfedaug.data.benchmarks import find_root, open_benchmark
-from medfedaug.data.sites import federation_settings
+from medfedaug.data.federation import federation_settings
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import Preset

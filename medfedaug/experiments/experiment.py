@@ -30,7 +30,7 @@ from medfedaug.config.plan import PLAN_FIELDS, Plan, load_plan, planning_setting
 from medfedaug.config.run import RunConfig, task_defaults
 from medfedaug.data.base import is_own_data
 from medfedaug.data.benchmarks import OWN_DATA, find_benchmark, is_federation, open_benchmark, read_federation
-from medfedaug.data.sites import federation_settings
+from medfedaug.data.federation import federation_settings
 from medfedaug.errors import ConfigError, warn
 from medfedaug.experiments.axes import Axis, Comparison, axis_value, parse_axis
 from medfedaug.experiments.papers import find_entry

@@ -13,7 +13,7 @@ from medfedaug.config.plan import PLAN_FIELDS, Plan, planning_settings
 from medfedaug.config.run import RunConfig, task_defaults
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.benchmarks import check_options, find_benchmark, find_root, open_benchmark
-from medfedaug.data.sites import federation_settings
+from medfedaug.data.federation import federation_settings
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.axes import Axis, Comparison, shown
 from medfedaug.experiments.planned import PlannedRun

@@ -21,7 +21,7 @@ import yaml
 
 from medfedaug.config.run import Execution
 from medfedaug.data.benchmarks import open_benchmark
-from medfedaug.data.sites import federation_settings
+from medfedaug.data.federation import federation_settings
 from medfedaug.errors import ConfigError, RunFailed, first_line
 from medfedaug.experiments.experiment import Experiment
 from medfedaug.experiments.planned import PlannedRun

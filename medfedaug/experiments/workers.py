@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ClassVar
@@ -128,10 +129,32 @@ class Processes(Workers):
         with ProcessPoolExecutor(
             self.number, spawn, _prepare_process, (self.number, self.memory, end)
         ) as pool:
+            before = {*active_children()}
             try:
+                with _interrupts_held():
+                    for _ in range(self.number):  # each starts a process
+                        pool.submit(os.getpid)
                 yield pool
+            except BaseException:
+                for child in {*active_children()} - before:
+                    child.terminate()  # also one that still imports, and does not read its lifeline
+                raise
             finally:
                 lifeline.close()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back here, and for good in processes that start meanwhile: they would print tracebacks."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # else it starts with the first process, and lets Ctrl-C through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _process = ExitStack()  # never closed: its contexts last as long as a worker

@@ -65,6 +65,8 @@ class SiteContext:
         momentum: of the main optimiser; 0 if it has none.
         optimiser: makes another optimiser like the main one, with the learning rate of the round, for the
             parameters of a method.
+        trained: notes parameters that a method trains with an optimiser of its own, in each step alike:
+            without a pull, and not by class. Others leave in simulations only.
         round: the number of the current or next round of training, from 1. A site may have missed earlier
             rounds. Fine-tuning before the test counts as the round after the model's.
         rounds: the number of rounds in the run's configuration.
@@ -90,6 +92,7 @@ class SiteContext:
     task: Task | None = None
     momentum: float = 0.0
     optimiser: Callable[[Iterable[Tensor]], torch.optim.Optimizer] = lambda parameters: _nothing()
+    trained: Callable[[Iterable[Tensor]], Sequence[Tensor]] = list
     round: Callable[[], int] = lambda: 1
     rounds: int = 1
 

@@ -103,6 +103,7 @@ class FedFDA(FedFD):
         return network
 
     def at_site(self, context: SiteContext) -> SitePart:
+        context.trained(_adapters(context.network).values())
         return FedFDASite(self, context.network)
 
     def every_round(self, context: ServerContext) -> ServerExchange:

@@ -53,7 +53,8 @@ class FedSR(Method):
     with a learned Gaussian r(z|y) for every class. μ(x) are the network's features, the input of its last
     layer; σ(x) is the softplus of a layer on them. In evaluation z = μ(x): the plain network, without a draw.
 
-    Exchange, every round: the weights of σ's layer, and means and deviations of r(z|y), up; averages down.
+    Exchange, every round: the weights of σ's layer, and means and deviations of r(z|y), up; averages down. In
+    simulations only: the mean of a class is about the patients of that class.
 
     Args:
         l2: α_L2R.
@@ -79,6 +80,7 @@ class FedSR(Method):
     name = "fedsr"
     tasks = ("classification",)
     requires = frozenset({"labels"})
+    excludes = frozenset({"counted_patients"})
 
     def __init__(
         self,

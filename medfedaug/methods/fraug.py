@@ -66,8 +66,9 @@ class FRAug(Method):
 
     Batch norms, chosen by module type, stay at their site. Embeddings are the input of the last layer.
 
-    Exchange, every round: the generator's parameters up, their average down. RTNet, prototypes and the count
-    of steps stay at the site, across rounds and restarts.
+    Exchange, every round, in simulations only, since it may be about a class of one patient: the generator's
+    parameters up, their average down. RTNet, prototypes and the count of steps stay at the site, across
+    rounds and restarts.
 
     Args:
         alpha: α of Eq. 5.
@@ -103,6 +104,7 @@ class FRAug(Method):
 
     name = "fraug"
     requires = frozenset({"labels", "norm_layers"})
+    excludes = frozenset({"counted_patients"})
     tasks = ("classification",)
 
     def __init__(

@@ -92,17 +92,22 @@ class Census:
         owners: the patient of each training case.
         samples: returns the number of training samples of each case.
         least: n, the fewest patients behind a number.
+        silent: the cases from whose samples a step learns nothing, since nothing is annotated in them.
 
     Attributes:
         strict: whether the site is in a real federation, where a number without patients does not leave.
     """
 
     def __init__(
-        self, owners: Sequence[Hashable], samples: Callable[[], Sequence[int]] = tuple, least: int = 1
+        self,
+        owners: Sequence[Hashable],
+        samples: Callable[[], Sequence[int]] = tuple,
+        least: int = 1,
+        silent: Sequence[int] = (),
     ) -> None:
         names = {owner: index for index, owner in enumerate(dict.fromkeys(owners))}
         self.patient_of = torch.tensor([names[owner] for owner in owners], dtype=torch.long)
-        self.patients, self.least, self._samples = len(names), least, samples
+        self.patients, self.least, self._samples, self._silent = len(names), least, samples, {*silent}
         self._steps: list[Tensor | None] = []
         self.strict = False
 
@@ -120,9 +125,12 @@ class Census:
         if cases is None:
             self._steps.append(None)
             return None
-        patients = self.patient_of[torch.as_tensor(cases, dtype=torch.long)]
-        self._steps.append(self._shares(patients))
-        return patients
+        heard = [case for case in cases if case not in self._silent]
+        self._steps.append(self._shares(self._patients_of(heard)))
+        return self._patients_of(cases)
+
+    def _patients_of(self, cases: Sequence[int]) -> Tensor:
+        return self.patient_of[torch.tensor([*cases], dtype=torch.long)]
 
     def __len__(self) -> int:
         """Return the number of steps of the round."""
@@ -155,6 +163,11 @@ class Census:
     def everyone(self) -> Contributors:
         """The patients of the site, each with the weight of its cases."""
         return Contributors(self._shares(self.patient_of)[None])
+
+    @property
+    def of_samples(self) -> Contributors:
+        """The patients of the training samples: a case may have none, such as slices without a structure."""
+        return Contributors(self._shares(self.patients_of_samples())[None])
 
     # What methods compute what they send with.
 

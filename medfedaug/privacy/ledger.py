@@ -23,7 +23,7 @@ __all__ = ["LEDGER_FILE", "Entry", "PrivacyLedger", "Release", "by_kind"]
 LEDGER_FILE = "ledger.sqlite"
 """File of the ledger in a site's state folder."""
 
-_SCHEMA = 2
+_SCHEMA = 1
 _TABLES = """
 CREATE TABLE account (identifier TEXT);
 INSERT INTO account VALUES (LOWER(HEX(RANDOMBLOB(16))));

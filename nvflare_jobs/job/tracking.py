@@ -17,6 +17,7 @@ from nvflare.widgets.widget import Widget
 from medfedaug.errors import ConfigError
 from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply
 from medfedaug.nvflare_jobs.job.messages import reply_from_model
+from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.folder import SERVER_TRACKING
 from medfedaug.utils.validation import check_choice, is_number
 
@@ -47,11 +48,24 @@ def add_tracking(recipe: Recipe, tracker: str) -> None:
 
 
 class RoundMetrics(Widget):
-    """Send the numbers in a site's replies to the server as analytics, each with its round."""
+    """Send the numbers in a site's replies to the server as analytics, each with its round.
+
+    A site in a real federation sends none unless its own settings say so (``tracking`` of
+    `medfedaug.privacy.site_settings.SiteSettings`).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sends: bool | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Read a task's result before it is sent."""
         if event_type != EventType.AFTER_TASK_EXECUTION:
+            return
+        if self._sends is None:
+            settings = SiteSettings.load(fl_ctx.get_workspace().get_root_dir())
+            self._sends = settings.tracking or settings.simulation
+        if not self._sends:
             return
         result = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
         for name, value, round_ in tracked(reply_from_model(FLModelUtils.from_shareable(result))):

@@ -113,6 +113,9 @@ def test_the_command_tries_alone_together_and_the_remedy(run, apart, tmp_path):
     for sentence in written["recommendation"]:
         assert " ".join(sentence.split()) in " ".join(out.split())
         assert sentence in page.text
+    # A run keeps the model that can be used again, and a trial of rounds none.
+    assert {path.name for path in (tmp_path / "trial/fedavg").rglob("*.pt")} == {"global_model.pt"}
+    assert not [*(tmp_path / "trial_rounds").rglob("*model.pt")]
     # Asked again, nothing is trained anew.
     (results,) = (tmp_path / "trial/ditto").rglob("results.json")
     before = results.stat().st_mtime_ns

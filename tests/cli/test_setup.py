@@ -201,6 +201,43 @@ def test_what_cannot_be_a_site_is_one_line_and_nothing_is_written(run, tmp_path)
     assert not list(tmp_path.rglob("dataset.json"))
 
 
+def test_files_are_checked_as_a_run_checks_them(run, tmp_path):
+    fill(tmp_path / "A", names=range(4))
+    write_volume(tmp_path / "A/imagesTr/2.nii.gz", np.full((8, 8, 4), np.nan, np.float32))
+    assert_refused(run("init", tmp_path / "A", "--yes"), "imagesTr/2.nii.gz: has NaN or infinite voxels")
+    for site, mode in (("B", "RGB"), ("C", "RGBA")):
+        for name in range(4):
+            for folder in ("images", "masks"):
+                path = tmp_path / "photos" / site / folder / f"{name}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                grey = folder == "masks"
+                pixels = np.random.randint(
+                    0, 2 if grey else 200, (8, 8) if grey else (8, 8, len(mode)), np.uint8
+                )
+                Image.fromarray(pixels).save(path)
+    assert_refused(run("init", tmp_path / "photos", "--yes"), "has transparent pixels")
+    assert not list(tmp_path.rglob("dataset.json"))
+
+
+def assert_refused(result, words):
+    code, _, err = result
+    assert code == 2
+    assert words in " ".join(err.split())
+
+
+def test_folders_of_classes_need_no_list(run, tmp_path):
+    for site in "AB":
+        for name in range(8):
+            path = tmp_path / site / ("benign", "malignant")[name % 2] / f"{name}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.random.randint(0, 200, (8, 8, 3), np.uint8)).save(path)
+    code, out, err = run("init", tmp_path)
+    assert code == 0, err
+    assert "A: classification of benign, malignant, 8 images" in out
+    assert "a folder per class needs no dataset.json: nothing is written" in out
+    assert not list(tmp_path.rglob("dataset.json"))
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [

@@ -21,8 +21,12 @@ def test_statistics_of_a_second_site_join_those_of_the_first(run, phantom_dir, t
     assert load_statistics("statistics.json") == saved
     assert "which also has site_A" in shown
     assert FedRDN("statistics.json").sites == ("site_A", "site_B")
-    # A site that is asked again takes its own place.
-    code, shown, _ = run("statistics", "--data", phantom_dir / "site_A", "--limit", 1)
+    # A site that is asked again takes its own place, where that is meant.
+    code, _, err = run("statistics", "--data", phantom_dir / "site_A", "--limit", 1)
+    assert code == 2
+    assert "statistics.json has site_A already; choose another file with --out, or --overwrite" in err
+    assert load_statistics("statistics.json") == saved
+    code, shown, _ = run("statistics", "--data", phantom_dir / "site_A", "--limit", 1, "--overwrite")
     assert "which also has site_B" in shown
     again = load_statistics("statistics.json")
     assert again["site_B"] == saved["site_B"]

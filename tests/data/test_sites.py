@@ -12,7 +12,8 @@ from benchmark_files import write_volume
 from PIL import Image
 from running import SHARED
 
-from medfedaug.data.sites import check_federation, find_sites, open_site, site_statistics
+from medfedaug.data.federation import check_federation
+from medfedaug.data.sites import find_sites, open_site, site_statistics
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation import SiteTrainer, resolve_data_folder, run_in_process

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError
 from medfedaug.experiments import workers
 from medfedaug.experiments.sweep import run_all
-from medfedaug.experiments.workers import SlurmJobs, find_workers
+from medfedaug.experiments.workers import Processes, SlurmJobs, find_workers
 
 ONE = Execution(threads=1)
 
@@ -40,6 +41,16 @@ def test_a_text_names_the_workers():
         workers_of("dask://head:8786", ["GPU"])
     with pytest.raises(ConfigError, match="are numbers"):
         workers_of("dask://head:8786", ["GPU=two"])
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="needs POSIX signals")
+def test_ctrl_c_reaches_the_sweep_and_not_its_processes(monkeypatch):
+    """The terminal sends it to all; a process that still imports would print a traceback."""
+    monkeypatch.setattr(workers, "_prepare_process", slice)  # takes three arguments, and imports nothing
+    with Processes(1, 2**20).pool() as pool:
+        held = pool.submit(signal.pthread_sigmask, signal.SIG_BLOCK, ()).result()
+    assert signal.SIGINT in held
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_a_missing_package_and_a_missing_cluster_are_named(monkeypatch, office, tmp_path):

@@ -18,7 +18,9 @@ from PIL import Image
 from medfedaug.config.run import RunConfig
 from medfedaug.federation import FederationServer
 from medfedaug.federation.messages.messages import Reply, Request
+from medfedaug.federation.site.entry_patients import EntryPatients
 from medfedaug.methods import parse_methods
+from medfedaug.privacy.census import Census
 
 SIDE = 6
 
@@ -104,8 +106,10 @@ def test_each_bin_of_a_histogram_has_enough_patients(hospital):
     assert len(heights) <= 2 * 4  # of 24 patients in each of four channels there are two groups of bins
 
 
-@pytest.mark.parametrize(("method", "arguments"), [("fedmix", {"group": 10}), ("feddg_ga", {})])
-def test_images_and_losses_leave_in_simulations_only(hospital, method, arguments):
+@pytest.mark.parametrize(
+    ("method", "arguments"), [("fedmix", {"group": 10}), ("feddg_ga", {}), ("fedsr", {}), ("fraug", {})]
+)
+def test_images_losses_and_weights_of_classes_leave_in_simulations_only(hospital, method, arguments):
     prepared, _ = answers(hospital(), job(method, {method: arguments}))
     refused(prepared, f"{method} sends what a site cannot say the patients of, and runs in simulations only")
 
@@ -173,8 +177,6 @@ def test_an_update_of_enough_patients_leaves(hospital, norm):
         ("fedfd_a", "batch"),
         ("bin", "batch"),
         ("selfreg", "group"),
-        ("fedsr", "group"),
-        ("fraug", "batch"),
         ("dac_sc", "batch"),
         ("fedfa,fedfa_h", "group"),
     ],
@@ -186,6 +188,52 @@ def test_a_method_that_can_say_its_patients_runs_at_a_hospital(hospital, methods
     if not prepared.payload:  # otherwise the server's result is missing
         assert reply.error == ""
         assert reply.payload
+
+
+def test_the_number_of_samples_of_few_patients_stays(hospital):
+    """Of 24 patients three have samples, as where only slices with a lesion train."""
+    site, config = hospital(), job()
+    site.start(config, "job")
+    site.answer(Request("prepare", run="0" * 32))
+    census = site.executor._site.trainer.census
+    census._samples = lambda: [5, 5, 5, *[0] * 21]
+    reply = site.answer(Request("prepare", run="0" * 32))
+    refused(reply, "number of samples stays here: 3 patients would be behind it")
+
+
+def test_cases_without_anything_annotated_do_not_count_in_a_step():
+    counted = Census([f"p{n}" for n in range(20)], least=10, silent=range(2, 20))
+    assert counted.step(range(20)).tolist() == [*range(20)]
+    assert counted.of_steps().problem(10).startswith("2 patients would be behind it")
+
+
+def test_a_codebook_that_the_pass_changes_is_no_trained_parameter():
+    """As the embedding of MONAI's `EMAQuantizer`: a parameter without gradients, of the last batch."""
+    network = torch.nn.Module()
+    network.codebook = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
+    network.still = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
+    network.trained = torch.nn.Parameter(torch.zeros(3))
+    counted = Census(range(10), least=10)
+    patients = EntryPatients(counted, network)
+    patients.begin()
+    counted.step(range(10))
+    network.codebook.data.add_(1.0)
+    found = patients.of(network.state_dict())
+    assert found["codebook"] is None
+    assert found["still"].problem(10) == found["trained"].problem(10) == ""
+
+
+def test_a_parameter_that_a_method_trains_by_itself_has_unknown_patients():
+    """With a rate of its own the last step may be all that is left."""
+    counted = Census(range(10), least=10)
+    patients = EntryPatients(counted, torch.nn.Linear(1, 1))
+    patients.begin()
+    counted.step(range(10))
+    own, given = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    patients.optimised([given])
+    found = patients.of({"own": own, "given": given})
+    assert found["own"] is None
+    assert found["given"].problem(10) == ""
 
 
 CARELESS = """

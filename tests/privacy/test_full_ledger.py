@@ -43,5 +43,5 @@ def test_a_file_that_is_no_ledger_is_still_none(ledger):
 def test_a_ledger_of_another_schema_is_refused_with_both(ledger):
     with sqlite3.connect(ledger.path) as connection:
         connection.execute("PRAGMA user_version = 7")
-    with pytest.raises(ConfigError, match="it has schema 7, this version reads schema 2"):
+    with pytest.raises(ConfigError, match="it has schema 7, this version reads schema 1"):
         ledger.entries()

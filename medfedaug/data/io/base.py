@@ -1,6 +1,6 @@
 """`ImageFormat`: suffixes of an image format, and how its files are read and its label maps written.
 
-A format is one file of this package with an object `FORMAT`, listed in `medfedaug.data.io.formats`, or an
+A format is one file of this package with an object `FORMAT`, which `medfedaug.data.io.formats` finds, or an
 object that another package names by its suffixes as entry points of the group ``medfedaug.formats``. All are
 imported for their suffixes, also by commands that decode nothing: each imports the library that reads its
 files where it reads one.

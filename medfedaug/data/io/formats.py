@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterable
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 
-from medfedaug.data.io import dicom, itk, nifti, photographs
+from medfedaug.data.io import dicom
 from medfedaug.data.io.base import FileState, Header, ImageFormat, file_state
 from medfedaug.errors import ConfigError
 from medfedaug.utils import plugins
@@ -141,7 +143,14 @@ def _read_header(path: Path, state: int) -> Header:
     return format_of(path).read_header(path)
 
 
-_BUILT_IN = (dicom.FORMAT, itk.FORMAT, nifti.FORMAT, photographs.FORMAT)
+def _formats(folder: Path, package: str) -> tuple[ImageFormat, ...]:
+    """Return the object `FORMAT` of each file that makes one; other files, which need decoders, stay."""
+    names = [module.name for module in pkgutil.iter_modules([str(folder)])]
+    names = [name for name in names if "\nFORMAT = " in (folder / f"{name}.py").read_text(encoding="utf-8")]
+    return tuple(import_module(f"{package}.{name}").FORMAT for name in sorted(names))
+
+
+_BUILT_IN = _formats(Path(__file__).parent, __name__.rpartition(".")[0])
 _BY_SUFFIX = {suffix: form for form in _BUILT_IN for suffix in form.suffixes}
 _WITHOUT_SUFFIX = dicom.FORMAT
 BUILT_IN_SUFFIXES = tuple(suffix.removeprefix(".") for suffix in _BY_SUFFIX)

@@ -22,6 +22,8 @@ _LOW = 0.4  # of the usual contrast, below which a label map does not fit
 _STEADY = 2.0  # ratio of the usual contrast to its deviation, below which labels do not stand out
 _GAIN = 0.1  # of the usual contrast, by which a flipped label map fits better
 _MOVED = 0.6  # voxels between an outline and the edges in the image
+_STAYS = 0.5  # of a move, below which one side of an outline has not moved
+_LOST = 0.1  # of the usual edge at one side of an outline, lost by a move that the other side asks for
 _WHOLE = 0.95  # share of the image from which a label map covers everything
 _ALIKE = 0.7  # correlation of two moved small pictures from which they are copies
 _CURVE = np.linspace(0.02, 0.98, 25)
@@ -48,6 +50,8 @@ class CaseMeasures:
         flipped: contrast after the label map is flipped along x, y and z, (C, 3); NaN along a short axis.
         edges: mean of -∇²I under the label map, moved by -4 to 4 voxels along x and y, (C, 2, 9), or NaN. It
             is largest where the outline lies on the edges, since Σ ∇L·∇I = -Σ L ∇²I.
+        sides: the same for the lower and the upper side of the outline along the axis of the move,
+            (C, 2, 2, 9): the mean of ∂I along the axis at the lower side, and of its opposite at the upper.
         share: share of the image that is labelled.
         place: centre of the labelled voxels along x, y and z, as a share of the image, (3,).
         curve: quantiles of the image, scaled to [0, 1], (C, Q).
@@ -57,6 +61,7 @@ class CaseMeasures:
     contrast: np.ndarray
     flipped: np.ndarray
     edges: np.ndarray
+    sides: np.ndarray
     share: float
     place: np.ndarray
     curve: np.ndarray
@@ -102,6 +107,7 @@ def measure_case(image: Tensor, label: Tensor) -> CaseMeasures | None:
         contrast=contrast() if ring.any() else np.zeros(len(voxels)),
         flipped=flipped,
         edges=_edges(voxels[around_label], inside, long),
+        sides=_sides(voxels[around_label], inside, long),
         share=float(counts[0].sum() / whole.size),
         place=np.array(centre),
         curve=(curve - curve[:, :1]) / width,
@@ -149,6 +155,27 @@ def _edges(voxels: np.ndarray, inside: np.ndarray, long: Sequence[int]) -> np.nd
     return sums
 
 
+def _sides(voxels: np.ndarray, inside: np.ndarray, long: Sequence[int]) -> np.ndarray:
+    """Compute `CaseMeasures.sides`."""
+    sums = np.full((len(voxels), 2, 2, len(_STEPS)), np.nan)
+    reach = int(_STEPS[-1])
+    for axis in set(long) & {0, 1}:
+        ends = [(1, 1) if other == axis else (0, 0) for other in range(3)]
+        steps = np.diff(np.pad(inside, ends).astype(np.int8), axis=axis)  # between two voxels
+        around = [(reach, reach) if other == axis else (0, 0) for other in range(3)]
+        for channel, image in enumerate(voxels):
+            smooth = gaussian_filter1d(image, 1.0, axis=1 - axis)
+            slope = np.pad(gaussian_filter1d(smooth, 1.0, axis=axis, order=1), around, mode="edge")
+            slope = np.moveaxis(slope, axis, 0)
+            slope = (slope[1:] + slope[:-1]) / 2
+            for side, sign in enumerate((1, -1)):
+                places = np.nonzero(np.moveaxis(steps == sign, axis, 0))
+                for index, step in enumerate(reach - 1 + _STEPS):
+                    at = np.clip(places[0] + step, 0, len(slope) - 1)
+                    sums[channel, axis, side, index] = sign * slope[at, places[1], places[2]].mean()
+    return sums
+
+
 def _curvature(image: np.ndarray) -> np.ndarray:
     """Compute -∇²I of an image that is smoothed, in the plane alone, since slices lie far apart."""
     planes = np.ascontiguousarray(np.moveaxis(image, 2, 0))
@@ -163,9 +190,29 @@ def _along(values: np.ndarray, order: int) -> np.ndarray:
 
 def _offset(case: CaseMeasures, channel: int, axis: int, sign: float) -> float:
     """Return the voxels from the label map to the edges; NaN without a peak."""
-    if axis > 1:
-        return np.nan
-    sums = sign * case.edges[channel, axis]
+    return np.nan if axis > 1 else _peak(sign * case.edges[channel, axis])
+
+
+def _side_stays(
+    cases: Sequence[CaseMeasures], channel: int, axis: int, sign: float, moved: np.ndarray
+) -> np.ndarray:
+    """Return for each case whether a side of its outline lies on an edge that a move would lose.
+
+    A bright organ without a label that touches an outline draws the sum of all edges to its own, and the
+    other side then stays where it is. A side without an edge says nothing.
+    """
+    sides = sign * np.stack([case.sides[channel, axis] for case in cases])
+    here = sides[..., len(_STEPS) // 2]
+    there = [[np.interp(by, _STEPS, sums) for sums in case] for case, by in zip(sides, moved, strict=True)]
+    lost = here - there > _LOST * np.abs(np.nanmedian(here, axis=0))
+    peaks = np.array([[_peak(sums) for sums in case] for case in sides])
+    usual = [np.median(side[np.isfinite(side)]) if np.isfinite(side).any() else np.nan for side in peaks.T]
+    stays = np.abs(peaks - usual) < _STAYS * np.abs(moved)[:, None]
+    return np.asarray((lost & stays).any(axis=1))
+
+
+def _peak(sums: np.ndarray) -> float:
+    """Return the place of the largest sum, between two steps; NaN without one inside of the range."""
     peak = int(np.argmax(sums))
     if not np.isfinite(sums).all() or sums[peak] <= 0 or not 0 < peak < len(sums) - 1:
         return np.nan
@@ -213,7 +260,10 @@ def odd_cases(cases: Sequence[CaseMeasures]) -> Iterator[tuple[int, str, str]]:
             yield int(index), "label", f"the label map fits the image better, flipped along {name}"
         offset = np.array([_offset(case, channel, axis, sign) for case in cases])
         moved = offset - (np.nanmedian(offset) if np.isfinite(offset).any() else 0.0)
-        for index in np.flatnonzero((np.abs(moved) > _MOVED) & (np.abs(_robust_score(offset)) > _FAR)):
+        far = (np.abs(moved) > _MOVED) & (np.abs(_robust_score(offset)) > _FAR)
+        if far.any():
+            far &= ~_side_stays(cases, channel, axis, sign, moved)
+        for index in np.flatnonzero(far):
             text = f"the label map fits the edges better, moved by {moved[index]:+.1f} voxels along {name}"
             yield int(index), "label", text
         place = np.array([case.place[axis] for case in cases])

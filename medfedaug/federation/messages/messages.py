@@ -33,6 +33,9 @@ UNSCORED = "val_note"
 SCORE_EPSILON = "privacy/score_epsilon"
 """The entry of `Reply.metrics` with ε of the validation scores, if the site adds noise to them."""
 
+NUMBER_OF_SAMPLES = "number of samples"
+"""The entry of `Reply.contributors` with the patients behind `Reply.num_samples`."""
+
 FROZEN = "frozen"
 """The prefix of the entries in `Request.once` that no site trains."""
 
@@ -87,7 +90,8 @@ class Reply:
         error: one line, if the request failed; the server then ignores all other fields.
         masks: under secure aggregation, the site's messages to other sites; in an update the masked numbers
             of weights and payload, below `MASKED`.
-        contributors: the patients behind each entry of weights and payload; empty once it leaves the site.
+        contributors: the patients behind each entry of weights and payload, and behind ``num_samples``; empty
+            once it leaves the site.
     """
 
     task: str

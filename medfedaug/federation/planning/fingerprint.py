@@ -19,7 +19,7 @@ from medfedaug.errors import DataError, PrivacyRefused, UpdateRefused
 from medfedaug.federation.job_folder import LEVELS, SPACING
 from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.methods.base import Payload, Shapes, SiteExchange
-from medfedaug.privacy.census import Census
+from medfedaug.privacy.census import Census, Contributors
 from medfedaug.utils.validation import is_number
 
 PLAN = "plan"
@@ -61,7 +61,8 @@ def fingerprint(
         site: the site.
         classes: the federation's classes, background first.
         chosen: the sampled training cases; by default about 50, drawn over the patients.
-        least: the number of patients over which a quantile is the mean of the values about it.
+        least: the number of patients over which a quantile is the mean of the values about it, and the fewest
+            whose foreground is in ``ct``.
 
     Returns:
         ``extent`` (3, 3): the 10 %, 50 % and 90 % quantiles over patients of the volumes' extents along x, y
@@ -71,7 +72,8 @@ def fingerprint(
         that some of these cases do not show in full;
         ``intensity`` (C, 2): the mean over patients of mean and deviation of each channel as stored;
         ``ct`` (C, 4): in each channel named CT, the 0.5 % and 99.5 % quantiles, mean and deviation of the
-        foreground voxels of all patients; 0 for other channels, and without foreground;
+        foreground voxels of all patients; 0 for other channels, and without enough patients who have
+        foreground;
         ``cases`` (1,): the number of training cases.
 
     Raises:
@@ -90,12 +92,16 @@ def fingerprint(
     weights = torch.tensor(weights_by_patient(chosen), dtype=torch.float64)
     annotated = site.annotated("training", in_all=True) if site.partial else classes[1:]
     complete = torch.tensor([name in annotated for name in classes[1:]])
+    voxels = Counter[tuple[str, str]]()
+    for case, sample in zip(chosen, inside, strict=True):
+        voxels[case.owner] += sample.shape[1]
+    few = not Contributors(torch.tensor([[*voxels.values()]])).enough(least)
     return {
         "extent": _quantiles(chosen, sizes * edges.where(edges > 0, 1.0), least).float(),
         "spacing": _quantiles(chosen, edges, least).float(),
         "foreground": torch.tensordot(weights, shares, 1).float().where(complete, _INCOMPLETE),
         "intensity": torch.tensordot(weights, intensities, 1).float(),
-        "ct": _of_foreground(site, torch.cat(inside, dim=1)).float(),
+        "ct": _of_foreground(site, torch.cat(inside, dim=1)[:, : 0 if few else None]).float(),
         "cases": torch.tensor([float(len(site.cases["training"]))]),
     }
 

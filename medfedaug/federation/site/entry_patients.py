@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfedaug.errors import PrivacyRefused
 from medfedaug.federation.messages.messages import Reply
-from medfedaug.methods.base import SitePart
 from medfedaug.privacy.census import Census, Contributors, contributors_of
 
 LARGEST_MOMENTUM = 0.5
@@ -23,15 +22,17 @@ class EntryPatients:
     """Finds the patients behind the tensors that a site is about to send.
 
     - A tensor that the census marked has the patients of its mark.
-    - A trained parameter, of the network or of a method, has those of all steps of the round.
+    - A parameter that the run's optimiser trains has those of all steps of the round, and so has one that a
+      method says to train alike (``trained`` of its context). Of a method's other parameters nobody knows how
+      earlier steps fade, or whether they are of one class.
     - The running statistics of a batch norm have those of a running average over the steps.
-    - A buffer that has not changed since the round began is about nobody.
+    - A buffer, or a parameter without gradients, that has not changed since the round began is about nobody.
 
     For any other tensor nobody can answer.
     """
 
-    def __init__(self, census: Census, network: nn.Module, parts: Mapping[str, SitePart]) -> None:
-        self.census, self.network, self.parts = census, network, parts
+    def __init__(self, census: Census, network: nn.Module) -> None:
+        self.census, self.network = census, network
         self._trained: dict[int, Tensor] = {}  # given to the optimisers of methods
         self._before: dict[str, Tensor] = {}
         self.by_age: Callable[[int], list[float] | None] = lambda steps: None
@@ -46,7 +47,7 @@ class EntryPatients:
     def begin(self) -> None:
         """Begin a round: the network has the received model."""
         self.census.begin()
-        self._before = {name: buffer.clone() for name, buffer in self.network.named_buffers()}
+        self._before = {name: value.detach().clone() for name, value in self._untrained()}
 
     def note(self, reply: Reply) -> None:
         """Note the patients behind a reply's payload, and take the marks off the tensors."""
@@ -57,19 +58,24 @@ class EntryPatients:
         """Return the patients behind tensors; ``None`` where nobody can answer."""
         steps = self.census.of_steps(self.by_age(len(self.census)))
         places = dict[int, Contributors | None]()
-        for name, buffer in self.network.named_buffers():
-            same = name in self._before and torch.equal(self._before[name], buffer)
-            places[_place(buffer)] = _NOBODY if same else None
+        for parameter in self.network.parameters():
+            places[_place(parameter)] = steps
+        for name, value in self._untrained():
+            same = name in self._before and torch.equal(self._before[name], value)
+            places[_place(value)] = _NOBODY if same else None
+        places.update(dict.fromkeys(self._trained, steps))
         for norm, module in self.network.named_modules():
             if isinstance(module, _BatchNorm) and module.running_mean is not None:
                 contributors = self._of_norm(norm, module)
                 for statistic in (module.running_mean, module.running_var):
                     assert statistic is not None
                     places[_place(statistic)] = places[_place(statistic)] or contributors
-        parameters = (*self.network.parameters(), *self._trained.values())
-        for parameter in (*parameters, *(p for part in self.parts.values() for p in _parameters(part))):
-            places[_place(parameter)] = steps
         return {key: contributors_of(value) or places.get(_place(value)) for key, value in tensors.items()}
+
+    def _untrained(self) -> list[tuple[str, Tensor]]:
+        """Return what no optimiser changes: buffers, and parameters without gradients, as of a codebook."""
+        still = [(name, p) for name, p in self.network.named_parameters() if not p.requires_grad]
+        return [*self.network.named_buffers(), *still]
 
     def _of_norm(self, name: str, norm: _BatchNorm) -> Contributors | None:
         count = f"{name}.num_batches_tracked" if name else "num_batches_tracked"
@@ -129,18 +135,3 @@ def strange_momentum(network: nn.Module) -> str:
 
 def _place(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _parameters(thing: SitePart) -> Iterator[Tensor]:
-    """Yield the parameters that a method holds as attributes, in modules, dictionaries or lists."""
-    for value in vars(thing).values():
-        inner = value.values() if isinstance(value, Mapping) else value if _is_list(value) else (value,)
-        for item in inner:
-            if isinstance(item, nn.Module):
-                yield from item.parameters()
-            elif isinstance(item, nn.Parameter):
-                yield item
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, (list, tuple))

@@ -13,6 +13,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, DataError, JobRefused, MedFedAugError, PrivacyRefused
 from medfedaug.federation.messages.messages import (
+    NUMBER_OF_SAMPLES,
     Reply,
     Request,
     num_bytes,
@@ -239,7 +240,8 @@ class GuardedGate(Gate):
 
     def count(self, reply: Reply) -> None:
         """Refuse an entry with too few patients behind it, or with patients whom nobody can name."""
-        entries = {key: reply.contributors.get(key) for key in (*reply.weights, *reply.payload)}
+        keys = [*reply.weights, *reply.payload, *([NUMBER_OF_SAMPLES] if reply.num_samples else [])]
+        entries = {key: reply.contributors.get(key) for key in keys}
         check_contributors(self.site, entries, self.min_patients)
 
     def outgoing(self, reply: Reply, trainer: SiteTrainer) -> Reply:

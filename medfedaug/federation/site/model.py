@@ -27,6 +27,7 @@ from medfedaug.federation.site.samples import SiteSamples
 from medfedaug.federation.site.script_components import ScriptComponents, ScriptSamples, script_scores
 from medfedaug.federation.site.state import LocalState
 from medfedaug.methods.base import Payload, SiteContext, SitePart
+from medfedaug.methods.compatibility import methods_with
 from medfedaug.models.compilation import compile_calls
 from medfedaug.models.memory_format import lay_out
 from medfedaug.models.modes import evaluating
@@ -126,11 +127,15 @@ class SiteModel:
         if self.samples is not None:  # rebuilt after an error: prepared images are still valid
             samples.take_prepared(self.samples)
         self.samples = samples
-        owners = [case.owner for case in self.folder.cases["training"]]
+        training = self.folder.cases["training"]
+        learns = bool(methods_with(composition.methods, "unlabelled_images"))
         self.census = Census(
-            owners, lambda: [len(of_case) for of_case in samples.by_case()], self.min_patients
+            [case.owner for case in training],
+            lambda: [len(of_case) for of_case in samples.by_case()],
+            self.min_patients,
+            silent=[] if learns else [i for i, case in enumerate(training) if case.annotated == ()],
         )
-        self.entry_patients = EntryPatients(self.census, self.network, self.parts)
+        self.entry_patients = EntryPatients(self.census, self.network)
         context = self._context(samples)
         self.parts.update({method.name: method.at_site(context) for method in composition.methods})
         if self.config.precision == "bfloat16":
@@ -179,6 +184,7 @@ class SiteModel:
             optimiser=lambda parameters: composition.definition.optimiser(
                 self.entry_patients.optimised(parameters), learning_rate(config, self.round)
             ),
+            trained=self.entry_patients.optimised,
             round=lambda: self.round,
             rounds=config.rounds,
         )

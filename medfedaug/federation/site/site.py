@@ -15,6 +15,7 @@ from medfedaug.federation.messages.messages import (
     FINGERPRINT,
     MASK_TASKS,
     MASKED,
+    NUMBER_OF_SAMPLES,
     PREPARE,
     TASKS,
     TEST,
@@ -165,6 +166,7 @@ class Site:
         if request.task == FINGERPRINT:
             reply.payload = site_fingerprint(trainer)
             trainer.entry_patients.note(reply)
+            reply.contributors[NUMBER_OF_SAMPLES] = trainer.census.everyone
             reply.num_samples = len(trainer.folder.cases["training"]) if reply.payload else 0
         elif request.task == PREPARE:
             reply = trainer.prepare()

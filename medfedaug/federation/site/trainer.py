@@ -23,6 +23,7 @@ from medfedaug.federation.job_folder import SPACING
 from medfedaug.federation.messages.initial_weights import INITIAL
 from medfedaug.federation.messages.messages import (
     FROZEN,
+    NUMBER_OF_SAMPLES,
     PREPARE,
     TEST,
     TRAIN,
@@ -48,6 +49,7 @@ from medfedaug.models.memory_format import lay_out
 from medfedaug.models.precision import bfloat16_speedup, run_in_bfloat16
 from medfedaug.models.supervision import DeepSupervision
 from medfedaug.privacy import PrivacyLedger, PrivacyPolicy, job_hash
+from medfedaug.privacy.census import Contributors
 from medfedaug.sampling.prefetch import on_device
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.utils.validation import check_choice, check_keys
@@ -215,7 +217,9 @@ class SiteTrainer(SiteModel):
             self.memory.sent = reply.payload
             if self.saves_each_round:
                 self.save()
-        reply.num_samples = self.training.count(self._samples) if self.trains else 0
+        if self.trains:
+            reply.num_samples = self.training.count(self._samples)
+            reply.contributors[NUMBER_OF_SAMPLES] = self._of_samples()
         reply.metrics = {
             "cases": {split: len(cases) for split, cases in self.folder.cases.items()},
             "input": self._samples.summary(statistics=self.trains and self.shows_statistics),
@@ -350,8 +354,15 @@ class SiteTrainer(SiteModel):
             payload={key: portable(value, _CPU) for key, value in collected.items()},
             num_samples=self.training.count(self._samples),
             metrics=dict(self.last_metrics),
-            contributors=self.entry_patients.of({**sent, **collected}),
+            contributors={
+                **self.entry_patients.of({**sent, **collected}),
+                NUMBER_OF_SAMPLES: self._of_samples(),
+            },
         )
+
+    def _of_samples(self) -> Contributors:
+        by_case = self.training.private or isinstance(self.training, LoopTraining)
+        return self.census.everyone if by_case else self.census.of_samples
 
     def own_dataset(self, seed: int) -> Dataset[Any]:
         """Return the site's training samples, transformed and augmented with random draws from ``seed``."""

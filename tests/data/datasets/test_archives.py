@@ -21,7 +21,7 @@ from scipy.io import savemat
 
 from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.datasets import archives
-from medfedaug.data.sites import check_federation
+from medfedaug.data.federation import check_federation
 from medfedaug.data.splits import deal_by_dirichlet
 from medfedaug.errors import ConfigError, DataError
 

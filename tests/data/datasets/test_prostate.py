@@ -7,7 +7,7 @@ import pytest
 from benchmark_files import PROSTATE, counts, write_lgg, write_prostate, write_retina
 
 from medfedaug.data.benchmarks import open_benchmark
-from medfedaug.data.sites import check_federation
+from medfedaug.data.federation import check_federation
 from medfedaug.errors import DataError
 
 

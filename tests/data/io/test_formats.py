@@ -138,6 +138,16 @@ class Renamed(ImageFormat):
         return formats.format_of(Path("x.png")).read_volume(path)
 
 
+def test_a_file_with_a_format_is_in_the_list(tmp_path, monkeypatch):
+    (tmp_path / "added").mkdir()
+    (tmp_path / "added/mine.py").write_text("made = 'a format'\nFORMAT = made\n")
+    (tmp_path / "added/helper.py").write_text("raise RuntimeError('not to be imported')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert formats._formats(tmp_path / "added", "added") == ("a format",)
+    known = " ".join(form.title for form in formats._BUILT_IN)
+    assert [word in known for word in ("NIfTI", "NRRD", "PNG", "DICOM")] == [True] * 4
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [(print, "is no medfedaug.data.io.base.ImageFormat"), (Renamed(), "its suffixes are .*, without .npz")],

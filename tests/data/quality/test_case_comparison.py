@@ -12,7 +12,7 @@ import torch
 from scipy import ndimage
 
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.quality.case_comparison import near_copies, small_picture
+from medfedaug.data.quality.case_comparison import measure_case, near_copies, odd_cases, small_picture
 from medfedaug.data.quality.inspection import inspect_sites
 
 
@@ -71,6 +71,29 @@ def test_one_damaged_case_among_many_is_named(site, key, function, kind, words):
     name = row["image"].split("/")[-1].removesuffix(".nii.gz")
     assert any(odd.kind == kind and words in odd.reason for odd in odd_ones), odd_ones
     assert {odd.case for odd in odd_ones} == {name}
+
+
+def organ(seed: int, neighbour: float = 0.0, roll: int = 0):
+    """Measures of a labelled organ in a body; a brighter structure without a label may touch it."""
+    rng = np.random.default_rng(seed)
+    x, y, z = np.meshgrid(*map(np.arange, (72, 72, 8)), indexing="ij")
+    middle, wide = 36 + rng.normal(0, 2, 2), np.array([9, 11]) + rng.normal(0, 0.7, 2)
+    inside = ((x - middle[0]) / wide[0]) ** 2 + ((y - middle[1]) / wide[1]) ** 2 + ((z - 3.5) / 5) ** 2 < 1
+    touches = (np.abs(x - middle[0] - wide[0] - 3) < 5) & (np.abs(y - middle[1]) < 1.2 * wide[1]) & ~inside
+    body = ((x - 36) / 32) ** 2 + ((y - 36) / 30) ** 2 < 1
+    image = ndimage.gaussian_filter(0.4 * body + 0.5 * inside + neighbour * touches, (0.7, 0.7, 0))
+    image += rng.normal(0, 0.04, image.shape)
+    labels = np.roll(inside, roll, axis=0)
+    return measure_case(torch.tensor(image[None]).float(), torch.tensor(labels[None]).long())
+
+
+@pytest.mark.parametrize(
+    ("changed", "moved"),
+    [({"neighbour": 1.5}, []), ({"roll": -1}, [3]), ({"roll": -1, "neighbour": 0.5}, [3])],
+)
+def test_a_label_map_is_moved_if_its_edges_are_and_not_those_of_an_organ_that_touches_it(changed, moved):
+    cases = [organ(seed, **(changed if seed == 3 else {})) for seed in range(14)]
+    assert [index for index, _, reason in odd_cases(cases) if "moved by" in reason] == moved
 
 
 def test_label_maps_that_two_patients_exchanged_are_named(site):

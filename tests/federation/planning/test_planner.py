@@ -128,6 +128,18 @@ def test_a_plan_of_two_protocols_is_of_a_volume_that_patients_have(modality, cas
     assert f"resampling of {expected}" not in why
 
 
+def test_intensities_of_a_structure_that_few_patients_have_stay(tmp_path):
+    """The quantiles of CT are of the voxels of those who have the structure."""
+    site = write_volumes(tmp_path / "site", (16, 16, 16), (1.0, 1.0, 1.0), "CT", 4)
+    folder = VolumeFolder.open(site)
+    classes = ("background", "lesion")
+    shown = fingerprint(folder, classes, least=1)["ct"]
+    assert shown.any()
+    several = len(folder.cases["training"])
+    assert fingerprint(folder, classes, least=several)["ct"].tolist() == shown.tolist()
+    assert not fingerprint(folder, classes, least=several + 1)["ct"].any()
+
+
 def test_extent_and_edges_are_of_the_same_cases(tmp_path):
     """Three thick and three thin volumes of one site: its median extent is that of a patient."""
     sizes, edges = zip(*TWO_PROTOCOLS["MR"].values(), strict=True)

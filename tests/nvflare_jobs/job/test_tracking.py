@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
+from nvflare.apis.event_type import EventType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from tracked import from_mlflow, from_results
 
 from medfedaug.errors import ConfigError
 from medfedaug.federation.messages.messages import Reply
 from medfedaug.nvflare_jobs import MedFedAugRecipe
 from medfedaug.nvflare_jobs.job import tracking as module
+from medfedaug.nvflare_jobs.job.messages import reply_to_model
 from medfedaug.nvflare_jobs.job.tracking import tracked
 from medfedaug.simulate import simulate
 
@@ -36,6 +40,20 @@ def test_a_score_that_comes_with_an_update_belongs_to_the_round_before():
     assert tracked(Reply("test", 2, metrics={"dice": 0.7})) == [("test_dice", 0.7, 2)]
     assert tracked(Reply("train", 1, metrics={"train_loss": math.nan})) == []
     assert tracked(Reply("prepare", metrics={"cases": 3})) == []
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_sites_own_settings_say_whether_its_scores_become_events(allowed, tmp_path, monkeypatch):
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local/medfedaug.json").write_text(json.dumps({"tracking": allowed}))
+    result = FLModelUtils.to_shareable(reply_to_model(Reply("train", 2, metrics={"val_dice": 0.5})))
+    context = SimpleNamespace(
+        get_workspace=lambda: SimpleNamespace(get_root_dir=lambda: str(tmp_path)), get_prop=lambda key: result
+    )
+    sent = []
+    monkeypatch.setattr(module, "send_analytic_dxo", lambda *given: sent.append(given))
+    module.RoundMetrics().handle_event(EventType.AFTER_TASK_EXECUTION, context)
+    assert bool(sent) == allowed
 
 
 def test_a_job_names_the_trackers_receiver_only_where_it_is_asked_for(tmp_path, tiny_config):
