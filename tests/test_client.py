@@ -431,7 +431,7 @@ def package(tmp_path, monkeypatch, script) -> Path:
     sys.modules.pop("lesion_loops", None)
 
 
-def test_a_loop_of_a_package_runs_where_package_and_loop_are_allowed(scripted, package, data, tmp_path):
+def test_a_loop_of_a_package_runs_where_package_and_loop_are_allowed(scripted, package, data):
     config = configured("fedrdn", "lesion_loop")
     request = FederationServer(config).prepare()
     site = scripted(TORCH, config, **ALLOWED, jobs={**RULES, "loops": ["lesion_loop"]})

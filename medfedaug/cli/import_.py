@@ -167,7 +167,7 @@ def _print_folder(out: Path, state: Path, settings: ImportSettings) -> None:
         return
     studies = StudyList(state)
     if len(units := studies.units()) > 1 and len(settings.channels) < 2:
-        counts = ", ".join(f"{count} in {unit}" for unit, count in units.most_common())
+        counts = ", ".join(f"{count} in {unit}" for unit, count in sorted(units.items()))
         say(f"images in several units ({counts}): their intensities do not compare", "yellow", err=True)
     if settings.outlined:
         _print_classes(settings, content, studies)

@@ -203,7 +203,7 @@ def test_cases_of_one_file_name_are_named_by_their_folders(make_site):
     assert [case.name for split in site.cases.values() for case in split] == ["0/flair", "1/flair", "2/flair"]
 
 
-def test_an_empty_site_is_none(make_site, tmp_path, monkeypatch):
+def test_an_empty_site_is_none(make_site, tmp_path):
     make_site("A")
     (tmp_path / "data/Basel").mkdir()
     assert [site.name for site in find_sites(tmp_path / "data")] == ["A"]

@@ -71,7 +71,7 @@ def test_millimetres_and_pixels_have_no_common_mean(
     assert metrics["dice"]["mean"] == 0.5
 
 
-def test_some_sites_may_be_chosen_and_a_wrong_one_is_named(three_sites, tiny_config, tmp_path, make_site):
+def test_some_sites_may_be_chosen_and_a_wrong_one_is_named(three_sites, tiny_config, tmp_path):
     table = in_turn(three_sites, tmp_path / "out", tiny_config("fedbn", rounds=1), sites=["C"], **OPTIONS)
     assert table["unseen"] == {"C": None}  # its norm layers are nobody's
     assert table["mean"] is None

@@ -101,7 +101,7 @@ def test_a_wrong_file_is_one_line(tmp_path, text, message):
     assert "\n" not in str(error.value)
 
 
-def test_what_cannot_be_searched_is_refused_before_a_run(office, tmp_path, monkeypatch):
+def test_what_cannot_be_searched_is_refused_before_a_run(office, tmp_path):
     pytest.importorskip("optuna")
     for choices, given, message in (
         ({"fedfa.prob": [0.1, 0.2]}, {"methods": ["fedavg"]}, None),

@@ -26,7 +26,7 @@ def workers_of(where, each=(), folder=Path()):
     return find_workers(where, folder, memory=2**20, each=each)
 
 
-def test_a_text_names_the_workers(tmp_path):
+def test_a_text_names_the_workers():
     pytest.importorskip("distributed")
     assert workers_of("1").alone
     assert workers_of("local:3").number == workers_of("3").number == 3

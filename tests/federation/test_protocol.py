@@ -417,7 +417,7 @@ def test_configuration_round_trip_and_faults():
         Composition(RunConfig(methods=({"name": "fedfa", "args": {"prob": 3}},)))
 
 
-def test_metrics_that_no_json_could_hold_are_dropped(tiny_config):
+def test_metrics_that_no_json_could_hold_are_dropped():
     from medfedaug.federation.server.reply_checks import clean_metrics
 
     deep: dict = {}

@@ -32,7 +32,7 @@ def test_the_server_moves_along_a_velocity(federate, momentum, rate, weighting):
         assert_same(run.models[round_], model)
 
 
-def test_only_one_method_makes_the_global_model(tiny_config):
+def test_only_one_method_makes_the_global_model():
     with pytest.raises(ConfigError, match=r"momentum must be below 1, got 1\.5"):
         build_methods([{"name": "fedavgm", "args": {"momentum": 1.5}}])
     network = nn.Linear(2, 1)

@@ -221,7 +221,7 @@ def test_the_contrast_has_a_derivative():
     assert torch.autograd.gradcheck(lambda x: F.class_contrast(x, kinds, 0.3), h)
 
 
-def test_draws_do_not_depend_on_the_device_of_the_bank(monkeypatch):
+def test_draws_do_not_depend_on_the_device_of_the_bank():
     site = FedDG(counterparts=2).at_site(SiteContext("A", torch.nn.Conv2d(1, 1, 1)))
     site.apply({f"amplitudes/{name}": torch.rand(4, 1, 1, 1) for name in "ABCD"})
     assert len(site.others) == 3

@@ -176,7 +176,7 @@ def test_the_selected_payload_survives_a_restart_of_the_server(tiny_config, phan
     assert all(torch.equal(request.payload[key], value) for key, value in expected.payload.items())
 
 
-def test_methods_whose_loss_runs_the_network_again_come_last(tiny_config, phantom_dir):
+def test_methods_whose_loss_runs_the_network_again_come_last():
     methods = build_methods([{"name": "fedfd_a"}, {"name": "fedfa_h"}, {"name": "fedfa"}])
     assert [method.name for method in methods] == ["fedfa_h", "fedfa", "fedfd_a"]
 

@@ -138,7 +138,7 @@ def test_through_nvflare_a_job_waits_for_its_approval(
     assert "waits until it is approved here" in (tmp_path / LOG_FILE).read_text()
 
 
-def test_simulations_are_free(phantom_dir, tmp_path):
+def test_simulations_are_free(tmp_path):
     workspace = tmp_path / "workspace"
     simulator._write_site_settings(workspace)
     assert SiteSettings.load(workspace, {}).simulation

@@ -87,7 +87,7 @@ def test_statistics_and_grey_images(make_photos):
     assert found.num_channels == 3
 
 
-def test_faults(make_photos, make_site, tmp_path):
+def test_faults(make_photos, make_site):
     folder = make_photos("A", per_class=5)
     site = open_site(folder)
     site.cases["training"][0].image.write_bytes(b"nothing")

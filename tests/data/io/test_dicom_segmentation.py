@@ -111,7 +111,7 @@ def test_a_series_has_a_segmentation_that_lies_on_it(run, model, voxels, tmp_pat
     assert (out / "previews/knee.png").exists()
 
 
-def test_a_series_without_anything_found_has_a_segmentation_too(run, phantom_dir, model, voxels, tmp_path):
+def test_a_series_without_anything_found_has_a_segmentation_too(run, model, voxels, tmp_path):
     import torch
 
     empty = tmp_path / "run"

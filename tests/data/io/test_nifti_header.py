@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from running import TINY_OPTIONS
 
-OPTIONS = ("--methods", "fedavg", "--rounds", 1, "--engine", "inprocess", "--no-report")
+OPTIONS = ("--methods", "fedavg", "--rounds", 1, "--limit", 1, "--engine", "inprocess", "--no-report")
 NETWORK = TINY_OPTIONS
 
 

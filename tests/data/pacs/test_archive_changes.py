@@ -59,7 +59,7 @@ class Archive:
         requests.delete(f"{self.orthanc.url}/instances/{instance['ID']}", timeout=60).raise_for_status()
 
 
-@pytest.fixture(params=["folder", "web", "dimse"])
+@pytest.fixture(params=["folder", "web", pytest.param("dimse", marks=pytest.mark.slow)])
 def archive(request, tmp_path):
     orthanc = None if request.param == "folder" else request.getfixturevalue("orthanc")
     return Archive(request.param, orthanc, tmp_path)
@@ -289,11 +289,11 @@ def test_what_an_import_writes_is_its_owners_alone(run, folder, tmp_path):
 
 def test_a_site_too_small_for_scores_is_told(run, folder, tmp_path):
     site = Site(run, tmp_path, folder.source)
-    names = [f"P{n}" for n in range(18)]
+    names = [f"P{n}" for n in range(5)]
     for name in names:
         files = write_image(tmp_path / f"made/{name}", name)
         folder.send(tmp_path / f"made/{name}")
         folder.send(write_outline(tmp_path / f"made/{name}.dcm", files, {"Tumour": FIRST}, "20200101"))
     output = site.load(names, *SEG)
-    assert "patients: 10 training, 4 validation, 4 test" in output
-    assert "fewer than 10 patients in validation, test: with the default policy" in output
+    assert "patients: 3 training, 1 validation, 1 test" in output
+    assert "fewer than 10 patients in training, validation, test: with the default policy" in output

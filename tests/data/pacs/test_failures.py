@@ -297,7 +297,7 @@ def test_a_killed_import_goes_on_without_loss(run, proxy, studies, tmp_path, obj
     assert_whole(tmp_path, studies)
 
 
-def test_a_dimse_archive_that_goes_down_after_the_choice_is_given_up(run, tmp_path):
+def test_a_dimse_archive_that_goes_down_after_the_choice_is_given_up(tmp_path):
     for n in range(COUNT):
         write_slices(tmp_path / f"in/{n}", volume(n), change=sets(PatientID=f"{SECRET}-{n}"))
     out, state = tmp_path / "out/site_A", tmp_path / "out/site_A.state"

@@ -353,7 +353,7 @@ def test_a_series_in_colour_has_its_colours_as_channels(run, tmp_path):
 
 
 @pytest.mark.parametrize(("kept", "output"), [(200, "cannot be"), (0.9, "its pixels are .* bytes, and")])
-def test_a_volume_without_its_last_slice_is_refused(run, tmp_path, kept, output):
+def test_a_volume_without_its_last_slice_is_refused(tmp_path, kept, output):
     """The object is cut in its header, or in its pixels: no gap tells that a slice is missing at the end."""
     files = write_slices(tmp_path / "in", VOXELS, change=patient("P"))
     last = max(files, key=lambda file: pydicom.dcmread(file).InstanceNumber)

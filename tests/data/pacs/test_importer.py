@@ -80,27 +80,6 @@ def test_voxels_of_another_patient_do_not_fill_up_short_pixels(run, tmp_path):
     np.testing.assert_array_equal(values_of(out), np.abs(VOXELS) + 5000)
 
 
-def test_a_table_of_values_is_applied_and_inverted_images_are_named(run, tmp_path):
-    def change(header, k):
-        identity(header, k)
-        table = pydicom.Dataset()
-        table.LUTDescriptor, table.ModalityLUTType = [2000, -1000, 16], "US"
-        table.LUTData = (2 * np.arange(2000)).astype("<u2").tobytes()
-        header.ModalityLUTSequence = [table]
-        del header.RescaleSlope, header.RescaleIntercept
-
-    def invert(header, k):
-        identity(header, k)
-        header.PhotometricInterpretation, header.Modality = "MONOCHROME1", "MR"
-
-    for name, changed, expected in (("table", change, 2 * (VOXELS + 1000)), ("white", invert, -1 - VOXELS)):
-        write_slices(tmp_path / name / "in", VOXELS, change=changed)
-        code, output, out = imported(run, ("--folder", tmp_path / name / "in"), tmp_path / name)
-        assert code == 0, output
-        np.testing.assert_array_equal(values_of(out), expected)
-        assert ("MONOCHROME1" in output) == (name == "white")
-
-
 def read_listing(out):
     return json.loads((out / "dataset.json").read_text())
 

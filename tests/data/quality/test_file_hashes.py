@@ -110,7 +110,7 @@ SINCE_IT_WAS_MADE = [
 ]
 
 
-def test_a_finished_run_is_the_run_of_its_files_and_no_others(interrupted, tmp_path, tiny_config):
+def test_a_finished_run_is_the_run_of_its_files_and_no_others(interrupted, tmp_path):
     results, path = interrupted(), tmp_path / "out/results.json"
     before = path.read_bytes()
     for file in (tmp_path / "data").rglob("*.nii.gz"):

@@ -199,7 +199,7 @@ def test_photographs_and_one_site_alone(run, make_photos, tmp_path):
     assert "Nothing to compare" in (tmp_path / "p.html").read_text()
 
 
-def test_a_constant_channel_is_odd(make_site, tmp_path):
+def test_a_constant_channel_is_odd(make_site):
     folder = make_site("A", channels=2)
     for path in (folder / "images").iterdir():
         voxels = np.asarray(nib.load(path).dataobj).copy()

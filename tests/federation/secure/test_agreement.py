@@ -254,7 +254,7 @@ def test_a_server_cannot_choose_a_few_sites_of_many(serve, oracle):
     check_alive(server, oracle)
 
 
-def test_sites_count_those_that_they_have_met_where_nobody_told_them(serve, oracle, run, tmp_path):
+def test_sites_count_those_that_they_have_met_where_nobody_told_them(serve, oracle):
     server = serve(SITES)
     check_alive(server, oracle)  # all six have met
     server.crash(*SITES)

@@ -389,7 +389,7 @@ def test_what_needs_the_values_of_single_sites_is_refused_with_the_reason(
         federation(methods, **changes)
 
 
-def test_a_job_under_masks_is_no_other_job(federation, tmp_path):
+def test_a_job_under_masks_is_no_other_job(federation):
     """A site never sends its numbers as they are because the server leaves out what belongs to masks."""
     plain = federation(secure=False)
     assert isinstance(plain, FederationServer)
