@@ -114,7 +114,7 @@ def test_site_config_takes_a_description_and_takes_it_back(run, hospitals, tmp_p
 
 
 def test_a_job_carries_it_and_the_ledger_names_it(hospitals):
-    """A site that says nothing gives its counts, and one with fewer patients than its rule asks for nothing."""
+    """A site that says nothing gives its counts, and one with too few patients nothing."""
     rules = {"min_images": 3}
     sites = hospitals(site_A={**rules, "description": OWN}, site_B=rules, site_C={"min_images": 7})
     config = RunConfig.from_dict(
