@@ -106,7 +106,8 @@ def test_the_service_is_one_that_systemd_can_read(tmp_path):
         pytest.skip("systemd is not installed")
     unit = (DEPLOY / "medfedaug@.service").read_text()
     # Paths of the page, which this machine does not have.
-    unit = unit.replace("/opt/medfedaug/bin/start-kit", str(DEPLOY / "start-kit"))
+    script = shutil.copy(DEPLOY / "start-kit", tmp_path)
+    unit = unit.replace("/opt/medfedaug/bin/start-kit", str(script))
     path = tmp_path / "medfedaug@.service"
     path.write_text(unit)
     done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True)

@@ -377,7 +377,7 @@ def own_python(tmp_path, monkeypatch) -> None:
     """Put the tests' own Python first on the PATH, as the scripts of a kit find it."""
     program = tmp_path / "python/python3"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
 
