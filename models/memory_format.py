@@ -24,7 +24,7 @@ FASTER_LAST: dict[tuple[str, str, int], bool] = {  # the time channels last, div
     ("cpu", "instance", 3): False,  # 1.00
     ("cpu", "group", 3): False,  # 1.07
 }
-"""Whether channels last is faster by 3 % or more, by type of device, norm and spatial dimensions.
+"""Gain of 3 % or more by channels last, by type of device, norm and spatial dimensions.
 
 ``python benchmarks/layouts.py`` measures it, and ``docs/benchmarks.md`` has the numbers.
 """

@@ -16,7 +16,7 @@ OPEN_PROMISE = (
     "whoever chooses the weights of a job can reconstruct images of yours from what it sends; approve a job "
     "only if you trust them"
 )
-"""What holds at a site without an account of ε (promise B of ``docs/privacy.md``)."""
+"""The sentence about a site without an account of ε (promise B of ``docs/privacy.md``)."""
 
 _NOISE = {"noise_multiplier": 8.0, "sgd_noise_multiplier": 1.0, "score_noise_multiplier": 8.0}
 """The multipliers of a policy that names epsilon and none of them."""

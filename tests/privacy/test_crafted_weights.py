@@ -1,4 +1,4 @@
-"""What promise A leaves open and promise B closes: images in an update, for whoever chooses the weights."""
+"""Images in an update, for whoever chooses the weights: promise A leaves them open, promise B closes them."""
 
 from __future__ import annotations
 

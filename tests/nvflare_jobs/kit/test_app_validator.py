@@ -156,7 +156,7 @@ CONVERTER = "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent"
 
 
 def refusal(folder: Path, component: dict) -> str:
-    """What the validator says of a job with a component at its sites."""
+    """Return the validator's answer to a job with a component at its sites."""
     (folder / "config").mkdir(exist_ok=True)
     content = {"format_version": 2, "executors": [], "components": [{"id": "one", **component}]}
     (folder / "config/config_fed_client.json").write_text(json.dumps(content))

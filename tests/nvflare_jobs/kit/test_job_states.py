@@ -8,27 +8,11 @@ import time
 
 import pytest
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
-from rehearsed_hospitals import HOSPITALS, SERVER
 
 from medfedaug.config.run import RunConfig
 from medfedaug.nvflare_jobs.kit import kit_process, kit_start
 from medfedaug.nvflare_jobs.kit.job_states import job_standings
-from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.privacy.job_log import Origin
-
-
-@pytest.fixture
-def kit(kits):
-    found = open_kit(kits / HOSPITALS[0])
-    found.write(found.plan(forbid=True))
-    return found
-
-
-@pytest.fixture
-def server(kits):
-    found = open_kit(kits / SERVER)
-    found.write(found.plan(forbid=True))
-    return found
 
 
 def stored(server, job, status, *, name="brain", submitted=1.0, days=0.0):

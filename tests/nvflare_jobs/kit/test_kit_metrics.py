@@ -15,9 +15,8 @@ from types import SimpleNamespace
 import pytest
 from nvflare.fuel.f3.cellnet.defs import ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
-from rehearsed_hospitals import HOSPITALS, SERVER
+from rehearsed_hospitals import HOSPITALS
 
-from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.nvflare_jobs.kit.kit_metrics import Sample, exposition, kit_metrics
 from medfedaug.nvflare_jobs.kit.kit_process import (
     ProcessRecord,
@@ -28,20 +27,6 @@ from medfedaug.nvflare_jobs.kit.kit_status import KitStatus
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy/prometheus"
 SITE = HOSPITALS[0]
-
-
-@pytest.fixture
-def kit(kits):
-    found = open_kit(kits / SITE)
-    found.write(found.plan(forbid=True))
-    return found
-
-
-@pytest.fixture
-def server(kits):
-    found = open_kit(kits / SERVER)
-    found.write(found.plan(forbid=True))
-    return found
 
 
 def promtool(*arguments, text=None):
