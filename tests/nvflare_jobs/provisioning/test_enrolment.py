@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import typer
 
-from medfedaug.cli.enrol import enrol
+from medfedaug.cli import enrol
 from medfedaug.nvflare_jobs.kit.startup import check_startup
 from medfedaug.nvflare_jobs.provisioning.enrolment import read_request
 
@@ -262,7 +261,7 @@ def test_a_person_at_a_terminal_compares(places, basel, run, monkeypatch, agrees
             raise typer.Abort
 
     terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr(sys.modules[enrol.registered_commands[0].callback.__module__], "sys", terminal)
+    monkeypatch.setattr(enrol, "sys", terminal)
     monkeypatch.setattr(typer, "confirm", confirm)
     code, _, _ = run("enrol", "sign", request, "--project", project, "--another-key")
     assert questions == [("Does the other side read the same on the telephone?", True)]
