@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import UNEVEN, assert_models, copied, descend, federated_averaging, same
-from small_networks import SEGMENTING
+from reference import UNEVEN, assert_models, copied, descend, federated_averaging
 from torch import nn
 
 from medfedaug.federation import run_in_process
@@ -103,14 +102,3 @@ def test_the_features_are_those_of_the_step_beside_a_method_with_another_pass(ph
     ]
     first, second = (run.rounds[1]["sites"]["site_A"]["moon/contrast"] for run in runs)
     assert first == pytest.approx(second, rel=1e-4)
-
-
-@pytest.mark.parametrize("method", ["moon", "ditto"])
-def test_a_network_in_which_a_module_has_two_names_is_trained(phantom_dir, tiny_config, method):
-    """Passes under other weights leave nothing in the network."""
-    size = {"rounds": 2, "limit": 1, "network": "dynunet", "image_size": 32}
-    size["network_args"] = {**SEGMENTING["dynunet"], "norm": "batch"}
-    settings = {"moon": {"weight": 1e-30}} if method == "moon" else None
-    idle = run_in_process(tiny_config(method, settings=settings, **size), phantom_dir, SITES, "cpu")
-    plain = run_in_process(tiny_config("fedavg", **size), phantom_dir, SITES, "cpu")
-    assert same(idle.state, plain.state)
