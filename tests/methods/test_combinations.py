@@ -86,13 +86,13 @@ REFUSED = {
     "private steps": {
         PRIVATE + "nothing bounds what one case changes in the local training of {}": "bin condist dac_sc "
         "ditto feddg feddg_ga fedfa fedfa_h fedharmo fedmix fednova fedprox fedrobust fedsam "
-        "finetune manifold_mixup mixstyle mixup moex moon randconv scaffold "
+        "finetune manifold_mixup mixstyle mixup moex randconv scaffold "
         "teacher",
         "site site_A: {}: noise cannot be added to this exchange": "class_mean",
         PRIVATE + "{} normalises with statistics of all the site's images": "norm",
     },
     "secure aggregation": {
-        SECURE + "{} makes the global model from each site's own": "class_mean dp_fedavg "
+        SECURE + "{} makes the global model from each site's own": "class_mean "
         "feddg_ga fednova median trimmed_mean",
         SECURE + "what {} exchanges before training is each site's own": "feddg fedharmo fedmix fedrdn",
         SECURE + "{}: its result does not follow": "scaffold",
