@@ -7,7 +7,6 @@ from medfedaug.methods.class_mean import ClassMean as ClassMean
 from medfedaug.methods.condist import ConDist as ConDist
 from medfedaug.methods.dac_sc import DACSC as DACSC
 from medfedaug.methods.ditto import Ditto as Ditto
-from medfedaug.methods.dp_fedavg import DPFedAvg as DPFedAvg
 from medfedaug.methods.fedavg import FedAvg as FedAvg
 from medfedaug.methods.fedavgm import FedAvgM as FedAvgM
 from medfedaug.methods.fedbn import FedBN as FedBN
@@ -36,7 +35,6 @@ from medfedaug.methods.median import Median as Median
 from medfedaug.methods.mixstyle import MixStyle as MixStyle
 from medfedaug.methods.mixup import MixUp as MixUp
 from medfedaug.methods.moex import MoEx as MoEx
-from medfedaug.methods.moon import MOON as MOON
 from medfedaug.methods.norm import Norm as Norm
 from medfedaug.methods.partialfed import PartialFed as PartialFed
 from medfedaug.methods.pooled import Pooled as Pooled
