@@ -55,7 +55,9 @@ def main(demo: Path, out: str) -> None:
         for panel, label in zip(row, maps, strict=True):
             panel.imshow(image[..., shown].T, cmap="gray", vmin=0, vmax=np.percentile(image, 99.5))
             width, height, _ = image.shape  # without the air around the head
-            panel.set(xticks=[], yticks=[], xlim=(width / 8, width * 7 / 8), ylim=(height * 15 / 16, height / 16))
+            panel.set(
+                xticks=[], yticks=[], xlim=(width / 8, width * 7 / 8), ylim=(height * 15 / 16, height / 16)
+            )
             if label is None:
                 continue
             if label[..., shown].any():
