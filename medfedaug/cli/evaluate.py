@@ -17,8 +17,8 @@ from medfedaug.cli.options import Device, Limit, Local, SiteOrSites, State, exis
 from medfedaug.errors import ConfigError
 
 if TYPE_CHECKING:
-    from medfedaug.analysis.local_vs_global import WorthTable
     from medfedaug.analysis.text_table import TextTable
+    from medfedaug.research.comparison.local_vs_global import WorthTable
     from medfedaug.runs.run import Run
 
 
@@ -84,9 +84,9 @@ def evaluate(
 
 
 def _evaluate_sites(out: Path | None, model: Path, data: Path, **options: Any) -> None:
-    from medfedaug.analysis.local_vs_global import worth_table
-    from medfedaug.experiments.site_evaluation import evaluate_sites
+    from medfedaug.research.comparison.local_vs_global import worth_table
     from medfedaug.runs.folder import is_json_with
+    from medfedaug.runs.site_evaluation import evaluate_sites
     from medfedaug.utils.files import write_json
 
     if out is not None and out.exists() and not is_json_with(out, "metric", "models", "sites"):
@@ -136,7 +136,7 @@ def report(
 ) -> None:
     """Compare runs on one self-contained page."""
     from medfedaug.analysis import write_report
-    from medfedaug.analysis.local_vs_global import find_evaluations
+    from medfedaug.research.comparison.local_vs_global import find_evaluations
     from medfedaug.runs.load_results import find_runs, load_run
     from medfedaug.runs.run import BASELINE
 
@@ -152,7 +152,7 @@ def report(
             raise ConfigError("--features needs the sites' images: --data")
         if find_spec("sklearn") is None:  # said before minutes of training
             raise ConfigError("--features needs scikit-learn for t-SNE; pip install 'medfedaug[tsne]'")
-        from medfedaug.experiments.local_features import local_features
+        from medfedaug.research.comparison.local_features import local_features
 
         with err_console.status("training local models"):
             local = local_features(loaded, data, device)
@@ -178,9 +178,10 @@ def _print_tables(
     runs: Sequence[Run], evaluations: Sequence[Mapping[str, Any]], reference: str
 ) -> dict[str, TextTable]:
     """Print the tables of evaluations and of runs, and return them by the names of their files."""
-    from medfedaug.analysis import metric_table, patient_table, summary_table
-    from medfedaug.analysis.class_table import class_table
-    from medfedaug.analysis.local_vs_global import worth_table
+    from medfedaug.analysis import metric_table, summary_table
+    from medfedaug.research.comparison import patient_table
+    from medfedaug.research.comparison.class_table import class_table
+    from medfedaug.research.comparison.local_vs_global import worth_table
 
     tables: dict[str, TextTable] = {}
     for index, content in enumerate(evaluations):

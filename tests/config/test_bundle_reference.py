@@ -15,7 +15,7 @@ from hospitals import Deployment, Hospital
 
 from medfedaug.config import bundle_reference
 from medfedaug.config.run import RunConfig
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
 from medfedaug.federation import Request

@@ -13,13 +13,13 @@ from running import TINY_NETWORK
 
 from medfedaug.config.run import RunConfig
 from medfedaug.config.site_description import SiteDescription
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import ConfigError
-from medfedaug.federation.job_summary import summary
 from medfedaug.federation.server.history import RunHistory
 from medfedaug.federation.server.reply_checks import accepted_description
-from medfedaug.privacy import PrivacyLedger
-from medfedaug.privacy.site_settings import SiteSettings
+from medfedaug.hospital.privacy import PrivacyLedger
+from medfedaug.hospital.privacy.job_summary import summary
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 
 FREE = {"min_cases": 1}
 

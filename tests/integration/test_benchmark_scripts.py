@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from finished_runs import simulated
 
-from medfedaug.privacy import epsilon_spent
+from medfedaug.hospital.privacy import epsilon_spent
 
 pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"

@@ -12,7 +12,7 @@ from medfedaug.cli.console import out_console, print_scores
 from medfedaug.errors import RunFailed
 from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER
 from medfedaug.federation.messages.messages import PREPARE, TEST, TRAIN, VALIDATE
-from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy
+from medfedaug.hospital.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy
 
 PAGE = " ".join((Path(__file__).resolve().parents[2] / "docs/howto/ethics.md").read_text().split())
 ONCE = {

@@ -6,7 +6,6 @@ import pytest
 import torch
 from small_networks import build_small
 
-from medfedaug.methods import ManifoldMixUp, MixStyle, MoEx
 from medfedaug.methods.base import SiteContext
 from medfedaug.models import (
     FeatureMixLayer,
@@ -21,6 +20,9 @@ from medfedaug.models import (
     stage_layers,
 )
 from medfedaug.models.stages import known_stages
+from medfedaug.research.methods.manifold_mixup import ManifoldMixUp
+from medfedaug.research.methods.mixstyle import MixStyle
+from medfedaug.research.methods.moex import MoEx
 
 KINDS = [MixStyleLayer, MomentExchangeLayer, FeatureMixLayer]
 

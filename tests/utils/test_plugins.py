@@ -20,13 +20,13 @@ from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError
 from medfedaug.federation import FederationServer, Request, run_in_process
 from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER
+from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
 from medfedaug.methods import build_methods, method_names, parse_methods
 from medfedaug.models import build_network, network_names
 from medfedaug.nvflare_jobs import FederationController, SiteExecutor
 from medfedaug.nvflare_jobs.job.messages import reply_from_model, request_to_model
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import open_kit
-from medfedaug.privacy.site_settings import SETTINGS_FILE
 from medfedaug.utils import plugins
 
 PACKAGE, SITES = "lesion-methods", ["site_A", "site_B"]

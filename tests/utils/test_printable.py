@@ -25,11 +25,11 @@ from medfedaug.analysis.text_table import TextTable
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, RunFailed, own, replace_own
+from medfedaug.hospital.privacy import JobBook
+from medfedaug.hospital.privacy.job_log import Decision, JobEntry, Origin, job_hash
 from medfedaug.nvflare_jobs.job.controller import FederationController
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.executor import SiteExecutor
-from medfedaug.privacy import JobBook
-from medfedaug.privacy.job_log import Decision, JobEntry, Origin, job_hash
 from medfedaug.utils.event_text import EventLines, follow
 from medfedaug.utils.printable import log_printable, printable
 

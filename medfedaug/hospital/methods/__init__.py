@@ -1,0 +1,1 @@
+"""Methods that need a site's account of privacy."""
