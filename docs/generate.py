@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-METHODS = ("methods", "hospital/methods", "research/methods")
+METHODS = ("methods", "research/methods")
 JOBS = "nvflare_jobs/jobs"
 TABLE, SENT, WORDS = (ROOT / "docs" / page for page in ("catalogue.md", "privacy/methods.md", "methods.md"))
 HEAD = '"""The methods that are built in; ``make catalogue`` writes this list from the files beside it."""'

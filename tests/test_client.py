@@ -180,7 +180,7 @@ def script(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("methods", ["scaffold", "fedbn,fedprox", "ditto", "moon,fedrdn"])
+@pytest.mark.parametrize("methods", ["scaffold", "fedbn,fedprox", "ditto,fedrdn"])
 def test_other_methods_give_the_updates_of_the_federations_own_loop_too(scripted, script, data, methods):
     path = script(before="federation.before_step()" if methods == "scaffold" else "")
     site = scripted(path, configured(methods, loop_reference(str(path))[0]))

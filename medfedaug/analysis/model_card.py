@@ -318,7 +318,7 @@ class _Card:
                 if isinstance(metrics.get("privacy/epsilon"), int | float):
                     spent[site] = metrics["privacy/epsilon"], metrics.get("privacy/delta", math.nan)
                     with_weights |= {site} if metrics.get("privacy/weights") else set()
-        at_server = (*self.score_noise(), *self.server_noise())
+        at_server = tuple(self.score_noise())
         if not spent:
             return (
                 "No site added noise to what it sent: nothing bounds what the model, or the statistics that "
@@ -359,17 +359,6 @@ class _Card:
         for site, epsilon in sorted(spent.items()):
             name = self.name(site)
             yield f"{name} added noise to its scores: ε = {epsilon:.3g} for its validation patients."
-
-    def server_noise(self) -> Iterator[str]:
-        """Yield the noise that methods added at the server, after the last round."""
-        for name, metrics in self.record["rounds"][-1].get("methods", {}).items():
-            if "privacy/epsilon" in metrics:
-                epsilon, delta = metrics["privacy/epsilon"], metrics["privacy/delta"]
-                yield (
-                    f"The server added noise to the mean of the sites' updates ({name}), after it saw them. "
-                    f"All models of the run together have ε = {epsilon:.3g} at δ = {delta:.1e}, for a site "
-                    "that took part or stayed silent. Scores are not covered, nor is the choice of the round."
-                )
 
     def identity(self) -> tuple[Block, ...]:
         rows = [

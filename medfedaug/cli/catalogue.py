@@ -138,7 +138,7 @@ def _of_plugin(plugin: plugins.Plugin) -> Definition | None:
 def _methods() -> dict[str, Definition]:
     """Find the built-in methods by name, in the list that docs/generate.py writes."""
     found = []
-    for folder in ("methods", "hospital.methods", "research.methods"):
+    for folder in ("methods", "research.methods"):
         for node in _source(f"medfedaug.{folder}.catalogue").tree.body:
             if isinstance(node, ast.ImportFrom) and node.module != "__future__":
                 found.append(_definition(f"{node.module}.{node.names[0].name}"))

@@ -89,7 +89,7 @@ def propose(
     if layout is None:
         problem = "holds no images beside label maps" if folder.is_dir() else "no such folder"
         pairs = ", ".join(f"{images} and {maps}" for images, maps in LAYOUTS)
-        hint = f"Looked for are {pairs}; for anything else write {LISTING} as docs/data.md shows."
+        hint = f"Looked for are {pairs}; for anything else write {LISTING} as docs/howto/data.md shows."
         raise DataError(problem, path=folder, hint=hint)
     name = folder.resolve().name
     existing = _existing(folder)

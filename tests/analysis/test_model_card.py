@@ -167,16 +167,6 @@ def test_privacy_is_what_each_site_has_spent(finished, tmp_path):
     assert "Without noise: site 1. Nothing bounds" in found
 
 
-def test_noise_at_the_server_is_told(finished, tmp_path):
-    def change(record):
-        told = {"privacy/epsilon": 4.321, "privacy/delta": 1e-5, "clipped": []}
-        record["rounds"][-1]["methods"] = {"dp_fedavg": told}
-
-    found = section(model_card(changed(finished, tmp_path, change)), "Privacy")
-    assert "No site added noise" in found
-    assert "after it saw them. All models of the run together have ε = 4.32 at δ = 1.0e-05" in found
-
-
 def test_the_command_makes_the_same_settings(finished, phantom_dir, tmp_path):
     card = model_card(FinishedRun.open(finished)).markdown()
     typed = shlex.split(card.split("```bash\n")[1].split("\n```")[0])

@@ -310,7 +310,7 @@ def test_whatever_nvflare_delivers_becomes_a_reply(fault):
         "fedsam,moex",
         "fednova,fedbn,mixstyle,fedrobust",
         "fedharmo,partialfed,randaugment",
-        "ditto,partialfed,moon,fedfa",
+        "ditto,partialfed,fedfa",
         "feddg_ga,fedfa",
         "single",
     ],

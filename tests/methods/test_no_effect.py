@@ -32,7 +32,6 @@ CASES = [
     ("mixup", {"mixup": {"alpha": 0}}, "fedavg", {}, {}),
     ("moex", {"moex": {"prob": 0}}, "fedavg", {}, {}),
     # Passes without gradients draw nothing and change no statistics, also of layers that do.
-    ("fedfa,moon,fedbn", {"moon": {"weight": 1e-30}}, "fedfa,fedbn", {}, DROPOUT),
     ("partialfed", {"partialfed": {"strategy": "norm"}}, "fedbn", {}, {}),
     ("randaugment", {"randaugment": {"num_ops": 0}}, "fedavg", {}, {}),
     (

@@ -26,7 +26,6 @@ from medfedaug.research.comparison.annotation_notes import annotation_notes
 from medfedaug.research.comparison.case_comparison import (
     CaseMeasures,
     measure_case,
-    near_copies,
     odd_cases,
     odd_site,
     row_quantiles,
@@ -169,7 +168,7 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
     measured: list[tuple[Case, _ImageNumbers]] = []
     shares: list[np.ndarray] = []
     labelled: list[tuple[Case, np.ndarray, np.ndarray]] = []
-    measures: list[tuple[str, Case, CaseMeasures]] = []
+    measures: list[tuple[Case, CaseMeasures]] = []
     measured_split = "training" if site.trains else "test"
     for split, case in cases:
         try:
@@ -184,7 +183,7 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
         if contrast is not None:
             labelled.append((case, share, contrast))
         if measure is not None:
-            measures.append((split, case, measure))
+            measures.append((case, measure))
     _summarise(inspection, measured, shares)
     _keep_contrasts(inspection, labelled)
     unseen = [name for name in site.annotated() if not inspection.present.get(name)]
@@ -198,25 +197,18 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
     return inspection
 
 
-def _compare_cases(inspection: SiteInspection, measures: Sequence[tuple[str, Case, CaseMeasures]]) -> None:
+def _compare_cases(inspection: SiteInspection, measures: Sequence[tuple[Case, CaseMeasures]]) -> None:
     """Compare the cases with the usual number of channels, and add those that stand out."""
-    usual = Counter(len(measure.contrast) for *_, measure in measures).most_common(1)
-    alike = [entry for entry in measures if len(entry[2].contrast) == usual[0][0]]
+    usual = Counter(len(measure.contrast) for _, measure in measures).most_common(1)
+    alike = [entry for entry in measures if len(entry[1].contrast) == usual[0][0]]
     by_classes: dict[tuple[str, ...] | None, list[tuple[Case, CaseMeasures]]] = defaultdict(list)
-    for _, case, measure in alike:  # outlines of other structures lie elsewhere
+    for case, measure in alike:  # outlines of other structures lie elsewhere
         by_classes[case.annotated].append((case, measure))
     for entries in by_classes.values():
         compared = [measure for _, measure in entries]
         for index, kind, reason in odd_cases(compared):
             inspection.odd.append(Finding(kind, entries[index][0].name, reason))
         inspection.odd += [Finding("label", "", reason) for reason in odd_site(compared)]
-    copies = {finding.case for finding in inspection.odd if finding.kind == "split"}
-    for one, other in near_copies([measure.picture for *_, measure in alike]):
-        (first, case, _), (second, copy, _) = alike[one], alike[other]
-        same_patient = bool(case.patient) and case.patient == copy.patient
-        if copy.name not in copies and (first != second or not same_patient):
-            reason = f"its image looks like that of the {first} case {case.name}, but for its scale"
-            inspection.odd.append(Finding("split", copy.name, reason))
 
 
 def _check_channel_names(inspection: SiteInspection) -> None:

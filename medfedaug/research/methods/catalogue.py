@@ -23,7 +23,6 @@ from medfedaug.research.methods.manifold_mixup import ManifoldMixUp as ManifoldM
 from medfedaug.research.methods.mixstyle import MixStyle as MixStyle
 from medfedaug.research.methods.mixup import MixUp as MixUp
 from medfedaug.research.methods.moex import MoEx as MoEx
-from medfedaug.research.methods.moon import MOON as MOON
 from medfedaug.research.methods.partialfed import PartialFed as PartialFed
 from medfedaug.research.methods.randaugment import RandAugment as RandAugment
 from medfedaug.research.methods.randconv import RandConv as RandConv

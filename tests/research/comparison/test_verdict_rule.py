@@ -1,4 +1,4 @@
-"""False verdicts in tables without differences (docs/analysis.md has 1,000 tables a row)."""
+"""False verdicts in tables without differences (docs/results/verdict has 1,000 tables a row)."""
 
 import numpy as np
 import pytest

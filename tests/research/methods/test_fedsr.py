@@ -62,57 +62,6 @@ def batch(size):
     return x, torch.randint(3, (size,), generator=generator)
 
 
-def whole_loss(parameters, x, y, noise, l2, cmi):
-    """Cross-entropy of the draw, with both terms, in float64 from the equations."""
-    p = parameters
-    mean = torch.tanh(x @ p["0.weight"].T + p["0.bias"])
-    std = torch.log1p(torch.exp(mean @ p["deviation.weight"].T + p["deviation.bias"])) + 1e-6
-    z = mean + std * noise
-    loss = nn.functional.cross_entropy(z @ p["2.weight"].T + p["2.bias"], y)
-    for n in range(len(x)):
-        reference, spread = p["means"][y[n]], torch.log1p(torch.exp(p["spreads"][y[n]])) + 1e-6
-        divergence = torch.log(spread / std[n]) - 0.5
-        divergence = divergence + (std[n] ** 2 + (mean[n] - reference) ** 2) / (2 * spread**2)
-        loss = loss + (l2 * (z[n] ** 2).sum() + cmi * divergence.sum()) / len(x)
-    return loss
-
-
-def test_two_steps_of_single_images_are_the_equations():
-    size = 1
-    network, site = begun(l2=0.3, cmi=0.2, learning_rate=0.05)
-    site.representation.means.data.normal_(generator=torch.Generator().manual_seed(3))
-    both = {**dict(network.named_parameters()), **dict(site.representation.named_parameters())}
-    parameters = {name: p.detach().clone().requires_grad_() for name, p in both.items()}
-    x, y = batch(size)
-    for number in range(2):
-        torch.manual_seed(number)
-        noise = torch.randn(size, 4, dtype=torch.float64)
-        expected = whole_loss(parameters, x, y, noise, 0.3, 0.2)
-        gradients = torch.autograd.grad(expected, list(parameters.values()))
-
-        torch.manual_seed(number)
-        outputs = network(x)
-        task_loss = nn.functional.cross_entropy(outputs, y)
-        step = Step(network, x, y, outputs, nn.functional.cross_entropy)
-        loss = task_loss + site.loss(step)
-        torch.testing.assert_close(loss, expected)
-        network.zero_grad()
-        loss.backward()
-        with torch.no_grad():
-            for parameter in network.parameters():
-                parameter -= 0.1 * parameter.grad
-        site.after_step(step)
-        parameters = {
-            name: (value - (0.05 if "." not in name or "deviation" in name else 0.1) * slope)
-            .detach()
-            .requires_grad_()
-            for (name, value), slope in zip(parameters.items(), gradients, strict=True)
-        }
-    for name, parameter in both.items():
-        torch.testing.assert_close(parameter.detach(), parameters[name].detach())
-    assert site.metrics().keys() == {"l2r", "cmi"}
-
-
 def test_in_evaluation_the_network_is_as_it_was():
     network, _ = begun()
     x, _ = batch(4)

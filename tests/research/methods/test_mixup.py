@@ -12,41 +12,18 @@ from medfedaug.methods.base import SiteContext
 from medfedaug.research.methods.mixup import MixUp
 
 
-def test_images_and_losses_of_two_are_mixed(federate):
-    alpha = 0.2
-    run = federate(
-        "mixup",
-        plan=UNEVEN,
-        settings={"mixup": {"alpha": alpha}},
-        network="reference_convolutional",
-        local_epochs=2,
-    )
+@pytest.mark.parametrize("dense", [False, True], ids=["photographs", "label maps"])
+def test_images_and_losses_of_two_are_mixed(federate, make_regions, dense):
+    options = {"network": "reference_convolutional", "local_epochs": 2}
+    if dense:
+        folders = [make_regions(name, number, 8) for name, number in zip("ABC", (3, 4, 5), strict=True)]
+        options = {"folder": folders[0].parent, **SEGMENTING_OPTIONS}
+    run = federate("mixup", plan=UNEVEN, settings={"mixup": {"alpha": 1.0 if dense else 0.2}}, **options)
+    seen = {int(value) for batches in run.batches.values() for _, y in batches for value in y.unique()}
+    assert seen == ({0, 1, 2} if dense else {0, 1})
 
     def step(network, x, y, draws):
-        share, order = share_of(draws[0]), draws[1]
-        out = network(share * x + (1 - share) * x[order])
-        return share * cross_entropy(out, y) + (1 - share) * cross_entropy(out, y[order])
-
-    assert_steps(run, step)
-
-
-def test_label_maps_of_three_classes_are_mixed(federate, make_regions):
-    folders = [make_regions(name, training, 8) for name, training in zip("ABC", (3, 4, 5), strict=True)]
-    run = federate(
-        "mixup",
-        plan=UNEVEN,
-        folder=folders[0].parent,
-        settings={"mixup": {"alpha": 1.0}},
-        **SEGMENTING_OPTIONS,
-    )
-    assert {int(value) for batches in run.batches.values() for _, y in batches for value in y.unique()} == {
-        0,
-        1,
-        2,
-    }
-
-    def step(network, x, y, draws):
-        share, order, y = share_of(draws[0]), draws[1], y[:, 0].long()
+        share, order, y = share_of(draws[0]), draws[1], y[:, 0].long() if dense else y
         out = network(share * x + (1 - share) * x[order])
         return share * cross_entropy(out, y) + (1 - share) * cross_entropy(out, y[order])
 

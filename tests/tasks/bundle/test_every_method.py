@@ -18,7 +18,6 @@ REFUSED = {
     **dict.fromkeys(CLASSIFYING, "is defined for classification alone"),
     **dict.fromkeys(("feddg", "randaugment"), "is not defined for volumes"),
     **dict.fromkeys(("fedharmo", "harmofl"), "patches"),
-    "dp_fedavg": "provides averaged_buffers",
     "fedmix": "fedmix mixes labels",
     "fedfd_prompt": "prompts go into MONAI's ViT",
 }

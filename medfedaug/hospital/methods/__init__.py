@@ -1,1 +1,0 @@
-"""Methods that need a site's account of privacy."""
