@@ -161,7 +161,7 @@ class _Card:
         if not any(entry.keys() - {"patients", "studies"} for entry in self.descriptions.values()):
             yield (
                 "No site describes its images and patients: modality, body part, scanners, years, inclusion "
-                "and who drew the outlines are not known (medfedaug site-config --describe)."
+                "and who drew the outlines are not known (medfedaug site configure --describe)."
             )
             return
         yield "As each site says:"

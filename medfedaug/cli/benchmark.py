@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from medfedaug.cli.catalogue import check_methods, describe_data_set
 from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.options import Device, Each, Init, Limit, Pictures, Threads, existing_file
 from medfedaug.cli.options import Workers as WorkersOption
 from medfedaug.cli.progress import SweepProgress, resumable
-from medfedaug.errors import ConfigError, RunFailed, warn
+from medfedaug.errors import RunFailed, warn
 
 if TYPE_CHECKING:
     from medfedaug.analysis.score_table import Table
@@ -24,26 +23,6 @@ if TYPE_CHECKING:
     from medfedaug.research.sweeps.experiment import Experiment
     from medfedaug.research.sweeps.search import Choices
     from medfedaug.research.sweeps.workers import Workers
-
-
-class ValuesInARow(TyperCommand):
-    """A command whose repeatable options also take several values in a row: ``--methods fedavg fedrdn``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        repeatable = {name for p in self.params if getattr(p, "multiple", False) for name in p.opts}
-        repeated: list[str] = []
-        option, values = "", 0
-        for arg, following in zip(args, [*args[1:], "--"], strict=True):
-            if arg in repeatable and following.startswith("--"):
-                raise ConfigError(f"{arg} needs a value, or several in a row")
-            if arg.startswith("--"):
-                name, with_value, _ = arg.partition("=")
-                option, values = name if name in repeatable else "", len(with_value)
-            else:
-                repeated += [option] if option and values else []
-                values += 1
-            repeated.append(arg)
-        return super().parse_args(ctx, repeated)
 
 
 def benchmark(

@@ -184,7 +184,7 @@ def _print_patients(content: Mapping[str, Any]) -> int:
     say(f"patients: {', '.join(f'{count} {split}' for split, count in patients.items())}")
     if few := [split for split in SPLITS if patients[split] < least]:
         say(
-            f"fewer than {least} patients in {', '.join(few)}: with the default policy (site-config "
+            f"fewer than {least} patients in {', '.join(few)}: with the default policy (site configure "
             f"--min-images {least}) their scores and statistics stay at the site"
         )
     return patients["training"]
@@ -198,7 +198,7 @@ def _print_next_job(out: Path, state: Path) -> None:
     content = CaseFiles(out, state).content()
     training, least = _print_patients(content) if content else 0, JobRules().min_cases
     if training >= least:
-        say("the next job is possible with the default rules; medfedaug doctor --kit KIT checks a kit's own")
+        say("the next job is possible with the default rules; medfedaug site doctor KIT checks a kit's own")
     else:
         text = f"the site is left out of the next job: {counted(training, 'patient')} would train, and the "
         say(f"{text}default rule min_cases is {least}", "yellow", err=True)

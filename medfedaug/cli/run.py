@@ -259,7 +259,7 @@ def export(
     if reference is not None:
         note = "the job carries code" if script else "of an installed package"
         say(f"training loop {reference} ({note}): sites take part that allow it with")
-        say(f"  medfedaug site-config --kit KIT --allow-loop {reference}")
+        say(f"  medfedaug site configure KIT --allow-loop {reference}")
     if initial is not None:
         for line in initial.summary():
             say(line)

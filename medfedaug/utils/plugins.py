@@ -135,7 +135,7 @@ def find(group: str, name: str, built_in: Collection[str]) -> Plugin | None:
     if plugins and not usable:
         raise ConfigError(
             f"{plugins[0].what} is not allowed here; the site's administrator allows it with: "
-            f"medfedaug site-config --kit KIT --allow-plugin {plugins[0].package}"
+            f"medfedaug site configure KIT --allow-plugin {plugins[0].package}"
         )
     return usable[0] if usable else None
 

@@ -198,7 +198,7 @@ def _gate(name: str, settings: SiteSettings, kit: str, fl_ctx: FLContext) -> Gat
         Pseudonyms.of_site(state),
         JobBook(state / JOBS_FOLDER),
         fl_ctx.get_job_id(),
-        f"medfedaug approve {kit}",
+        f"medfedaug site approve {kit}",
         partial(kit_identity, Path(kit)),
         origin=job_origin(fl_ctx),
         history=SumHistory(state / HISTORY_FILE),

@@ -140,7 +140,7 @@ class Kit:
         """Check that this version of medfedaug configured the kit, or none did."""
         by = _configured_by(self.resources())
         if by not in (None, __version__):
-            advice = f"run medfedaug site-config --kit {self.path}"
+            advice = f"run medfedaug site configure {self.path}"
             raise ConfigError(f"{self.path}: configured by {by}, this is {__version__}: {advice}")
 
     def lacking_components(self) -> list[str]:

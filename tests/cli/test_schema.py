@@ -113,7 +113,7 @@ def test_what_the_command_writes_is_valid(run, phantom_dir, tmp_path):
     kit = Hospital(tmp_path / "site_A", phantom_dir / "site_A").kit
     (kit / "local/resources.json.default").write_text('{"components": []}')
     code, _, err = run(
-        *("site-config", "--kit", kit, "--data", phantom_dir / "site_A", "--memory", 1),
+        *("site", "configure", kit, "--data", phantom_dir / "site_A", "--memory", 1),
         *("--epsilon", 8, "--max-rounds", 30, "--allow-methods", "fedavg,fedfa", "--approve"),
         *("--cache", tmp_path, "--allow-plugin", "lesion-methods", "--min-images", 12),
     )

@@ -98,17 +98,17 @@ def test_yaml_json_and_the_schema_agree(run, tmp_path):
         SiteDescription.of_file(tmp_path / "site")
 
 
-def test_site_config_takes_a_description_and_takes_it_back(run, hospitals, tmp_path):
+def test_site_configure_takes_a_description_and_takes_it_back(run, hospitals, tmp_path):
     (site,) = hospitals(site_A={"min_images": 3})
     (site.kit / "local/resources.json.default").write_text('{"components": []}')
     file, settings = tmp_path / "site.yaml", site.kit / "local/medfedaug.json"
     for values in (OWN, {}):
         file.write_text(yaml.safe_dump(values))
-        code, _, err = run("site-config", "--kit", site.kit, "--describe", file)
+        code, _, err = run("site", "configure", site.kit, "--describe", file)
         assert code == 0, err
         assert json.loads(settings.read_text())["privacy"]["description"] == values
     file.write_text("years: 7")
-    code, _, err = run("site-config", "--kit", site.kit, "--describe", file)
+    code, _, err = run("site", "configure", site.kit, "--describe", file)
     assert (code, err.count("\n")) == (2, 1)
     assert str(file) in err
 

@@ -55,7 +55,7 @@ def small(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("page", RUN)
 def test_the_blocks_of_a_page_run(page, small, request, tmp_path, monkeypatch):
-    if re.search(r"--kit|ledger", shell(page)):
+    if re.search(r"medfedaug site ", shell(page)):
         tmp_path = request.getfixturevalue("kits")
     shutil.copytree(small, tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)

@@ -78,7 +78,7 @@ def check_account(ledger: PrivacyLedger, site: SiteFolder) -> AccountMark | None
     if mark.account != now.account:
         raise ConfigError(
             f"releases about these images are counted in another ledger, {own(mark.ledger)}, and a second "
-            "one would be a second budget for the same patients. Name that state folder with site-config "
+            "one would be a second budget for the same patients. Name that state folder with site configure "
             f"--state; or, if that ledger is lost, remove {path}, which begins a new budget"
         )
     if mark.entries > now.entries:

@@ -105,7 +105,7 @@ max_rounds is 100
         rare=True,
     )
     approve: bool = setting(
-        False, "Let a job wait until the site's administrator has approved it (medfedaug approve)."
+        False, "Let a job wait until the site's administrator has approved it (medfedaug site approve)."
     )
     max_waiting: int = setting(
         20,

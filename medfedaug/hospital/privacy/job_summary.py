@@ -109,7 +109,7 @@ def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
         "says that these may not be all (labelled)",
         "  once: the edges of the training volumes' voxels, as 10 %, 50 % and 90 % quantiles of two digits",
         "  once: the numbers of patients and studies, and the site's description of itself for the model "
-        "card (site-config --describe); by default none",
+        "card (site configure --describe); by default none",
         *(f"  once: {line}" for line in _exchanged(server.aggregation.once)),
         *(
             ["  under secure aggregation: of weights and statistics the server learns sums alone"]

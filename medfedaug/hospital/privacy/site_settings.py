@@ -1,7 +1,7 @@
 """`SiteSettings`: settings that belong to a site and never travel with a job.
 
-They are in ``local/medfedaug.json`` of the site's NVFlare kit, which ``medfedaug site-config`` writes, and in
-environment variables, which take precedence.
+They are in ``local/medfedaug.json`` of the site's NVFlare kit, which ``medfedaug site configure`` writes, and
+in environment variables, which take precedence.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def test_a_new_job_waits_until_it_is_approved_by_its_hash(hospital, deploy, tiny
     book = JobBook(site.kit / "medfedaug/site_A/jobs")
     while not book.entries():
         time.sleep(0.01)
-    code, out, err = run("jobs", site.kit)
+    code, out, err = run("site", "jobs", site.kit)
     assert code == 0, err
     found = job_hash(config.to_dict())
     assert found in out
@@ -170,8 +170,8 @@ def test_a_new_job_waits_until_it_is_approved_by_its_hash(hospital, deploy, tiny
     ):
         assert words in out
     assert not replies
-    assert run("approve", site.kit, "ffff")[0] == 2
-    code, out, _ = run("approve", site.kit, found[:12])
+    assert run("site", "approve", site.kit, "ffff")[0] == 2
+    code, out, _ = run("site", "approve", site.kit, found[:12])
     assert (code, out) == (0, f"{found}: approved\n")
     asking.join(timeout=60)
     assert replies[0].error == ""
@@ -214,7 +214,7 @@ def test_configurations_that_wait_are_bounded_and_the_oldest_is_refused(
     assert waiting == {job_hash(config.to_dict()) for config in later}
     # What was decided stays, and so does what a job has begun with.
     deploy(site).run(approved)
-    assert run("approve", site.kit, job_hash(later[0].to_dict()))[0] == 0
+    assert run("site", "approve", site.kit, job_hash(later[0].to_dict()))[0] == 0
     for seed in range(4, 9):
         other.start(tiny_config(rounds=1, seed=seed), f"job-{seed}")
         assert other.answer(Request("prepare")).error
@@ -226,7 +226,7 @@ def test_configurations_that_wait_are_bounded_and_the_oldest_is_refused(
 def test_a_job_that_the_administrator_refuses_is_answered_at_once(hospital, deploy, tiny_config, run):
     site, config = hospital(approve=True), tiny_config(rounds=1)
     JobBook(site.kit / "medfedaug/site_A/jobs").note(config)
-    assert run("approve", site.kit, job_hash(config.to_dict()), "--refuse")[0] == 0
+    assert run("site", "approve", site.kit, job_hash(config.to_dict()), "--refuse")[0] == 0
     with pytest.raises(RunFailed, match="the site's administrator has refused the configuration"):
         deploy(site).run(config)
 
@@ -238,7 +238,7 @@ def test_a_job_that_is_refused_while_it_runs_gets_no_more_answers(hospital, tiny
     book.judge(book.note(config).hash, "approved")
     site.start(config, "job-1")
     assert not site.answer(Request("prepare")).error
-    assert run("approve", site.kit, job_hash(config.to_dict()), "--refuse")[0] == 0
+    assert run("site", "approve", site.kit, job_hash(config.to_dict()), "--refuse")[0] == 0
     for job in ("job-1", "job-2"):
         if job == "job-2":
             site.start(config, job)
@@ -351,21 +351,21 @@ def test_a_mistake_in_the_rules_is_one_line(hospital, deploy, tiny_config, rules
         deploy(site).run(tiny_config())
 
 
-def test_site_config_sets_the_rules_and_doctor_shows_them(kits, run):
+def test_site_configure_sets_the_rules_and_doctor_shows_them(kits, run):
     kit = kits / "hospital-a"
     code, _, err = run(
-        *("site-config", "--kit", kit, "--allow-methods", "fedavg,fedbn", "--max-rounds", 50),
+        *("site", "configure", kit, "--allow-methods", "fedavg,fedbn", "--max-rounds", 50),
         "--approve",
     )
     assert code == 0, err
     written = {"methods": ["fedavg", "fedbn"], "approve": True, "max_rounds": 50}
     assert json.loads((kit / "local/medfedaug.json").read_text())["jobs"] == written
-    assert run("site-config", "--kit", kit, "--no-approve")[0] == 0
+    assert run("site", "configure", kit, "--no-approve")[0] == 0
     assert SiteSettings.load(kit, {}).jobs == JobRules.from_dict({**written, "approve": False})
     check = next(check for check in examine(kit) if check.name == "jobs")
     assert check.ok
     for words in ("methods: fedavg, fedbn", "at least 10 cases, at most 50 rounds", "no limit"):
         assert words in check.found
-    code, _, err = run("site-config", "--kit", kits / "fl-server.example.org", "--approve")
+    code, _, err = run("site", "configure", kits / "fl-server.example.org", "--approve")
     assert code == 2
     assert "of its own" in err

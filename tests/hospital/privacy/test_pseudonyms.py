@@ -202,13 +202,13 @@ def test_simulations_keep_names(phantom_dir, tiny_config):
 def test_a_kit_keeps_its_logs_and_doctor_says_so_where_it_does_not(run, kits):
     kit = kits / "hospital-a"
     check = next(check for check in examine(kit) if check.name == "logs")
-    assert (check.ok, "site-config" in check.advice) == (False, True)
-    code, out, _ = run("site-config", "--kit", kit)
+    assert (check.ok, "site configure" in check.advice) == (False, True)
+    code, out, _ = run("site", "configure", kit)
     assert code == 0
     assert "allow_log_streaming: false" in out
     assert json.loads((kit / "local/resources.json").read_text())["allow_log_streaming"] is False
     assert next(check for check in examine(kit) if check.name == "logs").ok
-    assert run("site-config", "--kit", kits / "fl-server.example.org")[0] == 0
+    assert run("site", "configure", kits / "fl-server.example.org")[0] == 0
     server = json.loads((kits / "fl-server.example.org/local/resources.json").read_text())
     assert "allow_log_streaming" not in server
 

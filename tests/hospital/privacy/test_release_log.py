@@ -65,10 +65,10 @@ def test_all_that_leaves_is_in_the_ledger_and_the_command_prints_it(deploy, tiny
     assert {r.job for r in entries} == {"job-1"}
     weights = [r for r in entries if r.kind == "weights"]
     assert weights[0].digest != weights[1].digest
-    code, out, err = run("ledger", deployment.hospitals["A"].kit)
+    code, out, err = run("site", "ledger", deployment.hospitals["A"].kit)
     assert code == 0, err
     assert re.search(r"job-1.*fedfa.*statistics", re.sub(r"[│┃\s]+", " ", out))
-    assert run("ledger", deployment.hospitals["A"].kit, "--every")[1].count("\n") > out.count("\n")
+    assert run("site", "ledger", deployment.hospitals["A"].kit, "--every")[1].count("\n") > out.count("\n")
 
 
 def test_epsilon_does_not_begin_again_when_a_site_is_renamed(make_site, tiny_config, tmp_path):

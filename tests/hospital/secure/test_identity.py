@@ -74,7 +74,7 @@ def test_hospitals_with_certificates_train_together_and_their_ledgers_have_what_
     server, deployment = deploy()
     assert server.rounds[0]["methods"]["masks"]["summed"] == list(SITES)
     assert all(set(reply.masks) == {MASKED} and not reply.weights for reply in sent(deployment))
-    code, out, err = run("ledger", tmp_path / "kits/A")
+    code, out, err = run("site", "ledger", tmp_path / "kits/A")
     assert code == 0, err
     for words in (
         "model masked weights and statistics: 386 numbers",

@@ -1,4 +1,4 @@
-"""`medfedaug init` and `medfedaug project`: what a federation begins with; and the shell's completion."""
+"""`medfedaug init` and `medfedaug enrol project`: a federation's first files; and completion."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def test_the_project_file_provisions_the_sites_that_were_named(run, tmp_path):
         "l@example.com",
     )
     sites, relay = ("--sites", "basel, site-8002, ulm"), ("--relay", "south.example.com=basel, ulm")
-    code, printed, err = run("project", *sites, *relay, "--out", out, *options, "--name", "brain")
+    code, printed, err = run("enrol", "project", *sites, *relay, "--out", out, *options, "--name", "brain")
     assert code == 0, err
     assert f"nvflare provision -p {out} -w kits" in printed
     people = {p["name"]: p for p in yaml.safe_load(out.read_text())["participants"]}
@@ -282,7 +282,7 @@ def test_the_project_file_provisions_the_sites_that_were_named(run, tmp_path):
     subprocess.run(command, check=True, cwd=tmp_path, env=environment, capture_output=True)
     assert {path.name for path in (tmp_path / "kits/brain/prod_00").iterdir()} >= set(people)
     kits = tmp_path / "kits/brain/prod_00"
-    code, _, err = run("site-config", "--kit", kits / "basel")
+    code, _, err = run("site", "configure", kits / "basel")
     assert code == 0, err
     to_relay = json.loads((kits / "basel/local/relay__resources.json").read_text())["relay_config"]
     to_server = json.loads((kits / "south/startup/fed_relay.json").read_text())["connect_to"]
@@ -290,7 +290,7 @@ def test_the_project_file_provisions_the_sites_that_were_named(run, tmp_path):
     # NVFlare leaves both without encryption where nothing is said of it.
     assert to_relay["connection_security"] == to_server["connection_security"] == "mtls"
     assert not (kits / "site-8002/local/relay__resources.json").exists()
-    assert "exists already" in run("project", "--sites", "a,b", "--out", out)[2]
+    assert "exists already" in run("enrol", "project", "--sites", "a,b", "--out", out)[2]
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_the_project_file_provisions_the_sites_that_were_named(run, tmp_path):
     ],
 )
 def test_a_project_that_cannot_be_is_one_line(run, tmp_path, arguments, words):
-    code, _, err = run("project", *arguments, "--out", tmp_path / "project.yml")
+    code, _, err = run("enrol", "project", *arguments, "--out", tmp_path / "project.yml")
     assert code == 2
     assert words in err
     assert not list(tmp_path.iterdir())

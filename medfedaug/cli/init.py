@@ -1,4 +1,4 @@
-"""Commands that write the first files of a federation: `init` and `project`."""
+"""The command `init` writes the list of a site's cases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medfedaug.cli.console import Table, err_console, out_console, say
-from medfedaug.cli.options import existing_folder, named_pairs, split_pairs
+from medfedaug.cli.options import existing_folder, split_pairs
 from medfedaug.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -150,54 +150,3 @@ def _classes(parts: Sequence[str]) -> Sequence[str] | Mapping[int, str]:
     if len(names) < len(pairs):
         raise ConfigError("--labels names one value twice")
     return names
-
-
-def project(
-    sites: Annotated[
-        str | None, typer.Option(help="Names of the sites, separated by commas; needed without --own-keys.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("project.yml"),
-    own_keys: Annotated[
-        Path | None, typer.Option(help="Root's folder instead: participants make their own private keys.")
-    ] = None,
-    server: Annotated[
-        str, typer.Option(help="The server's host name, as the sites resolve it.")
-    ] = "fl-server.example.org",
-    port: Annotated[int, typer.Option(help="The server's one open port.")] = 8002,
-    admin: Annotated[str, typer.Option(help="E-mail address of the administrator.")] = "admin@example.org",
-    lead: Annotated[str, typer.Option(help="E-mail address of the submitter.")] = "lead@example.org",
-    name: Annotated[str, typer.Option(help="Name of the project.")] = "medfedaug",
-    relay: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST=SITE,SITE", help="Relay for these sites, not the server; repeatable."),
-    ] = None,
-) -> None:
-    """Write the project file for kits from one machine; or with --own-keys make the root for enrolments."""
-    from medfedaug.nvflare_jobs.provisioning import enrolment
-    from medfedaug.nvflare_jobs.provisioning.project import profile_file, project_file
-    from medfedaug.utils.files import private_folder, write_text
-
-    target = own_keys or out
-    if target.exists():
-        raise ConfigError(f"{target} exists already; choose another {'folder' if own_keys else 'file'}")
-    relays = named_pairs("--relay", "relay.example.org=hospital-a,hospital-b", relay, first=True)
-    if own_keys:
-        if relays:
-            raise ConfigError("--relay needs kits from one machine: leave out --own-keys")
-        text = profile_file(server=server, port=port, name=name)
-        private_folder(own_keys)
-        write_text(own_keys / enrolment.PROFILE, text)
-        enrolment.make_root(own_keys)
-        root = enrolment.fingerprint_text(enrolment.root_fingerprint(own_keys))
-        say(f"{target}: project {name}, server {server}, port {port}; keep it offline")
-        say(f"fingerprint of the root: {root}")
-        say("next: each participant runs medfedaug enrol request NAME; you run medfedaug enrol sign")
-        return
-    if sites is None:
-        raise ConfigError("--sites is missing: --sites hospital-a,hospital-b")
-    names = [part.strip() for part in sites.split(",") if part.strip()]
-    below = {host: [part.strip() for part in text.split(",")] for host, text in relays.items()}
-    text = project_file(names, server=server, port=port, admin=admin, lead=lead, name=name, relays=below)
-    write_text(out, text)
-    say(f"{target}: {len(names)} sites, server {server}, port {port}, administrators {admin} and {lead}")
-    say(f"next: nvflare provision -p {quote(str(out))} -w kits; the kits are in kits/{name}/prod_00")
