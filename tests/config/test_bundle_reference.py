@@ -198,8 +198,7 @@ def test_site_config_allows_a_bundle_doctor_shows_it_and_jobs_tells_of_it(
 ):
     for name in ("hospital-a", "fl-server.example.org"):
         kit = kits / name
-        code, out, err = run("site-config", "--kit", kit, "--allow-bundle", lead)
-        assert code == 0, err
+        out = run.ok("site-config", "--kit", kit, "--allow-bundle", lead)
         assert 'bundles: {"spleen": ' in out
         assert "nothing to change" in run("site-config", "--kit", kit, "--allow-bundle", lead)[1]
         check = next(check for check in examine(kit) if check.name == "bundle spleen")
@@ -209,12 +208,10 @@ def test_site_config_allows_a_bundle_doctor_shows_it_and_jobs_tells_of_it(
     check = next(check for check in examine(kit) if check.name == "bundle spleen")
     assert check.ok is False
     assert "has changed since it was allowed" in check.found
-    code, _, err = run("site-config", "--kit", kit, "--allow-bundle", phantom)
-    assert code == 2
+    err = run.refused("site-config", "--kit", kit, "--allow-bundle", phantom)
     assert "no Bundle that trains" in " ".join(err.split())
     answer(hospitals[0], replace(config, rounds=7))
-    code, out, err = run("jobs", hospitals[0].kit)
-    assert code == 0, err
+    run.ok("jobs", hospitals[0].kit)
 
 
 def test_export_writes_name_and_hash_and_nothing_else_of_a_bundle(run, lead, tmp_path, monkeypatch):
@@ -226,8 +223,7 @@ def test_export_writes_name_and_hash_and_nothing_else_of_a_bundle(run, lead, tmp
     (lead / "configs/metadata.json").write_text(json.dumps({"network_data_format": formats}))
     monkeypatch.setenv("MEDFEDAUG_BUNDLES", str(lead.parent))
     job = tmp_path / "jobs/job"
-    code, _, err = run("export", "--bundle", "spleen", "--methods", "fedrdn,fedfa", "--out", job)
-    assert code == 0, err
+    run.ok("export", "--bundle", "spleen", "--methods", "fedrdn,fedfa", "--out", job)
     files = [path for path in job.rglob("*") if path.is_file()]
     assert {path.suffix for path in files} <= {".json"}
     text = "".join(path.read_text() for path in files)
