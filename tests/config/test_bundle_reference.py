@@ -84,19 +84,10 @@ def test_a_site_with_another_version_refuses_by_name_and_the_others_go_on_if_the
     assert str(other.bundle) not in reply.error
 
 
-def test_a_bundle_that_changed_after_it_was_allowed_is_refused(hospitals, config):
-    assert not answer(hospitals[0], config).error
-    (hospitals[0].bundle / "scripts").mkdir()
-    (hospitals[0].bundle / "scripts/new.py").write_text("")
-    assert "spleen has changed since it was allowed here" in answer(hospitals[0], config).error
-    shutil.rmtree(hospitals[0].bundle / "scripts")
-    # Weights, documentation and what MONAI writes are not what was allowed.
+def test_weights_of_a_bundle_may_change_after_it_was_allowed(hospitals, config):
     (hospitals[0].bundle / "models").mkdir()
     (hospitals[0].bundle / "models/model.pt").write_text("weights")
     assert not answer(hospitals[0], config).error
-    # But code is, wherever a configuration may import it from.
-    (hospitals[0].bundle / "models/net.py").write_text("")
-    assert "spleen has changed since it was allowed here" in answer(hospitals[0], config).error
 
 
 def test_a_bundle_that_is_not_allowed_is_refused_though_it_lies_where_the_environment_says(
@@ -249,6 +240,8 @@ def losses(folder, value: str):
 
 
 MORE = {
+    "a module": "scripts/new.py",
+    "code beside the weights": "models/net.py",
     "a hidden file": ".more.py",
     "a module without a console": "eval/more.pyw",
     "text that an expression reads": "docs/expression.txt",

@@ -58,10 +58,12 @@ def test_a_run_that_fails_deletes_nothing(run, phantom_dir, foreign_state, extra
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["statistics.json", "report.html", "global_model.pt", "final_exchange.pt", "results.json", "nvflare.log"],
+    ("name", "extra"),
+    [
+        *((name, []) for name in ("statistics.json", "report.html", "global_model.pt", "nvflare.log")),
+        *(("results.json", extra) for extra in ([], ["--overwrite"], ["--resume"])),
+    ],
 )
-@pytest.mark.parametrize("extra", [[], ["--overwrite"], ["--resume"]])
 def test_a_file_of_somebody_else_is_not_replaced(run, phantom_dir, tmp_path, name, extra):
     out = tmp_path / "out"
     out.mkdir()

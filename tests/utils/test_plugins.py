@@ -49,6 +49,7 @@ def config(package) -> RunConfig:
     )
 
 
+@pytest.mark.slow
 def test_the_pages_method_and_network_run_and_change_the_model(config, phantom_dir):
     server = run_in_process(config, phantom_dir, SITES, "cpu")
     plain = {**config.to_dict(), "methods": parse_methods("fedrdn")}

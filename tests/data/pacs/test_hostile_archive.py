@@ -470,7 +470,7 @@ def test_objects_that_nobody_asked_for_cost_one_study(run, source, tmp_path, mon
 
         def strangers():
             objects = [one for one in archive.objects if of_lied(one, "CT")]
-            for _ in range(60):
+            for _ in range(25):
                 yield changed(objects[0], SOPInstanceUID=generate_uid())
 
         archive.strangers = strangers
