@@ -10,9 +10,9 @@ from page_blocks import blocks, carry_out
 from written_series import series
 from written_volumes import load_volume
 
-from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.io.formats import read_header
-from medfedaug.data.io.segment_codes import read_segment_codes
+from medfedaug.data.phantom import make_phantom
+from medfedaug.hospital.dicom.segment_codes import read_segment_codes
 from medfedaug.statistics import load_statistics
 
 PAGES = ("use", "dicom", "bundle", "card")
@@ -35,7 +35,7 @@ def test_the_commands_run(tmp_path, monkeypatch):
     image = load_volume(files[0]).numpy()[0]
     series(Path("series"), (image * 1000).astype("int16"), read_header(files[0]).affine, "1.2.3")
     done = [step for page in PAGES for step in carry_out(f"docs/{page}.md", monkeypatch)]
-    commands = {"simulate", "predict", "benchmark", "bundle", "statistics", "card"}
+    commands = {"simulate", "predict", "benchmark", "bundle", "statistics", "report"}
     assert {words[0] for words, _ in done} == commands
     assert len(done) == 13
     pages = {path.parent.name: json.loads(path.read_text()) for path in Path().glob("*/predictions.json")}
