@@ -27,7 +27,7 @@ import time
 
 from shell import run, workspace
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 
 here = workspace()
 with socket.socket() as probe:

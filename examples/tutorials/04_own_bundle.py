@@ -22,7 +22,7 @@ from monai.data import load_decathlon_datalist
 from monai.transforms import Compose
 from shell import run, workspace
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.transforms import FedRDNd
 
 here = workspace()

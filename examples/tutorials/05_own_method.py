@@ -17,7 +17,7 @@ import os
 
 from shell import run, workspace
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 
 here = workspace()
 package = here / "cautious-methods"

@@ -15,7 +15,7 @@ from medfedaug.cli.options import Device, Limit, Local, SiteOrSites, State, exis
 from medfedaug.errors import ConfigError
 
 if TYPE_CHECKING:
-    from medfedaug.analysis.local_vs_global import WorthTable
+    from medfedaug.research.comparison.local_vs_global import WorthTable
 
 
 class Split(str, Enum):
@@ -80,9 +80,9 @@ def evaluate(
 
 
 def _evaluate_sites(out: Path | None, model: Path, data: Path, **options: Any) -> None:
-    from medfedaug.analysis.local_vs_global import worth_table
-    from medfedaug.experiments.site_evaluation import evaluate_sites
+    from medfedaug.research.comparison.local_vs_global import worth_table
     from medfedaug.runs.folder import is_json_with
+    from medfedaug.runs.site_evaluation import evaluate_sites
     from medfedaug.utils.files import write_json
 
     if out is not None and out.exists() and not is_json_with(out, "metric", "models", "sites"):

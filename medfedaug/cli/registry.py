@@ -38,7 +38,7 @@ class Entry(NamedTuple):
     in_a_row: bool = False
 
 
-LAYERS = {"core": "medfedaug.config", "hospital": "medfedaug.privacy", "research": "medfedaug.experiments"}
+LAYERS = {"core": "medfedaug.config", "hospital": "medfedaug.hospital", "research": "medfedaug.research"}
 """A package of each layer, by which the layer is found."""
 
 GROUPS = {

@@ -57,7 +57,7 @@ def report(
         return
     page = out or Path("report.html")
     from medfedaug.analysis import write_report
-    from medfedaug.analysis.local_vs_global import find_evaluations
+    from medfedaug.research.comparison.local_vs_global import find_evaluations
     from medfedaug.runs.load_results import find_runs, load_run
     from medfedaug.runs.run import BASELINE
 
@@ -73,7 +73,7 @@ def report(
             raise ConfigError("--features needs the sites' images: --data")
         if find_spec("sklearn") is None:  # said before minutes of training
             raise ConfigError("--features needs scikit-learn for t-SNE; pip install 'medfedaug[tsne]'")
-        from medfedaug.experiments.local_features import local_features
+        from medfedaug.research.comparison.local_features import local_features
 
         with err_console.status("training local models"):
             local = local_features(loaded, data, device)
@@ -111,9 +111,10 @@ def _print_tables(
     runs: Sequence[Run], evaluations: Sequence[Mapping[str, Any]], reference: str
 ) -> dict[str, TextTable]:
     """Print the tables of evaluations and of runs, and return them by the names of their files."""
-    from medfedaug.analysis import metric_table, patient_table, summary_table
-    from medfedaug.analysis.class_table import class_table
-    from medfedaug.analysis.local_vs_global import worth_table
+    from medfedaug.analysis import metric_table, summary_table
+    from medfedaug.research.comparison import patient_table
+    from medfedaug.research.comparison.class_table import class_table
+    from medfedaug.research.comparison.local_vs_global import worth_table
 
     tables: dict[str, TextTable] = {}
     for index, content in enumerate(evaluations):

@@ -15,8 +15,8 @@ from rich.text import Text
 from medfedaug.cli.console import Table, err_console, out_console, print_page, say
 from medfedaug.cli.options import Given, JsonFile, takes
 from medfedaug.errors import ConfigError
-from medfedaug.privacy import JobRules, PrivacyPolicy
-from medfedaug.privacy.site_settings import SiteSettings
+from medfedaug.hospital.privacy import JobRules, PrivacyPolicy
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 
 if TYPE_CHECKING:
     from medfedaug.nvflare_jobs.kit.doctor import Check
@@ -253,11 +253,11 @@ def jobs(
     from datetime import datetime
 
     from medfedaug.config import bundle_reference
-    from medfedaug.federation.job_summary import job_state, summary
-    from medfedaug.federation.job_summary import record as record_of
+    from medfedaug.hospital.privacy.job_log import WAITING
+    from medfedaug.hospital.privacy.job_summary import job_state, summary
+    from medfedaug.hospital.privacy.job_summary import record as record_of
+    from medfedaug.hospital.privacy.policy import OPEN_PROMISE
     from medfedaug.nvflare_jobs.kit.kit import open_kit
-    from medfedaug.privacy.job_log import WAITING
-    from medfedaug.privacy.policy import OPEN_PROMISE
     from medfedaug.utils import plugins
 
     opened = open_kit(kit)
@@ -298,8 +298,8 @@ def approve(
     ] = None,
 ) -> None:
     """Approve the configuration of a job that waits. The same configuration then never waits again."""
+    from medfedaug.hospital.privacy.job_log import APPROVED, REFUSED
     from medfedaug.nvflare_jobs.kit.kit import open_kit
-    from medfedaug.privacy.job_log import APPROVED, REFUSED
     from medfedaug.utils.validation import check_printable
 
     check_printable("--by", by)
@@ -333,8 +333,8 @@ def ledger(
         return
     from datetime import datetime
 
+    from medfedaug.hospital.privacy.ledger import by_kind
     from medfedaug.nvflare_jobs.kit.kit import open_kit
-    from medfedaug.privacy.ledger import by_kind
 
     account = open_kit(kit).ledger()
     entries = account.entries()

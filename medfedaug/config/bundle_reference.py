@@ -2,7 +2,7 @@
 
 A Bundle is code: its configuration holds expressions, and it may have scripts. A job carries only the name
 and the content hash of a Bundle. A site runs its own folder, which its administrator has reviewed and allowed
-(`medfedaug.privacy.site_settings.SiteSettings.bundles`).
+(`medfedaug.hospital.privacy.site_settings.SiteSettings.bundles`).
 """
 
 from __future__ import annotations

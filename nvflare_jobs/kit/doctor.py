@@ -27,13 +27,18 @@ from medfedaug.config.training_scripts import find_loop
 from medfedaug.data.base import SPLITS, Case, SiteFolder
 from medfedaug.data.benchmarks import BENCHMARKS
 from medfedaug.data.dataset_json import unseen_note
+from medfedaug.data.intensity_scales import find_uneven_scales
 from medfedaug.data.io.formats import BUILT_IN_SUFFIXES, plugin_format
-from medfedaug.data.quality.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import open_site
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, JobRefused, MedFedAugError, MedFedAugWarning
 from medfedaug.federation.messages.run_definition import bundle_run_settings
 from medfedaug.federation.site.data_folder import resolve_data_folder
+from medfedaug.hospital.privacy import PrivacyLedger
+from medfedaug.hospital.privacy.account_mark import check_account
+from medfedaug.hospital.privacy.accountant import require_opacus
+from medfedaug.hospital.privacy.policy import OPEN_PROMISE, PrivacyPolicy
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.methods.registry import BUILT_IN_NAMES, method_class
 from medfedaug.metrics.registry import BUILT_IN_METRICS, plugin_metric
 from medfedaug.models.networks import built_in_networks, network_builder
@@ -57,11 +62,6 @@ from medfedaug.nvflare_jobs.kit.kit_checks import (
 )
 from medfedaug.nvflare_jobs.kit.kit_status import LEAST_DISK
 from medfedaug.nvflare_jobs.kit.startup import Check, check_connection, check_startup
-from medfedaug.privacy import PrivacyLedger
-from medfedaug.privacy.account_mark import check_account
-from medfedaug.privacy.accountant import require_opacus
-from medfedaug.privacy.policy import OPEN_PROMISE, PrivacyPolicy
-from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.tasks.losses import BUILT_IN_LOSSES, loss_class
 from medfedaug.utils import plugins
 from medfedaug.utils.event_text import size_text

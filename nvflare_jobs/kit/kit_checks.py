@@ -22,6 +22,7 @@ from nvflare.security.security import FLAuthorizer
 from packaging.requirements import Requirement
 
 from medfedaug.errors import ConfigError, first_line
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.kit.kit import Kit
 from medfedaug.nvflare_jobs.kit.kit_process import (
     ProcessRecord,
@@ -30,7 +31,6 @@ from medfedaug.nvflare_jobs.kit.kit_process import (
     settings_at_start,
 )
 from medfedaug.nvflare_jobs.kit.startup import Check
-from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils.files import parse_json
 
 _MOST_SHOWN = 4

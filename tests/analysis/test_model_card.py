@@ -15,8 +15,8 @@ from running import TINY_NETWORK, command
 from medfedaug.analysis.model_card import command_of, model_card
 from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
+from medfedaug.hospital.privacy.job_log import job_hash
 from medfedaug.methods import parse_methods
-from medfedaug.privacy.job_log import job_hash
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.simulate import configure, simulate
 
@@ -173,8 +173,7 @@ def test_the_command_makes_the_same_settings(finished, phantom_dir, tmp_path):
     assert typed[:2] == ["medfedaug", "simulate"]
     places = {"DATA": phantom_dir, "OUT": tmp_path / "again"}
     asked = [places.get(part, part) for part in typed[1:]]
-    code, _, err = command(*asked, "--engine", "inprocess", "--device", "cpu")
-    assert code == 0, err
+    command.ok(*asked, "--engine", "inprocess", "--device", "cpu")
     first, second = (
         RunConfig.from_dict(json.loads((folder / "results.json").read_text())["config"])
         for folder in (finished, tmp_path / "again")

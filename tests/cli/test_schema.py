@@ -14,9 +14,9 @@ from jsonschema import Draft202012Validator
 
 from medfedaug.cli.schema import File, schema_of
 from medfedaug.errors import ConfigError
-from medfedaug.experiments import experiment
-from medfedaug.experiments.experiment import make_experiment
-from medfedaug.privacy.site_settings import SiteSettings
+from medfedaug.hospital.privacy.site_settings import SiteSettings
+from medfedaug.research.sweeps import experiment
+from medfedaug.research.sweeps.experiment import make_experiment
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 WHOLE = {"data": "hospitals", "methods": "fedavg", "out": "runs"}

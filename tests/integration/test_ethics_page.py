@@ -12,13 +12,13 @@ from medfedaug.cli.console import out_console, print_scores
 from medfedaug.errors import RunFailed
 from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER
 from medfedaug.federation.messages.messages import PREPARE, TEST, TRAIN, VALIDATE
-from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy
+from medfedaug.hospital.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy
 
 PAGE = " ".join((Path(__file__).resolve().parents[2] / "docs/howto/ethics.md").read_text().split())
 ONCE = {
     "cases": "the number of cases in each part",
     "input": "how images are scaled and which channels they lack",
-    "spacing": "quantiles of the edges of voxels",
+    "spacing": "quantiles of voxel sizes",
     "description": "the numbers of patients and studies, and the hospital's description of itself",
 }
 

@@ -19,6 +19,7 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
 from medfedaug.federation.messages.messages import Reply, Request
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs import FederationController, MedFedAugRecipe
 from medfedaug.nvflare_jobs.job.messages import (
     reply_from_model,
@@ -28,7 +29,6 @@ from medfedaug.nvflare_jobs.job.messages import (
 )
 from medfedaug.nvflare_jobs.simulator import simulator
 from medfedaug.nvflare_jobs.simulator.simulator import LOG_FILE, run_in_simulator
-from medfedaug.privacy.site_settings import SiteSettings
 
 SITES = ["site_A", "site_B", "site_C"]
 

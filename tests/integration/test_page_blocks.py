@@ -11,7 +11,7 @@ import pytest
 from page_blocks import ROOT, blocks, carry_out, run_python, run_shell, shell
 
 import medfedaug
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 
 # Results are records of commands that took hours, on data that are elsewhere.
 PAGES = [

@@ -14,7 +14,7 @@ from page_blocks import blocks, run_shell, shell
 
 from medfedaug.config import bundle_reference
 from medfedaug.config.run import RunConfig
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 
 PAGE, BUNDLE, NETWORK = "docs/pipelines.md", "From a Bundle", "A network of your own"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from page_blocks import ROOT, blocks, run_shell, shell
 
 from medfedaug.config.plan import Plan
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 
 PAGE = (ROOT / "docs/plans.md").read_text(encoding="utf-8")
 

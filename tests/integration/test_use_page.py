@@ -10,9 +10,9 @@ from page_blocks import blocks, carry_out
 from written_series import series
 from written_volumes import load_volume
 
-from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.io.formats import read_header
-from medfedaug.data.io.segment_codes import read_segment_codes
+from medfedaug.data.phantom import make_phantom
+from medfedaug.hospital.dicom.segment_codes import read_segment_codes
 from medfedaug.statistics import load_statistics
 
 PAGES = ("use", "dicom", "bundle", "card")

@@ -11,9 +11,9 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation import FederationServer, SiteTrainer
+from medfedaug.hospital.privacy import PrivacyPolicy
 from medfedaug.methods import build_methods, registry
 from medfedaug.methods.compatibility import constraints
-from medfedaug.privacy import PrivacyPolicy
 
 # For a site of few cases.
 SMALL = {"fedmix": {"group": 2}, "feddg": {"group": 1}}

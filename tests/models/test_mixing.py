@@ -6,7 +6,6 @@ import pytest
 import torch
 from small_networks import build_small
 
-from medfedaug.methods import MixStyle, MoEx
 from medfedaug.models import (
     FeatureMixLayer,
     FFALayer,
@@ -20,6 +19,8 @@ from medfedaug.models import (
     stage_layers,
 )
 from medfedaug.models.stages import known_stages
+from medfedaug.research.methods.mixstyle import MixStyle
+from medfedaug.research.methods.moex import MoEx
 
 KINDS = [MixStyleLayer, MomentExchangeLayer, FeatureMixLayer]
 

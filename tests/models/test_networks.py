@@ -18,11 +18,11 @@ from small_networks import SEGMENTING, needs_einops
 from torch import nn
 
 from medfedaug.config.run import RunConfig
-from medfedaug.experiments.presets import PRESETS
 from medfedaug.federation.composition import Composition
 from medfedaug.models import build_network, ffa_layers, insert_ffa, network_names, remove_ffa
 from medfedaug.models.substitution import call_with
 from medfedaug.models.supervision import network_heads
+from medfedaug.research.papers.presets import PRESETS
 
 # Smallest sensible image, number of parameters (three channels in, ten classes out) where a source gives it,
 # widths.

@@ -20,9 +20,9 @@ from typing import Any
 
 import psutil
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.privacy import JOBS_FOLDER
+from medfedaug.hospital.privacy import JOBS_FOLDER
 
 __all__ = ["HOSPITALS", "PATIENT", "Rehearsal"]
 

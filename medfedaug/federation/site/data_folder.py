@@ -11,7 +11,7 @@ from medfedaug.data.benchmarks import is_federation
 from medfedaug.data.folders import is_site
 from medfedaug.data.sites import open_site
 from medfedaug.errors import DataError
-from medfedaug.privacy.site_settings import DATA_VARIABLE
+from medfedaug.hospital.privacy.site_settings import DATA_VARIABLE
 
 
 def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:

@@ -14,10 +14,10 @@ import torch
 from benchmark_files import write_volume
 
 from medfedaug.errors import ConfigError
+from medfedaug.hospital.privacy.policy import OPEN_PROMISE
 from medfedaug.nvflare_jobs.kit import doctor
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import open_kit
-from medfedaug.privacy.policy import OPEN_PROMISE
 
 
 @pytest.fixture(autouse=True)

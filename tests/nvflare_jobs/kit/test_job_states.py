@@ -10,9 +10,9 @@ import pytest
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 
 from medfedaug.config.run import RunConfig
+from medfedaug.hospital.privacy.job_log import Origin
 from medfedaug.nvflare_jobs.kit import kit_process, kit_start
 from medfedaug.nvflare_jobs.kit.job_states import job_standings
-from medfedaug.privacy.job_log import Origin
 
 
 def stored(server, job, status, *, name="brain", submitted=1.0, days=0.0):

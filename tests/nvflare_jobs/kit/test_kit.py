@@ -13,9 +13,9 @@ from nvflare.security.security import COMMAND_CATEGORIES
 from medfedaug import __version__
 from medfedaug.errors import ConfigError
 from medfedaug.federation.messages.messages import Request
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.kit.allowed import needed_classes, our_classes
 from medfedaug.nvflare_jobs.kit.kit import LAUNCHER, OWN_COMPONENTS, forbid_code, open_kit
-from medfedaug.privacy.site_settings import SiteSettings
 
 
 def content(kit: Path, name: str) -> dict:
