@@ -28,7 +28,7 @@ from medfedaug.federation.server.evaluation import FEDERATION, Evaluation
 from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.gate import GuardedGate
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.metrics.significance import compare_patients
+from medfedaug.metrics.significance import paired_t_test
 from medfedaug.privacy import LEDGER_FILE, JobBook, JobRules, PrivacyLedger, PrivacyPolicy, Pseudonyms
 
 SITES = ("site_A", "site_B")
@@ -94,7 +94,7 @@ def test_each_site_compares_local_global_and_personal_model_on_its_own_cases(hos
     for site, models in record["sites"].items():
         for other in ("local", "global"):
             ours, theirs = models["personal"]["cases"], models[other]["cases"]
-            test = compare_patients([ours[c] for c in sorted(ours)], [theirs[c] for c in sorted(ours)])
+            test = paired_t_test([ours[c] for c in sorted(ours)], [theirs[c] for c in sorted(ours)])
             comparison = models["personal"]["against"][other]
             assert comparison["difference"] == pytest.approx(test.difference)
             assert (comparison["low"], comparison["high"]) == pytest.approx((test.low, test.high))
