@@ -1,11 +1,10 @@
-"""Accuracy against ε: weights with noise, by DP-SGD at every site or at the server, on sites of volumes.
+"""Accuracy against ε: weights with noise by DP-SGD at every site, on sites of volumes.
 
     python benchmarks/privacy_weights.py --data DIR --halve --out docs/results/privacy_weights
 
-One training for each noise multiplier and seed: without noise, with DP-SGD at the sites (which hides a
-patient from everybody), and with `dp_fedavg` at the server (which hides a site from receivers of the model).
-Trainings in the output's JSON are not repeated. ε is of the whole job at δ = 1e-5, for the weights only:
-scores leave without noise.
+One training for each noise multiplier and seed: without noise, and with DP-SGD at the sites. Trainings in
+the output's JSON are not repeated. ε is of the whole job at δ = 1e-5, for the weights only: scores leave
+without noise.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import run_in_process
 from medfedaug.federation.server.output import write_json
+from medfedaug.hospital.privacy import PrivacyPolicy
 from medfedaug.methods import parse_methods
-from medfedaug.privacy import PrivacyPolicy
 from medfedaug.simulate import configure
 
-PLAIN, SITE, SERVER = "none", "site", "server"
+PLAIN, SITE = "none", "site"
 # Negligible noise at a site: DP-SGD only clips, and draws cases.
 CLIPPED = "0"
 
@@ -48,26 +47,16 @@ def policy(where: str, noise: str, clip: float) -> PrivacyPolicy:
     )
 
 
-def methods(where: str, noise: str, clip: float) -> list[dict[str, Any]]:
-    """Return the method at the server."""
-    if where != SERVER:
-        return parse_methods("fedavg")
-    return parse_methods("dp_fedavg", {"dp_fedavg": {"clip": clip, "noise_multiplier": float(noise)}})
-
-
 def train(config: RunConfig, data: Path, sites: list[str], policy: PrivacyPolicy) -> dict[str, Any]:
     """Train one federation."""
     started = time.perf_counter()
     results = run_in_process(config, data, sites, "cpu", policy=policy).results()
     last = results["rounds"][-1]
-    server = last["methods"].get("dp_fedavg", {})
     return {
         "seed": config.seed,
         "dice": results["test"]["mean"]["dice"],
         "sites": {site: entry["dice"] for site, entry in results["test"]["sites"].items()},
         "epsilon": {s: e["privacy/epsilon"] for s, e in last["sites"].items() if "privacy/epsilon" in e},
-        "server": {key: server[key] for key in ("privacy/epsilon", "noise") if key in server},
-        "clipped": [e["methods"]["dp_fedavg"]["clipped"] for e in results["rounds"]] if server else [],
         "selected_round": results["selected_round"],
         "seconds": time.perf_counter() - started,
     }
@@ -81,7 +70,7 @@ def table(runs: list[dict[str, Any]]) -> str:
     for where, noise in dict.fromkeys((run["where"], run["noise"]) for run in runs):
         group = [run for run in runs if (run["where"], run["noise"]) == (where, noise)]
         dice = [run["dice"] for run in group]
-        spent = list(group[0]["epsilon"].values()) or list(group[0]["server"].values())[:1]
+        spent = list(group[0]["epsilon"].values())
         if noise in (PLAIN, CLIPPED) or not spent:
             epsilon = ""
         else:
@@ -104,9 +93,7 @@ def main() -> None:
     arguments.add_argument("--data", type=Path, required=True, help="folder of the sites' folders")
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--site", nargs="*", default=[CLIPPED, "0.1", "0.3", "1", "4"], help="multipliers")
-    arguments.add_argument("--server", nargs="*", default=[CLIPPED, "0.03", "0.1", "1"], help="multipliers")
     arguments.add_argument("--site-clip", type=float, default=1.0, help="of a case's gradient")
-    arguments.add_argument("--server-clip", type=float, default=2.0, help="of a site's update")
     arguments.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     arguments.add_argument("--rounds", type=int, default=4)
     arguments.add_argument("--steps", type=int, default=75, help="a round and site")
@@ -126,13 +113,12 @@ def main() -> None:
         done = {(run["where"], run["noise"], run["seed"]) for run in numbers["runs"]}
         levels = [(PLAIN, PLAIN, 0.0)]
         levels += [(SITE, noise, options.site_clip) for noise in options.site]
-        levels += [(SERVER, noise, options.server_clip) for noise in options.server]
         for seed, (where, noise, clip) in itertools.product(options.seeds, levels):
             if (where, noise, seed) in done:
                 continue
             config = configure(
                 sites,
-                methods=methods(where, noise, clip),
+                methods=parse_methods("fedavg"),
                 rounds=options.rounds,
                 local_steps=options.steps,
                 limit=options.limit,

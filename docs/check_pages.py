@@ -160,13 +160,17 @@ def _block_mistakes(language: str, block: str) -> Iterator[str]:
             (json.loads if language == "json" else yaml.safe_load)(block)
         except (ValueError, yaml.YAMLError) as error:
             yield f"{language} that cannot be read: {error}"
-    elif language == "bash":
+    elif language in ("bash", "console"):
+        if language == "console":  # commands with their output
+            block = "\n".join(re.findall(r"^\$ (.*)", block, re.M))
         for line in re.sub(r"<<.*?^END$", "", block, flags=re.M | re.S).replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             command = get_command(app)
             rest = words[words.index("medfedaug") + 1 :] if "medfedaug" in words else []
             while rest and rest[0] in getattr(command, "commands", {}):
                 command = command.commands[rest.pop(0)]
+            if rest and hasattr(command, "commands") and re.fullmatch("[a-z][a-z-]*", rest[0]):
+                yield f"{command.name} has no command {rest[0]}"
             known = {
                 text for parameter in command.params for text in (*parameter.opts, *parameter.secondary_opts)
             }

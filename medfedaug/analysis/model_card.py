@@ -20,10 +20,10 @@ from medfedaug.config.run import DEFAULT_LOSSES, RunConfig, task_defaults
 from medfedaug.config.scanners import scanners_text
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.federation.job_folder import CARDS, LEVELS, SPACING
+from medfedaug.hospital.privacy.job_log import job_hash
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import mean_interval
-from medfedaug.privacy.job_log import job_hash
 from medfedaug.runs.annotated import OWN, Annotated
 from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.recorded_run import RecordedRun
@@ -161,7 +161,7 @@ class _Card:
         if not any(entry.keys() - {"patients", "studies"} for entry in self.descriptions.values()):
             yield (
                 "No site describes its images and patients: modality, body part, scanners, years, inclusion "
-                "and who drew the outlines are not known (medfedaug site-config --describe)."
+                "and who drew the outlines are not known (medfedaug site configure --describe)."
             )
             return
         yield "As each site says:"
@@ -318,7 +318,7 @@ class _Card:
                 if isinstance(metrics.get("privacy/epsilon"), int | float):
                     spent[site] = metrics["privacy/epsilon"], metrics.get("privacy/delta", math.nan)
                     with_weights |= {site} if metrics.get("privacy/weights") else set()
-        at_server = (*self.score_noise(), *self.server_noise())
+        at_server = tuple(self.score_noise())
         if not spent:
             return (
                 "No site added noise to what it sent: nothing bounds what the model, or the statistics that "
@@ -359,17 +359,6 @@ class _Card:
         for site, epsilon in sorted(spent.items()):
             name = self.name(site)
             yield f"{name} added noise to its scores: ε = {epsilon:.3g} for its validation patients."
-
-    def server_noise(self) -> Iterator[str]:
-        """Yield the noise that methods added at the server, after the last round."""
-        for name, metrics in self.record["rounds"][-1].get("methods", {}).items():
-            if "privacy/epsilon" in metrics:
-                epsilon, delta = metrics["privacy/epsilon"], metrics["privacy/delta"]
-                yield (
-                    f"The server added noise to the mean of the sites' updates ({name}), after it saw them. "
-                    f"All models of the run together have ε = {epsilon:.3g} at δ = {delta:.1e}, for a site "
-                    "that took part or stayed silent. Scores are not covered, nor is the choice of the round."
-                )
 
     def identity(self) -> tuple[Block, ...]:
         rows = [

@@ -14,7 +14,7 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, DataError, warn
 from medfedaug.federation.messages.messages import shared_keys
 from medfedaug.federation.messages.run_definition import define, scaling
-from medfedaug.federation.secure.layout import SumLayout
+from medfedaug.hospital.secure.layout import SumLayout
 from medfedaug.methods import Method, build_methods
 from medfedaug.methods.base import ServerContext
 from medfedaug.methods.compatibility import Constraints, check_compatible, constraints, methods_with
@@ -24,12 +24,7 @@ from medfedaug.models.sizes import check_size, size_multiple
 from medfedaug.models.substitution import first_names_of
 from medfedaug.tasks import Task
 
-_WITHOUT_BATCH_NORM = (
-    'take instance or group norm, for instance --network-args \'{"norm": "instance"}\', or keep running '
-    "statistics at their sites (fedbn, silobn)"
-)
 _ON_ONE_MACHINE = "simulate it on one machine, or take another method"
-_COMPARED_STEPS = "compared_steps"
 _SITES_FOR_TRIMMING = 5
 # Only the model's entries of a late update are carried over to the present model.
 _OF_BUFFERED_ROUNDS = frozenset({"complete_state_dict", "separate_sites"})
@@ -37,8 +32,7 @@ _OF_BUFFERED_ROUNDS = frozenset({"complete_state_dict", "separate_sites"})
 
 def with_step_limit(config: RunConfig) -> RunConfig:
     """Return a run with `MAX_STEP`, the limit of jobs for hospitals, if single updates can be compared."""
-    comparable = config.compare_sites == "updates" and not config.secure_aggregation
-    if not comparable or methods_with(build_methods(config.methods), _COMPARED_STEPS, "excludes"):
+    if config.compare_sites != "updates" or config.secure_aggregation:
         return config
     return replace(config, max_step=MAX_STEP)
 
@@ -137,9 +131,8 @@ class Composition:
         self.sent = [key for key in self.shared if key not in self.frozen]
         """The shared entries that a site sends: all except the frozen ones."""
         self._config = config
-        check_compatible([*map(constraints, self.methods), *self._network_constraints()])
         task = self.task()
-        check_compatible([*self._methods_constraints(task), *self._option_constraints(task)])
+        check_compatible([*map(constraints, self.methods), *self._option_constraints(task)])
         self.sums: SumLayout | None = None
         """The layout of sums under secure aggregation."""
         if config.secure_aggregation:
@@ -147,34 +140,12 @@ class Composition:
                 raise ConfigError("secure aggregation: max_step compares single updates, which nobody sees")
             self.sums = SumLayout(self.methods, self.server_context(task=task), self.sent, config.max_share)
 
-    def _methods_constraints(self, task: Task) -> Iterator[Constraints]:
-        """Yield the methods' constraints, with ``exchange`` if one excludes that."""
-        matters, context = methods_with(self.methods, "exchange", "excludes"), self.server_context(task=task)
-        for method in self.methods:
-            declared = constraints(method)
-            exchanges = (method.before_training(context), method.every_round(context)) if matters else ()
-            if any(exchange is not None for exchange in exchanges):
-                declared = replace(declared, provides=declared.provides | {"exchange"})
-            yield declared
-
-    def _network_constraints(self) -> Iterator[Constraints]:
-        """Yield the network's provisions."""
-        parameters = {name for name, _ in self.network.named_parameters()}
-        if averaged := [key for key in self.sent if key not in parameters]:
-            yield Constraints(
-                f"the network {self._config.network}",
-                provides=frozenset({"averaged_buffers"}),
-                hint=f"{averaged[0]} is one: {_WITHOUT_BATCH_NORM}",
-            )
-
     def _option_constraints(self, task: Task) -> Iterator[Constraints]:
         """Yield the requirements of the run's options, and the exclusions of its loss."""
         if self._config.max_share not in (MAX_SHARE, 1):
             yield Constraints("max_share", requires=frozenset({"given_shares"}))
         if self._config.buffer:
             yield Constraints("buffer", requires=_OF_BUFFERED_ROUNDS, excludes=frozenset({"same_start"}))
-        if self._config.max_step:
-            yield Constraints("max_step", requires=frozenset({_COMPARED_STEPS}))
         criterion = task.criterion
         if not criterion.takes_probabilities:
             yield Constraints(f"the loss {criterion.name}", excludes=frozenset({"soft_labels"}))

@@ -15,8 +15,8 @@ from running import TINY_NETWORK, command
 from medfedaug.analysis.model_card import command_of, model_card
 from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
+from medfedaug.hospital.privacy.job_log import job_hash
 from medfedaug.methods import parse_methods
-from medfedaug.privacy.job_log import job_hash
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.simulate import configure, simulate
 
@@ -69,7 +69,7 @@ def test_names_of_sites_and_cases_stay_out_unless_asked_for(finished, tmp_path):
         text = (finished / f"model_card{suffix}").read_text().replace("\\", "")
         assert not [name for name in (*sites, *cases) if f" {name}" in text or f">{name}" in text]
         assert "site 3" in text
-    assert command("card", finished, "--out", tmp_path, "--site-names")[0] == 0
+    assert command("report", finished, "--card", "--out", tmp_path, "--site-names")[0] == 0
     named = (tmp_path / "model_card.md").read_text().replace("\\", "")
     assert all(site in named for site in sites)
     assert not [case for case in cases if case in named]
@@ -167,24 +167,13 @@ def test_privacy_is_what_each_site_has_spent(finished, tmp_path):
     assert "Without noise: site 1. Nothing bounds" in found
 
 
-def test_noise_at_the_server_is_told(finished, tmp_path):
-    def change(record):
-        told = {"privacy/epsilon": 4.321, "privacy/delta": 1e-5, "clipped": []}
-        record["rounds"][-1]["methods"] = {"dp_fedavg": told}
-
-    found = section(model_card(changed(finished, tmp_path, change)), "Privacy")
-    assert "No site added noise" in found
-    assert "after it saw them. All models of the run together have ε = 4.32 at δ = 1.0e-05" in found
-
-
 def test_the_command_makes_the_same_settings(finished, phantom_dir, tmp_path):
     card = model_card(FinishedRun.open(finished)).markdown()
     typed = shlex.split(card.split("```bash\n")[1].split("\n```")[0])
     assert typed[:2] == ["medfedaug", "simulate"]
     places = {"DATA": phantom_dir, "OUT": tmp_path / "again"}
     asked = [places.get(part, part) for part in typed[1:]]
-    code, _, err = command(*asked, "--engine", "inprocess", "--device", "cpu")
-    assert code == 0, err
+    command.ok(*asked, "--engine", "inprocess", "--device", "cpu")
     first, second = (
         RunConfig.from_dict(json.loads((folder / "results.json").read_text())["config"])
         for folder in (finished, tmp_path / "again")

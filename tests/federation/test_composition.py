@@ -18,9 +18,9 @@ from medfedaug.simulate import configure
 SITES = ["site_A", "site_B"]
 # Those that need three sites or five, parameters without running statistics, or another network, have runs of
 # their own in `tests/methods`.
-APART = ("median", "trimmed_mean", "dp_fedavg", "fedfd_prompt")
+APART = ("median", "trimmed_mean", "fedfd_prompt")
 # Of each way of taking part one runs always: features, a model at the site, a gradient, a weight, a buffer.
-ALWAYS = ("bin", "ditto", "fedbn", "feddg_ga", "fedfd", "fedmix", "fedrdn", "moon", "pooled", "scaffold")
+ALWAYS = ("bin", "ditto", "fedbn", "feddg_ga", "fedfd", "fedmix", "fedrdn", "pooled", "scaffold")
 METHODS = [
     name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow)
     for name, method in registry.built_in_methods().items()

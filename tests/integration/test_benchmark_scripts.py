@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from finished_runs import simulated
 
-from medfedaug.privacy import epsilon_spent
-
 pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -108,13 +106,12 @@ def test_accuracy_against_epsilon_runs(script, phantom_dir, tmp_path):
 
 def test_accuracy_against_the_noise_of_weights_runs_and_continues(script, phantom_dir, tmp_path):
     options = ["--rounds", 1, "--steps", 2, "--channels", 4, 8, "--batch-size", 2, "--seeds", 0]
-    where = ["--data", phantom_dir, "--out", tmp_path, "--site", "1", "--server", "2"]
+    where = ["--data", phantom_dir, "--out", tmp_path, "--site", "1"]
     printed = script("privacy_weights.py", *where, *options)
-    plain, site, server = json.loads((tmp_path / "numbers.json").read_text())["runs"]
-    assert plain["epsilon"] == plain["server"] == site["server"] == server["epsilon"] == {}
+    plain, site = json.loads((tmp_path / "numbers.json").read_text())["runs"]
+    assert plain["epsilon"] == {}
     assert all(epsilon > 0 for epsilon in site["epsilon"].values())
-    assert server["server"]["privacy/epsilon"] == epsilon_spent([(2.0, 1)], 1e-5)
-    assert f"| server | 2 | {server['dice']:.3f} |" in printed
+    assert f"| site | 1 | {site['dice']:.3f} |" in printed
     assert " s\n" not in script("privacy_weights.py", *where, *options)
 
 

@@ -241,7 +241,7 @@ def stop_after(round_: int):
         "fedrdn,fedprox,fedavgm",
         "scaffold,fedbn",
         "fednova",
-        "ditto,partialfed,moon",
+        "ditto,partialfed",
         "feddg_ga,fixbn",
     ],
 )

@@ -20,12 +20,6 @@ ARGUMENTS = [
     ("dac_sc", {"content": -0.1}, "content cannot be negative"),
     ("dac_sc", {"temperature": 0}, "temperature must be positive"),
     ("ditto", {"weight": -1}, "weight cannot be negative"),
-    ("dp_fedavg", {"clip": 0.0}, "clip must be positive"),
-    ("dp_fedavg", {"noise_multiplier": -1.0}, "noise_multiplier cannot be negative"),
-    ("dp_fedavg", {"delta": 1.0}, "delta must be below 1"),
-    ("dp_fedavg", {"sites": -1}, "sites cannot be negative"),
-    ("dp_fedavg", {"max_epsilon": 0.0}, "max_epsilon must be positive"),
-    ("dp_fedavg", {"max_epsilon": 3.0, "noise_multiplier": 0.0}, "needs a noise_multiplier above 0"),
     ("feddg", {"band": 0.5}, "band must be below 0.5, got 0.5"),
     ("feddg", {"gamma": -1}, "gamma cannot be negative, got -1"),
     ("feddg", {"temperature": 0}, "temperature must be positive"),
@@ -57,8 +51,6 @@ ARGUMENTS = [
     ("fraug", {"noise": 0}, "noise"),
     ("fraug", {"prototype_rate": 0}, "prototype_rate"),
     ("fraug", {"embeddings": False, "prototypes": False}, "without embeddings and prototypes"),
-    ("moon", {"weight": -1}, "weight cannot be negative, got -1"),
-    ("moon", {"temperature": 0}, "temperature must be positive, got 0"),
     ("partialfed", {"strategy": "adaptive"}, "strategy must be 'norm+head', "),
     ("partialfed", {"strategy": "bottom_up", "stages": 0}, "stages must be at least 1, got 0"),
     ("randconv", {"probability": 2}, "probability must be at most 1, got 2"),
@@ -73,7 +65,7 @@ ARGUMENTS = [
 
 # By word: the methods that require or provide it, and one that excludes it.
 EXCLUDED = [
-    ("averaged_parameters", "ditto feddg_ga fedprox moon", "single"),
+    ("averaged_parameters", "ditto feddg_ga fedprox", "single"),
     ("complete_state_dict", "ditto", "fedfd_a"),
     ("complete_state_dict", "ditto", "fedfd_prompt"),
     ("labels", "fedproto fedsr fpl", "mixup"),

@@ -17,7 +17,6 @@ from medfedaug.federation import FederationServer, Reply
 from medfedaug.federation.composition import Composition, with_step_limit
 from medfedaug.federation.messages.tensor_checks import StateDictValidator
 from medfedaug.federation.server.step_comparison import StepComparison, others_median, suspicion
-from medfedaug.methods import parse_methods
 from medfedaug.utils.event_schema import check_event
 from medfedaug.utils.event_text import EventLines
 
@@ -366,13 +365,6 @@ def test_a_limit_below_the_others_median_is_refused(tiny_config, value):
     [
         ({"compare_sites": "statistics"}, "max_step compares whole updates"),
         ({"secure_aggregation": True}, "max_step compares single updates, which nobody sees"),
-        (
-            {
-                "methods": tuple(parse_methods("dp_fedavg")),
-                "network_args": {"channels": [4, 8], "strides": [2], "norm": "instance"},
-            },
-            "max_step requires compared_steps",
-        ),
     ],
 )
 def test_where_single_updates_cannot_be_compared_the_limit_is_refused(tiny_config, changes, reason):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bundles
 import pytest
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation import run_in_process
@@ -18,7 +18,6 @@ REFUSED = {
     **dict.fromkeys(CLASSIFYING, "is defined for classification alone"),
     **dict.fromkeys(("feddg", "randaugment"), "is not defined for volumes"),
     **dict.fromkeys(("fedharmo", "harmofl"), "patches"),
-    "dp_fedavg": "provides averaged_buffers",
     "fedmix": "fedmix mixes labels",
     "fedfd_prompt": "prompts go into MONAI's ViT",
 }
