@@ -133,11 +133,6 @@ def test_a_volume_that_trains_at_one_site_and_tests_at_another_is_refused(run, t
     refused(run, tmp_path, "site B", "images/3.nii.gz", "training case", "images/0.nii.gz of site A")
 
 
-def test_a_patient_in_two_splits_is_refused(run, two_sites, tmp_path):
-    edit(two_sites[0], lambda c: (c["training"][1].update(patient=7), c["test"][0].update(patient="7")))
-    refused(run, tmp_path, "site A", "images/3.nii.gz", "patient 7 is in test, and in training with 1")
-
-
 def test_files_that_only_look_alike_are_no_copies(run, two_sites, tmp_path):
     """Headers in the same words, each with raw data of its own."""
     for folder in two_sites:
