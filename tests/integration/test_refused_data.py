@@ -80,12 +80,7 @@ def shifted(x):
 
 
 @pytest.mark.parametrize(
-    ("affine", "apart"),
-    [
-        (shifted(0.5), "0.5 mm"),
-        (np.diag([1, 1, 3, 1]), "6 mm"),
-        (turned(10), "3.7 mm"),
-    ],
+    ("affine", "apart"), [(shifted(0.5), "0.5 mm"), (np.diag([1, 1, 3, 1]), "6 mm"), (turned(10), "3.7 mm")]
 )
 def test_a_label_map_elsewhere_than_its_image_is_refused(run, two_sites, tmp_path, affine, apart):
     place(two_sites[1] / "labels/3.nii.gz", affine)

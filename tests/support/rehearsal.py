@@ -181,11 +181,7 @@ def _same_model(folder: Path, other: Path) -> bool:
 
 
 def _main() -> None:
-    kinds = {
-        "poc": rehearse_poc,
-        "provisioned": rehearse_provisioned,
-        "own-keys": rehearse_own_keys,
-    }
+    kinds = {"poc": rehearse_poc, "provisioned": rehearse_provisioned, "own-keys": rehearse_own_keys}
     parser = argparse.ArgumentParser(prog="rehearsal", description=__doc__)
     parser.add_argument("kind", choices=tuple(kinds))
     parser.add_argument("work", type=Path, help="a new folder")

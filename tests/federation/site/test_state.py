@@ -32,12 +32,7 @@ write_atomic(sys.argv[1], write, private=True)
 
 @pytest.fixture
 def deployment(make_site, tmp_path):
-    settings = {
-        "privacy": {
-            "min_images": 3,
-        },
-        "jobs": FREE,
-    }
+    settings = {"privacy": {"min_images": 3}, "jobs": FREE}
     for name in "AB":
         make_site(name, cases=(8, 1, 1))
     return Deployment([Hospital(tmp_path / "kits" / n, tmp_path / "data" / n, **settings) for n in "AB"])

@@ -17,7 +17,7 @@ from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.federation import FederationServer, Site, SiteTrainer, run_in_process
 from medfedaug.hospital.privacy import PrivacyLedger, PrivacyPolicy, epsilon_spent, noise_multiplier_for
 from medfedaug.hospital.privacy.guard import PrivacyGuard
-from medfedaug.methods import FedFA, FedFAh, FedRDN, Norm
+from medfedaug.methods import FedFA, FedFAh, FedRDN
 from medfedaug.methods.base import Contributions, ServerContext, SiteContext, SiteExchange
 from medfedaug.models import build_network, ffa_layers
 from medfedaug.statistics import image_moments
@@ -387,10 +387,6 @@ def test_features_that_depend_on_what_stays_at_the_site_are_refused(tiny_config,
     assert not Site("site_A", trainer).answer(FederationServer(tiny_config("fedrdn,fedbn")).prepare()).error
 
 
-def test_norm_says_that_it_uses_what_it_never_sends():
-    assert Norm().at_site(SiteContext("A", torch.nn.Identity())).uses_unsent_statistics
-
-
 def test_after_a_noisy_release_fedrdn_uses_the_noisy_pair_itself():
     context = SiteContext("A", torch.nn.Identity())  # without data: the exact pair cannot be had
     part = FedRDN().at_site(context)
@@ -526,15 +522,6 @@ def test_a_run_records_epsilon_and_stops_at_the_cap(tiny_config, phantom_dir, tm
     # Refused before any work: the network holds what the server sent, untrained.
     sent = {key: server.state[key] for key in server.shared}
     assert all(torch.equal(trainer.network.state_dict()[key], sent[key]) for key in sent)
-
-
-def test_the_log_says_what_epsilon_does_not_cover(caplog):
-    with caplog.at_level("INFO", logger=PrivacyGuard.__module__):
-        released(Given([{"a": torch.zeros(1)}] * 2, a="feature_mean"), 2)
-    (record,) = caplog.records
-    assert "site A: m" in record.getMessage()
-    assert "ε = " in record.getMessage()
-    assert "model weights, scores are not covered" in record.getMessage()
 
 
 def test_without_a_policy_nothing_changes_and_noise_does_not_disturb_training(tiny_config, phantom_dir):
