@@ -32,12 +32,6 @@ hd = pytest.importorskip("highdicom", reason="pip install 'medfedaug[pacs]'")
 SHAPE = (32, 32, 6)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory, phantom_dir):
-    out = tmp_path_factory.mktemp("archive") / "run"
-    return balanced(simulated(phantom_dir, out, "fedavg", *FEW), phantom_dir, "site_C")
-
-
 def put(orthanc, folder, patient, count=1):
     """Store studies of a patient; their files by accession number."""
     rng, files = np.random.default_rng(len(patient)), {}
