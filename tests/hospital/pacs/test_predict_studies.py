@@ -126,7 +126,7 @@ def test_names_in_any_letters_come_back_from_the_archive(orthanc, run, model, tm
             header.PatientID, header.PatientName = patient, name
             header.StudyDescription, header.ReferringPhysicianName = name.split("=")[0], name
 
-        voxels = np.random.default_rng(0).integers(0, 1000, SHAPE).astype(np.int16)
+        voxels = np.random.default_rng(0).integers(0, 1000, (32, 32, 2)).astype(np.int16)
         write_slices(tmp_path / "in" / patient, voxels, change=named)
     orthanc.put(tmp_path / "in")
     call = ("predict", "--model", model, "--dicomweb", orthanc.dicomweb, "--store", "--rtstruct", "--report")
