@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from sweeps import OFFICE_PRESET, planned, scores
@@ -74,21 +75,41 @@ def test_a_missing_package_and_a_missing_cluster_are_named(monkeypatch, office, 
         workers_of("slurm", folder=tmp_path)
 
 
-def _local(submitit):
-    """`submitit`'s own executor for a machine without Slurm."""
+def alive() -> set[str]:
+    return {folder.name for folder in Path("/proc").iterdir() if folder.name.isdecimal()}
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    """`submitit`'s own executor for a machine without Slurm; its jobs are processes."""
+    submitit = pytest.importorskip("submitit")
 
     class Local(submitit.LocalExecutor):
+        most = 100
+
         def update_parameters(self, **_):
             """Take Slurm's parameters, of which processes have none."""
 
+        def submit(self, job):
+            if len(self.jobs & alive()) >= self.most:
+                raise submitit.core.utils.FailedJobError("sbatch: QOSMaxSubmitJobPerUserLimit")
+            submitted = super().submit(job)
+            self.jobs.add(str(submitted.job_id))
+            return submitted
+
+        jobs: ClassVar[set[str]] = set()
+
+    monkeypatch.setattr(workers, "_POLL", 0.2)
+    monkeypatch.setattr(workers, "_queued", alive)
+    monkeypatch.setattr(submitit, "SlurmExecutor", Local)
     return Local
 
 
 @pytest.mark.slow  # processes of a cluster
-def test_jobs_of_submitit_give_what_this_process_gives(office, tmp_path, monkeypatch, onednn):
-    submitit = pytest.importorskip("submitit")
-    monkeypatch.setattr(workers, "_POLL", 0.2)
-    monkeypatch.setattr(submitit, "SlurmExecutor", _local(submitit))
+def test_jobs_of_submitit_give_what_this_process_gives_under_a_limit_of_one(
+    slurm, office, tmp_path, monkeypatch, onednn
+):
+    slurm.most = 1
     runs = planned(office, "fedavg fedprox", ["fedprox.mu=1e38"], seeds=1, scale=0.001)
     events = []
     monkeypatch.chdir(tmp_path)  # a relative folder means the same to a worker
@@ -101,11 +122,29 @@ def test_jobs_of_submitit_give_what_this_process_gives(office, tmp_path, monkeyp
     assert scores(tmp_path / "far" / runs[0].folder) == scores(tmp_path / "near" / runs[0].folder)
 
 
+def test_a_cluster_that_takes_no_job_at_all_is_named(slurm, office, tmp_path, monkeypatch):
+    slurm.most = 0
+    monkeypatch.setattr(workers, "_TRIES", 2)
+    (run,) = planned(office, "fedavg", seeds=1)
+    with pytest.raises(ConfigError, match="QOSMaxSubmitJobPerUserLimit"):
+        list(SlurmJobs(tmp_path, 2**20, {}, "").outcomes(str, [run]))
+
+
+@pytest.mark.parametrize(
+    ("each", "words"),
+    [({"parallel": "0"}, "a number of jobs"), ({"mem": "much"}, "must be a size, such as 8G")],
+)
+def test_requests_to_slurm_are_checked(slurm, tmp_path, each, words):
+    with pytest.raises(ConfigError, match=words):
+        SlurmJobs(tmp_path, 2**20, each, "")
+
+
+def test_decoded_images_take_half_of_a_jobs_memory(slurm, tmp_path):
+    assert SlurmJobs(tmp_path, 2**34, {"mem": "8G"}, "").memory == 2**32
+
+
 @pytest.mark.slow  # processes of a cluster
-def test_a_killed_job_is_named_with_its_log(office, tmp_path, monkeypatch):
-    submitit = pytest.importorskip("submitit")
-    monkeypatch.setattr(workers, "_POLL", 0.2)
-    monkeypatch.setattr(submitit, "SlurmExecutor", _local(submitit))
+def test_a_killed_job_is_named_with_its_log(slurm, office, tmp_path, monkeypatch):
     (tmp_path / "python").write_text("#!/bin/sh\nkill -9 $$\n")
     (tmp_path / "python").chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
