@@ -9,9 +9,9 @@ from functools import partial
 from medfedaug.errors import ConfigError
 from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply, Request
 from medfedaug.federation.messages.refusal import refusal
-from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.federation.server.evaluation import Evaluation
 from medfedaug.federation.server.server import FederationServer
+from medfedaug.hospital.secure.unmasking import ServerMasks
 
 Accept = Callable[[str, Reply], bool]
 """Takes a site's name and its reply, and returns whether the reply could be used."""
