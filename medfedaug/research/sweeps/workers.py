@@ -31,14 +31,9 @@ import torch
 from filelock import FileLock
 
 from medfedaug.data.preparation.decoded_cache import keep_decoded
-<<<<<<< HEAD:medfedaug/experiments/workers.py
 from medfedaug.errors import ConfigError, RunFailed, first_line
-from medfedaug.research.sweeps.planned import PlannedRun
 from medfedaug.federation.job_folder import STATE
-=======
-from medfedaug.errors import ConfigError, first_line
 from medfedaug.research.sweeps.planned import PlannedRun
->>>>>>> main:medfedaug/research/sweeps/workers.py
 
 Make = Callable[..., str]
 """Makes one run, and returns the reason if it failed."""
