@@ -12,7 +12,6 @@ from annotated_types import MinLen
 from medfedaug.config.options import Settings, setting, settings
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import JobRefused, withheld
-from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +61,7 @@ max_rounds is 100
         "images.",
         flags=("--allow-loop",),
     )
-    max_rounds: int = setting(1000, "Most rounds of a job.", above=0)
+    max_rounds: int = setting(1000, "Most rounds of a job, repeated ones included.", above=0)
     min_cases: int = setting(
         10,
         "Least training cases with which the site trains in a job; least patients where its list names them.",
@@ -149,8 +148,13 @@ max_rounds is 100
         """
         patients, cases = len(per_patient), sum(per_patient)
         if patients < self.min_cases:
-            of = f" of {counted(patients, 'patient')}" if patients < cases else ""
-            _refuse(site, f"{cases} cases{of} would train", f"min_cases is {self.min_cases}")
+            of = f" of {withheld(patients)} patient{'s' * (patients != 1)}" if patients < cases else ""
+            _refuse(site, f"{withheld(cases)} cases{of} would train", f"min_cases is {self.min_cases}")
+
+    def check_trainings(self, site: str, count: int) -> None:
+        """Check the number of trainings of a job: a server may repeat a round with other weights."""
+        if count > self.max_rounds:
+            _refuse(site, "the server asks for another training", f"max_rounds is {self.max_rounds}")
 
     def check_model(self, site: str, megabytes: float) -> None:
         """Check the size of a network or of the weights in a message."""
