@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 import torch
 
@@ -14,10 +15,9 @@ from medfedaug.utils.validation import not_known
 
 
 def _nvflare() -> Engine:
-    # Imported here: the other engines work without NVFlare, and its import takes seconds.
-    from medfedaug.nvflare_jobs.simulator.simulator import NVFlareEngine
-
-    return NVFlareEngine()
+    # By its name: the other engines work without NVFlare, and its import takes seconds.
+    engine: Engine = import_module("medfedaug.nvflare_jobs.simulator.simulator").NVFlareEngine()
+    return engine
 
 
 _ENGINES: dict[str, Callable[[], Engine]] = {"nvflare": _nvflare, "inprocess": InProcessEngine}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from medfedaug.data.phantom import make_phantom
 from medfedaug.federation import run_in_process
 from medfedaug.hospital.privacy import PrivacyPolicy
+from medfedaug.hospital.privacy.guard import SitePrivacy
 from medfedaug.methods import base, registry
 from medfedaug.methods.base import (
     INTENSITY_MEAN,
@@ -122,7 +124,9 @@ def test_a_federation_calls_every_hook(phantom_dir, tiny_config, tmp_path, monke
     run_in_process(tiny_config("spy", rounds=2), phantom_dir, SITES, "cpu", state_dir=state, resume=True)
     bounds = {INTENSITY_MEAN: (0.0, 2.0)}
     policy = PrivacyPolicy(min_images=1, noise_multiplier=50.0, epsilon=1000.0, clip=bounds)
-    run_in_process(tiny_config("spy", rounds=1), phantom_dir, SITES, "cpu", policy=policy)
+    run_in_process(
+        tiny_config("spy", rounds=1), phantom_dir, SITES, "cpu", privacy=partial(SitePrivacy, policy)
+    )
     monkeypatch.setitem(registry._BUILT_IN, "summed", spying_method(calls, summed=True))
     three = tmp_path / "three"  # that train: no fewer add up what they send
     names = [site.name for site in make_phantom(three, sites=3, patients=3, shape=(32, 32, 6))]

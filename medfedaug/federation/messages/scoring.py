@@ -1,12 +1,14 @@
-"""Scoring requests of an evaluation's server."""
+"""Scoring requests of an evaluation's server, and scores in the form of a message."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from medfedaug.errors import ConfigError, first_line
+from medfedaug.metrics.significance import PatientTest
 from medfedaug.utils.validation import check_keys
 
 
@@ -34,3 +36,21 @@ class ScoringSpec:
             return cls(**{**values, "against": tuple(values.get("against", ()))})
         except TypeError as error:
             raise ConfigError(f"scoring: {first_line(error)}") from error
+
+
+def all_scores(scores: Mapping[str, Any], patients: Mapping[str, int]) -> dict[str, Any]:
+    """Return all scores of a simulation, with the number of the patient of each scored case."""
+    known = {case: patients[case] for case in scores.get("cases", {}) if case in patients}
+    return {**scores, "patients": known} if known else dict(scores)
+
+
+def difference(test: PatientTest, unit: str = "cases") -> dict[str, Any]:
+    """Return the comparison of two models on a site's cases, in the form of a message.
+
+    Returns:
+        ``difference``, ``low`` and ``high``, the ends of its 95% interval, ``None`` for fewer than six
+        patients, ``p``, and their number by ``unit``.
+    """
+    bounded = math.isfinite(test.high - test.low)  # too few cases have no interval
+    ends = {"low": test.low, "high": test.high} if bounded else {"low": None, "high": None}
+    return {unit: test.patients, "difference": test.difference, **ends, "p": test.p}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from medfedaug.federation.messages.scoring import difference
 from medfedaug.hospital.privacy.policy import PrivacyPolicy
 from medfedaug.methods.census import Contributors
 from medfedaug.metrics.base import MEAN, MEAN_OF_CLASSES
@@ -30,12 +31,6 @@ def class_labels(folder: SiteFolder, split: str) -> dict[str, str]:
     if folder.task != "classification":
         return {}
     return {case.name: str(case.label) for case in folder.cases[split]}
-
-
-def all_scores(scores: Mapping[str, Any], patients: Mapping[str, int]) -> dict[str, Any]:
-    """Return all scores of a simulation, with the number of the patient of each scored case."""
-    known = {case: patients[case] for case in scores.get("cases", {}) if case in patients}
-    return {**scores, "patients": known} if known else dict(scores)
 
 
 def released_scores(
@@ -91,17 +86,11 @@ def released_difference(test: PatientTest, policy: PrivacyPolicy, unit: str = "c
     """Return the comparison of two models on a site's cases that leaves the site.
 
     It leaves from ``min_images`` patients on, each with the same weight, and not where scores have noise. The
-    unit is ``"patients"``, or ``"cases"`` where no patient is named.
-
-    Returns:
-        ``difference``, ``low`` and ``high``, the ends of its 95% interval, ``None`` for fewer than six
-        patients, ``p``, and their number by ``unit``; empty where nothing leaves.
+    unit is ``"patients"``, or ``"cases"`` where no patient is named. Empty where nothing leaves.
     """
     if test.patients < policy.min_images or policy.score_noise_multiplier:
         return {}
-    bounded = math.isfinite(test.high - test.low)  # too few cases have no interval
-    ends = {"low": test.low, "high": test.high} if bounded else {"low": None, "high": None}
-    return {unit: test.patients, "difference": test.difference, **ends, "p": test.p}
+    return difference(test, unit)
 
 
 def _problem(cases: Iterable[str], policy: PrivacyPolicy, patients: Mapping[str, int]) -> str:
