@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from medfedaug.errors import ConfigError, first_line
-from medfedaug.metrics.significance import PatientTest
+from medfedaug.metrics.significance import paired_t_test
 from medfedaug.utils.validation import check_keys
 
 
@@ -44,13 +43,21 @@ def all_scores(scores: Mapping[str, Any], patients: Mapping[str, int]) -> dict[s
     return {**scores, "patients": known} if known else dict(scores)
 
 
-def difference(test: PatientTest, unit: str = "cases") -> dict[str, Any]:
-    """Return the comparison of two models on a site's cases, in the form of a message.
+def difference(differences: Sequence[float], unit: str = "cases") -> dict[str, Any]:
+    """Return the comparison of two models on a site's patients, in the form of a message.
+
+    The interval is Student's: the ends of a randomisation test are means over a few patients each.
+
+    Args:
+        differences: of each patient's scores, or of each case's where no patient is named.
+        unit: ``"patients"`` or ``"cases"``.
 
     Returns:
-        ``difference``, ``low`` and ``high``, the ends of its 95% interval, ``None`` for fewer than six
-        patients, ``p``, and their number by ``unit``.
+        ``difference``, ``low`` and ``high``, the ends of its 95% interval, ``p``, and the number of patients
+        by ``unit``; empty for fewer than two.
     """
-    bounded = math.isfinite(test.high - test.low)  # too few cases have no interval
-    ends = {"low": test.low, "high": test.high} if bounded else {"low": None, "high": None}
-    return {unit: test.patients, "difference": test.difference, **ends, "p": test.p}
+    if len(differences) < 2:
+        return {}
+    test = paired_t_test(differences, [0.0] * len(differences))
+    ends = {"low": test.low, "high": test.high, "p": test.p}
+    return {unit: test.pairs, "difference": test.difference, **ends}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from medfedaug.config.run import RunConfig
@@ -10,7 +10,6 @@ from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages.messages import Reply, Request
 from medfedaug.federation.messages.scoring import all_scores, difference
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.metrics.significance import PatientTest
 from medfedaug.utils.layers import added_module
 
 
@@ -65,9 +64,11 @@ class Gate:
         """Return the part of a model's scores that may leave."""
         return all_scores(scores, trainer.folder.patients(split))
 
-    def compare(self, split: str, test: PatientTest, unit: str, trainer: SiteTrainer) -> dict[str, Any]:
+    def compare(
+        self, split: str, differences: Sequence[float], unit: str, trainer: SiteTrainer
+    ) -> dict[str, Any]:
         """Return the part of a comparison of two models that may leave."""
-        return difference(test, unit)
+        return difference(differences, unit)
 
     def outgoing(self, reply: Reply, trainer: SiteTrainer) -> Reply:
         """Check and record a reply before it is sent."""

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from medfedaug.errors import MedFedAugError, PrivacyRefused
 from medfedaug.federation.messages.messages import (
     FINGERPRINT,
@@ -24,6 +26,7 @@ from medfedaug.federation.messages.messages import (
 )
 from medfedaug.federation.site.gate import Gate
 from medfedaug.federation.site.trainer import SiteTrainer, site_fingerprint
+from medfedaug.methods.census import Contributors
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.validation import is_number
 
@@ -166,9 +169,15 @@ class Site:
         return reply
 
     def _prepare(self, request: Request, should_stop: Stop) -> Reply:
-        reply, least = self.trainer.prepare(), self.trainer.min_patients
-        reply.metrics["cases"] = {k: n for k, n in reply.metrics["cases"].items() if not 0 < n < least}
+        reply = self.trainer.prepare()
+        cases = reply.metrics["cases"].items()
+        reply.metrics["cases"] = {split: n for split, n in cases if not n or self._are_many(split)}
         return reply
+
+    def _are_many(self, split: str) -> bool:
+        """Return whether the number of cases of a split is about enough patients."""
+        counts = torch.tensor([self.trainer.folder.cases_of_patients(split)])
+        return bool(Contributors(counts).enough(self.trainer.min_patients))
 
     def _deliver(self, request: Request, should_stop: Stop) -> Reply:
         self._check_trains()

@@ -19,7 +19,6 @@ from medfedaug.metrics.registry import METRICS
 
 if TYPE_CHECKING:
     from medfedaug.data.base import SiteFolder
-    from medfedaug.metrics.significance import PatientTest
 
 _MIDDLE = 0.5  # score of a patient without one where noise is added: the number of patients is then public
 
@@ -82,15 +81,17 @@ def released_scores(
     return {**released, "scored_cases": len(scored)}
 
 
-def released_difference(test: PatientTest, policy: PrivacyPolicy, unit: str = "cases") -> dict[str, Any]:
-    """Return the comparison of two models on a site's cases that leaves the site.
+def released_difference(
+    differences: Sequence[float], policy: PrivacyPolicy, unit: str = "cases"
+) -> dict[str, Any]:
+    """Return the comparison of two models on a site's patients that leaves the site.
 
-    It leaves from ``min_images`` patients on, each with the same weight, and not where scores have noise. The
-    unit is ``"patients"``, or ``"cases"`` where no patient is named. Empty where nothing leaves.
+    It leaves from ``min_images`` patients on, each with the same weight, and not where scores have noise.
+    `medfedaug.federation.messages.scoring.difference` describes arguments and result.
     """
-    if test.patients < policy.min_images or policy.score_noise_multiplier:
+    if len(differences) < policy.min_images or policy.score_noise_multiplier:
         return {}
-    return difference(test, unit)
+    return difference(differences, unit)
 
 
 def _problem(cases: Iterable[str], policy: PrivacyPolicy, patients: Mapping[str, int]) -> str:
