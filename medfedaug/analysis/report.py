@@ -59,7 +59,7 @@ def write_report(
             (`medfedaug.analysis.text_table.TextTable`).
         evaluations: contents of ``evaluation.json``, which come first; with them no run is needed.
         reference: the methods that all others are compared with, joined by commas.
-        local_features: features of local models by run (`medfedaug.research.comparison.local_features`);
+        local_features: features of local models by run (`medfedaug.research.sweeps.local_features`);
             with them features are drawn by t-SNE, else on principal components.
 
     Returns:
