@@ -17,7 +17,6 @@ from typing import Any
 import medfedaug
 from medfedaug.data.published import COMMON_OPTIONS, FOLDS, OPTION_TEXTS
 from medfedaug.errors import ConfigError
-from medfedaug.research.papers.presets import PRESETS
 from medfedaug.utils import plugins
 from medfedaug.utils.source import Definition, Parameter, Source, find_definition, read_source
 from medfedaug.utils.validation import match_case, not_known, split_names
@@ -272,6 +271,8 @@ def _data_set(name: str) -> Described:
     for option in options:
         text = option.text or OPTION_TEXTS.get(option.name, "")
         known[option.name] = Parameter(option.name, option.default, text)
+    from medfedaug.research.papers.presets import PRESETS
+
     protocols = [preset.name for preset in PRESETS.values() if preset.benchmark == name]
     facts = {"get it from": address, "layout": layout, "protocols": ", ".join(protocols)}
     return Described(name, description, facts=facts, arguments=tuple(known.values()))

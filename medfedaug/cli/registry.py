@@ -64,7 +64,7 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
             in_a_row=True,
         ),
         Entry("core", "evaluate:evaluate", "evaluate --model runs/fedrdn --data data"),
-        Entry("core", "report:report", "report runs/* --reference fedrdn"),
+        Entry("research", "report:report", "report runs/* --reference fedrdn"),
         Entry("core", "schema:schema", "schema experiment > experiment.schema.json", hidden=True),
     ),
     "For hospitals: own images, and a site of a federation": (
@@ -72,7 +72,7 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
         Entry("core", "init:init", "init data/site_A"),
         Entry("research", "data:inspect", "inspect --data data"),
         Entry("research", "compare:compare", "compare --data data"),
-        Entry("core", "predict:predict", "predict --model runs/fedrdn --images new --out predicted"),
+        Entry("hospital", "predict:predict", "predict --model runs/fedrdn --images new --out predicted"),
         Entry("hospital", "site:configure", "site configure hospital-a --data images --min-images 20"),
         Entry("hospital", "site:start", "site start hospital-a"),
         Entry("hospital", "site:stop", "site stop hospital-a"),

@@ -13,8 +13,8 @@ from medfedaug.config.options import json_schema
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.site_description import SiteDescription
-from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.utils.docstrings import plain
+from medfedaug.utils.layers import added_module
 
 
 class File(str, Enum):
@@ -39,7 +39,7 @@ def schema(
 def schema_of(file: File) -> dict[str, Any]:
     """Return the JSON Schema of a file."""
     if file is File.site_settings:
-        return json_schema(SiteSettings)
+        return json_schema(added_module("privacy.site_settings", "site-settings").SiteSettings)
     if file is File.site_description:
         return json_schema(SiteDescription)
     if file is File.run:
