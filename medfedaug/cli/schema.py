@@ -14,7 +14,6 @@ from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.site_description import SiteDescription
 from medfedaug.utils.docstrings import plain
-from medfedaug.utils.layers import added_module
 
 
 class File(str, Enum):
@@ -39,7 +38,9 @@ def schema(
 def schema_of(file: File) -> dict[str, Any]:
     """Return the JSON Schema of a file."""
     if file is File.site_settings:
-        return json_schema(added_module("privacy.site_settings", "site-settings").SiteSettings)
+        from medfedaug.hospital.privacy.site_settings import SiteSettings
+
+        return json_schema(SiteSettings)
     if file is File.site_description:
         return json_schema(SiteDescription)
     if file is File.run:
