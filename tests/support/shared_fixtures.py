@@ -24,6 +24,7 @@ import pytest
 import reference
 import torch
 from benchmark_files import OFFICE, write_fedbn, write_site
+from finished_runs import FEW, balanced, simulated
 from matplotlib.figure import Figure
 from orthanc import running_orthanc
 from PIL import Image
@@ -35,12 +36,9 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.phantom import make_phantom
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.sites import find_sites
-from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
 from medfedaug.methods import parse_methods, registry
 from medfedaug.metrics.registry import METRICS
 from medfedaug.models import networks
-from medfedaug.nvflare_jobs.kit.kit import open_kit
-from medfedaug.nvflare_jobs.simulator import simulator
 from medfedaug.simulate import configure
 from medfedaug.utils import plugins
 
@@ -160,6 +158,13 @@ def phantom_dir(tmp_path_factory) -> Path:
     content["training"] = content["validation"] = []
     listing.write_text(json.dumps(content))
     return root
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory, phantom_dir) -> Path:
+    """A run over slices that normalises nothing; half of the voxels of site_C are lesion. Tests copy it."""
+    out = tmp_path_factory.mktemp("model") / "run"
+    return balanced(simulated(phantom_dir, out, "fedavg", *FEW), phantom_dir, "site_C")
 
 
 @pytest.fixture(scope="session")
@@ -334,6 +339,9 @@ def office(tmp_path_factory) -> Path:
 @pytest.fixture
 def rules_in_the_simulator(monkeypatch):
     """Give the sites in NVFlare's simulator a kit's settings: `rules_in_the_simulator(privacy={...})`."""
+    from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
+    from medfedaug.nvflare_jobs.simulator import simulator
+
     free = simulator._write_site_settings
 
     def settle(**settings) -> None:
@@ -397,6 +405,8 @@ def thirty_cases(tmp_path_factory) -> Path:
 @pytest.fixture
 def ready_kit(kits, thirty_cases) -> Path:
     """The kit of a hospital that is ready for a job."""
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
+
     kit = open_kit(kits / "hospital-a")
     kit.write(kit.plan({"data": thirty_cases, "device": "cpu"}, forbid=True))
     return kit.path
@@ -405,6 +415,8 @@ def ready_kit(kits, thirty_cases) -> Path:
 @pytest.fixture
 def own_data(ready_kit, thirty_cases, tmp_path) -> Path:
     """A copy of the kit's data that a test may change, which the kit names from then on."""
+    from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
+
     copy = Path(shutil.copytree(thirty_cases, tmp_path / "data/hospital-a"))
     settings = ready_kit / SETTINGS_FILE
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "data": str(copy)}))

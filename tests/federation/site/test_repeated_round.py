@@ -15,6 +15,7 @@ from medfedaug.federation import FederationServer, Site, SiteTrainer
 from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.protocol import Carrier, run
 from medfedaug.hospital.privacy import PrivacyPolicy
+from medfedaug.hospital.privacy.guard import SitePrivacy
 
 KILLED, ROUND, STEPS = "B", 2, 3
 """The site whose process ends, its round, and the steps that it took in it."""
@@ -41,8 +42,9 @@ class Machines(Carrier):
             self.data,
             "cpu",
             state_dir=self.state / name,
-            policy=self.policy,
-            ledger=self.state / name / "ledger.sqlite",
+            privacy=SitePrivacy(
+                self.policy or PrivacyPolicy.of_simulation(), self.state / name / "ledger.sqlite"
+            ),
         )
         return Site(name, trainer)
 
@@ -131,6 +133,6 @@ def test_the_interrupted_attempt_stays_in_the_account(make_config, tmp_path, met
     trained(machines)
     releases = {}
     for name, site in machines.sites.items():
-        (spent,) = site.trainer.ledger.releases()
+        (spent,) = site.trainer.privacy.ledger.releases()
         releases[name] = spent.releases
     assert releases == {"A": 3 * each_round, KILLED: 4 * each_round}
