@@ -15,6 +15,7 @@ from medfedaug.federation.messages.messages import PREPARE, Request
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy import JobRules, PrivacyLedger, PrivacyPolicy
+from medfedaug.hospital.privacy.guard import SitePrivacy
 from medfedaug.runs.evaluate import evaluate_model
 from medfedaug.simulate import simulate
 
@@ -55,7 +56,9 @@ def test_noise_covers_as_many_cases_as_a_patient_has(make_site, tiny_config, pat
         cases_per_patient=allowed,
     )
     config = tiny_config("fedrdn", classes=("background", "lesion"))
-    reply = Site("A", SiteTrainer(config, folder, "cpu", policy=policy)).answer(Request(PREPARE))
+    reply = Site("A", SiteTrainer(config, folder, "cpu", privacy=SitePrivacy(policy))).answer(
+        Request(PREPARE)
+    )
     if sent:
         assert reply.error == ""
         assert set(reply.payload) == {"fedrdn/mean", "fedrdn/std", "fedrdn/count"}
@@ -83,7 +86,7 @@ def test_a_site_counts_its_patients_before_statistics_leave(make_site, tiny_conf
         row["patient"] = patient
     (folder / "dataset.json").write_text(json.dumps(content))
     config = tiny_config("fedrdn", classes=("background", "lesion"))
-    trainer = SiteTrainer(config, folder, "cpu", policy=PrivacyPolicy(min_images=3))
+    trainer = SiteTrainer(config, folder, "cpu", privacy=SitePrivacy(PrivacyPolicy(min_images=3)))
     error = Site("A", trainer).answer(Request(PREPARE)).error
     assert "fedrdn's statistics would summarise 2 patients, and this site sends them from 3 on" in error
 

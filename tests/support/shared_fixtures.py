@@ -37,13 +37,9 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.phantom import make_phantom
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.sites import find_sites
-from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
 from medfedaug.methods import parse_methods, registry
 from medfedaug.metrics.registry import METRICS
 from medfedaug.models import networks
-from medfedaug.nvflare_jobs.kit import kit_process, startup
-from medfedaug.nvflare_jobs.kit.kit import open_kit
-from medfedaug.nvflare_jobs.simulator import simulator
 from medfedaug.simulate import configure
 from medfedaug.utils import plugins
 
@@ -344,6 +340,9 @@ def office(tmp_path_factory) -> Path:
 @pytest.fixture
 def rules_in_the_simulator(monkeypatch):
     """Give the sites in NVFlare's simulator a kit's settings: `rules_in_the_simulator(privacy={...})`."""
+    from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
+    from medfedaug.nvflare_jobs.simulator import simulator
+
     free = simulator._write_site_settings
 
     def settle(**settings) -> None:
@@ -391,7 +390,11 @@ def _python(tmp_path_factory) -> str:
     return str(program.parent)
 
 
-_trouble_of = cache(lambda program: kit_process.python_trouble())
+@cache
+def _trouble_of(program: str | None) -> str:
+    from medfedaug.nvflare_jobs.kit import kit_process
+
+    return kit_process.python_trouble()
 
 
 @pytest.fixture
@@ -400,6 +403,8 @@ def own_python(_python, monkeypatch) -> None:
 
     Checks of a kit ask each python3 once, which takes a process.
     """
+    from medfedaug.nvflare_jobs.kit import startup
+
     monkeypatch.setenv("PATH", _python, prepend=os.pathsep)
     monkeypatch.setattr(startup, "python_trouble", lambda: _trouble_of(shutil.which("python3")))
 
@@ -419,6 +424,8 @@ def thirty_cases(tmp_path_factory) -> Path:
 @pytest.fixture
 def ready_kit(kits, thirty_cases) -> Path:
     """The kit of a hospital that is ready for a job."""
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
+
     kit = open_kit(kits / "hospital-a")
     kit.write(kit.plan({"data": thirty_cases, "device": "cpu"}, forbid=True))
     return kit.path
@@ -427,6 +434,8 @@ def ready_kit(kits, thirty_cases) -> Path:
 @pytest.fixture
 def own_data(ready_kit, thirty_cases, tmp_path) -> Path:
     """A copy of the kit's data that a test may change, which the kit names from then on."""
+    from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
+
     copy = Path(shutil.copytree(thirty_cases, tmp_path / "data/hospital-a"))
     settings = ready_kit / SETTINGS_FILE
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "data": str(copy)}))

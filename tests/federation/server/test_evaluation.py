@@ -22,7 +22,6 @@ from medfedaug.federation.messages.messages import Reply
 from medfedaug.federation.protocol import evaluate
 from medfedaug.federation.server.evaluation import FEDERATION, Evaluation
 from medfedaug.federation.site.evaluation import EvaluationSite
-from medfedaug.federation.site.gate import GuardedGate
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy import (
     LEDGER_FILE,
@@ -32,6 +31,8 @@ from medfedaug.hospital.privacy import (
     PrivacyPolicy,
     Pseudonyms,
 )
+from medfedaug.hospital.privacy.guard import SitePrivacy
+from medfedaug.hospital.privacy.guarded_gate import GuardedGate
 from medfedaug.hospital.secure.identity import Identity
 from medfedaug.metrics.significance import paired_t_test
 from medfedaug.research.comparison.local_vs_global import worth_table
@@ -181,8 +182,8 @@ def test_the_ledger_has_each_release_under_the_cases_of_its_own_run(hospitals, t
     gate = GuardedGate("site_A", rules, names, book, "job", "approve", Identity)
     trainers = {
         key: SiteTrainer(
-            *(run.config, hospitals / "data", "cpu", states[key] / "site_A", policy),
-            ledger=tmp_path / LEDGER_FILE,
+            *(run.config, hospitals / "data", "cpu", states[key] / "site_A"),
+            SitePrivacy(policy, tmp_path / LEDGER_FILE),
         )
         for key, run in runs.items()
     }

@@ -15,6 +15,7 @@ from medfedaug.federation.in_process import SitesInProcess
 from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.protocol import run
 from medfedaug.hospital.privacy import PrivacyPolicy
+from medfedaug.hospital.privacy.guard import SitePrivacy
 
 KILLED, ROUND, STEPS = "B", 2, 3
 """The site whose process ends, its round, and the steps that it took in it."""
@@ -30,8 +31,8 @@ def trained(config, data: Path, state: Path, policy=None, *, dies: bool):
     """A run after its end, and its sites, of which one may lose its process before a step and begins anew."""
 
     def start(name: str) -> Site:
-        own = {"state_dir": state / name, "ledger": state / name / "ledger.sqlite"}
-        return Site(name, SiteTrainer(config, data, "cpu", policy=policy, **own))
+        privacy = SitePrivacy(policy or PrivacyPolicy.of_simulation(), state / name / "ledger.sqlite")
+        return Site(name, SiteTrainer(config, data, "cpu", state_dir=state / name, privacy=privacy))
 
     class Machines(SitesInProcess):
         def ask(self, request, sites, needed, accept):

@@ -231,7 +231,7 @@ def test_neither_steps_nor_weight_follow_from_the_number_of_slices(tmp_path, tin
         reply = site.ask()
         assert not reply.error
         slices = len(site.trainer.samples.training())
-        counts.append((slices, site.prepared.num_samples, reply.num_samples, site.trainer.ledger.releases()))
+        counts.append((slices, site.prepared.num_samples, reply.num_samples, site.privacy.ledger.releases()))
     assert counts[0][0] > counts[1][0] > 6
     assert counts[0][1:] == counts[1][1:] == (3, 3, [(1e-7, 2, pytest.approx(2 / 3))])
 
@@ -327,7 +327,7 @@ def test_networks_of_volumes_train(phantom_dir, tiny_config, network, arguments)
     site = PrivateSite(config, phantom_dir, private(), "site_A")
     assert not site.prepared.error
     assert not site.ask().error
-    assert len(site.trainer.ledger.releases()) == 1
+    assert len(site.privacy.ledger.releases()) == 1
 
 
 def test_a_network_that_cannot_be_trained_so_spends_nothing(photographs, tmp_path):
@@ -347,7 +347,7 @@ def test_a_model_that_is_not_finite_spends_nothing(photographs):
     site = photographs()
     spoilt = {key: torch.full_like(value, torch.nan) for key, value in site.start.items()}
     assert "refused what the server sent" in site.ask(spoilt).error
-    assert site.trainer.ledger.releases() == []
+    assert site.privacy.ledger.releases() == []
 
 
 def test_a_round_that_was_stopped_has_been_spent(photographs, tmp_path):

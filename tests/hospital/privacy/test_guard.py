@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import random
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.federation import FederationServer, Site, SiteTrainer, run_in_process
 from medfedaug.hospital.privacy import PrivacyLedger, PrivacyPolicy, epsilon_spent, noise_multiplier_for
-from medfedaug.hospital.privacy.guard import PrivacyGuard
+from medfedaug.hospital.privacy.guard import PrivacyGuard, SitePrivacy
 from medfedaug.methods import FedFA, FedFAh, FedRDN
 from medfedaug.methods.base import Contributions, ServerContext, SiteContext, SiteExchange
 from medfedaug.models import build_network, ffa_layers
@@ -130,7 +131,7 @@ def test_too_few_cases_are_refused_with_site_number_and_limit():
 
 
 def test_a_site_learns_before_training_that_a_method_is_refused(tiny_config, phantom_dir):
-    trainer = SiteTrainer(tiny_config("fedfa"), phantom_dir, "cpu", policy=PrivacyPolicy())
+    trainer = SiteTrainer(tiny_config("fedfa"), phantom_dir, "cpu", privacy=SitePrivacy(PrivacyPolicy()))
     assert "fedfa's" in Site("site_A", trainer).answer(FederationServer(tiny_config("fedfa")).prepare()).error
 
 
@@ -141,13 +142,19 @@ def test_what_is_sent_of_classes_is_refused_before_training(photo_config, tmp_pa
         ({"min_images": 99}, f"site A: {method}'s statistics would summarise"),
         (NOISY, f"site A: {method}: noise cannot be added to this exchange"),
     ):
-        trainer = SiteTrainer(config, tmp_path / "photos", "cpu", policy=PrivacyPolicy.from_dict(settings))
+        trainer = SiteTrainer(
+            config, tmp_path / "photos", "cpu", privacy=SitePrivacy(PrivacyPolicy.from_dict(settings))
+        )
         assert reason in Site("A", trainer).answer(FederationServer(config).prepare()).error
 
 
 def test_a_method_that_sends_nothing_beside_the_model_needs_no_number(tiny_config, phantom_dir):
     server = run_in_process(
-        tiny_config(rounds=1), phantom_dir, ["site_A", "site_B"], "cpu", policy=PrivacyPolicy(min_images=99)
+        tiny_config(rounds=1),
+        phantom_dir,
+        ["site_A", "site_B"],
+        "cpu",
+        privacy=partial(SitePrivacy, PrivacyPolicy(min_images=99)),
     )
     assert set(server.rounds[0]["sites"]) == {"site_A", "site_B"}
 
@@ -379,11 +386,11 @@ def test_averages_over_rounds_have_no_bound_and_are_refused():
 
 @pytest.mark.parametrize("methods", ["fedfa,fedbn", "fedfa_h,fedbn", "norm,fedfa"])
 def test_features_that_depend_on_what_stays_at_the_site_are_refused(tiny_config, phantom_dir, methods):
-    trainer = SiteTrainer(tiny_config(methods), phantom_dir, "cpu", policy=policy())
+    trainer = SiteTrainer(tiny_config(methods), phantom_dir, "cpu", privacy=SitePrivacy(policy()))
     reply = Site("site_A", trainer).answer(FederationServer(tiny_config(methods)).prepare())
     assert "let one patient move what all others contribute" in reply.error
     # Without noise the same job runs, and FedRDN's statistics do not pass through the network.
-    trainer = SiteTrainer(tiny_config("fedrdn,fedbn"), phantom_dir, "cpu", policy=policy())
+    trainer = SiteTrainer(tiny_config("fedrdn,fedbn"), phantom_dir, "cpu", privacy=SitePrivacy(policy()))
     assert not Site("site_A", trainer).answer(FederationServer(tiny_config("fedrdn,fedbn")).prepare()).error
 
 
@@ -496,7 +503,7 @@ def test_a_run_records_epsilon_and_stops_at_the_cap(tiny_config, phantom_dir, tm
     config = tiny_config("fedrdn,fedfa+", rounds=3)
     cap = by_hand(0.5, 5, 1e-5) * 1.0001
     trainer = SiteTrainer(
-        config, phantom_dir, "cpu", policy=policy(epsilon=cap), ledger=tmp_path / "ledger.json"
+        config, phantom_dir, "cpu", privacy=SitePrivacy(policy(epsilon=cap), tmp_path / "ledger.json")
     )
     site, server = Site("site_A", trainer), FederationServer(config, execution=Execution(min_sites=1))
     reply = site.answer(server.prepare())
@@ -529,9 +536,15 @@ def test_without_a_policy_nothing_changes_and_noise_does_not_disturb_training(ti
     sites = ["site_A", "site_B"]
     plain = run_in_process(tiny_config("fedfa", rounds=1), phantom_dir, sites, "cpu")
     guarded = run_in_process(
-        tiny_config("fedfa", rounds=1), phantom_dir, sites, "cpu", policy=PrivacyPolicy(min_images=2)
+        tiny_config("fedfa", rounds=1),
+        phantom_dir,
+        sites,
+        "cpu",
+        privacy=partial(SitePrivacy, PrivacyPolicy(min_images=2)),
     )
-    noisy = run_in_process(tiny_config("fedfa", rounds=1), phantom_dir, sites, "cpu", policy=policy())
+    noisy = run_in_process(
+        tiny_config("fedfa", rounds=1), phantom_dir, sites, "cpu", privacy=partial(SitePrivacy, policy())
+    )
     for other in (guarded, noisy):
         assert all(torch.equal(plain.state[key], other.state[key]) for key in plain.state)
     assert "privacy/epsilon" not in guarded.rounds[0]["sites"]["site_A"]

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from medfedaug.config.run import RunConfig
+from medfedaug.config.run import RunConfig, job_hash
 from medfedaug.hospital.privacy import JobRules, PrivacyPolicy
-from medfedaug.hospital.privacy.job_log import WAITING, JobEntry, job_hash
+from medfedaug.hospital.privacy.job_log import WAITING, JobEntry
 from medfedaug.hospital.privacy.job_summary import summary, withheld_here
 from medfedaug.hospital.privacy.policy import OPEN_PROMISE
 from medfedaug.hospital.privacy.site_settings import SiteSettings
