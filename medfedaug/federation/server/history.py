@@ -17,7 +17,7 @@ from medfedaug.federation.server.reply_checks import accepted_scores, clean_metr
 from medfedaug.federation.server.step_comparison import ComparedStep, suspects
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.base import mean_score
-from medfedaug.metrics.registry import METRICS, described, over_sites, score_of
+from medfedaug.metrics.registry import described, over_sites, score_of
 from medfedaug.utils.event_text import OnEvent
 
 _SETTLED = ("none", "bundle")
