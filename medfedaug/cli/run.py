@@ -44,7 +44,6 @@ from medfedaug.config.run import Execution, RunConfig, task_defaults
 from medfedaug.config.training_scripts import find_loop, loop_reference
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.registry import UNSEEN
-from medfedaug.nvflare_jobs.simulator.simulator_process import discard, prepare
 from medfedaug.runs.recorded_run import RecordedRun
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
@@ -62,14 +61,12 @@ _NVFLARE = "nvflare"
     Execution,
     Machine,
     without=("task", "in_channels", "channel_names", "classes"),
-    holdout="A site that does not train and is tested as an unseen one; repeatable; all for each in turn.",
+    holdout="Site that is tested but does not train; repeatable; all for each in turn.",
 )
 def simulate(
     context: typer.Context,
     data: Data,
-    out: Annotated[
-        Path, typer.Option(help="Folder for results.json, global_model.pt, statistics.json, report.html.")
-    ],
+    out: Annotated[Path, typer.Option(help="Folder for results, model and report.")],
     *,
     given: Given,
     methods: Methods = None,
@@ -82,13 +79,14 @@ def simulate(
         str | None, typer.Option(help="segmentation or classification; by default the data's.", hidden=True)
     ] = None,
     engine: Annotated[
-        str, typer.Option(metavar="NAME", help="nvflare, inprocess (sites in turn), or a package's engine.")
+        str, typer.Option(metavar="NAME", help="nvflare, inprocess, or a package's engine.")
     ] = _NVFLARE,
     device: Device = "auto",
     init: Init = None,
     loop: Loop = None,
     check: Annotated[
-        bool, typer.Option("--check", help="With --loop: run one batch and print its connections.")
+        bool,
+        typer.Option("--check", help="With --loop: run one batch and print its connections.", hidden=True),
     ] = False,
     tracking: Tracking = None,
     pictures: Pictures = True,
@@ -110,7 +108,6 @@ def simulate(
         from medfedaug.data.sites import describe_federation, num_patients
         from medfedaug.federation.job_folder import REPORT
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
-        from medfedaug.research.sweeps.leave_one_site_out import leave_one_site_out
         from medfedaug.runs.input_scaling import recorded_input
         from medfedaug.simulate import Simulation, run_simulation
 
@@ -145,9 +142,11 @@ def simulate(
     if check:
         _check_loop(simulation)
         return
+    carry_out = run_simulation
+    if in_turn:
+        from medfedaug.research.sweeps.leave_one_site_out import leave_one_site_out as carry_out
     with resumable("--resume"), RoundProgress(settled.rounds) as progress:
-        simulation = replace(simulation, on_event=progress.show)
-        results = leave_one_site_out(simulation) if in_turn else run_simulation(simulation)
+        results = carry_out(replace(simulation, on_event=progress.show))
     if in_turn:
         _print_holdout(results, ",".join(method["name"] for method in settled.methods))
         say(f"{out}/holdout.json")
@@ -174,7 +173,7 @@ def simulate(
 @takes(RunConfig, Plan, Execution, without=("min_sites", "round_timeout", "limit", "site_speed"))
 def export(
     context: typer.Context,
-    out: Annotated[Path, typer.Option(help="The job folder to write, for `nvflare job submit`.")],
+    out: Annotated[Path, typer.Option(help="Job folder to write, for nvflare job submit.")],
     *,
     given: Given,
     methods: Methods = None,
@@ -191,19 +190,19 @@ def export(
     plan_memory: PlanMemory = None,
     bundle: Bundle = None,
     min_sites: Annotated[
-        int, typer.Option(min=2, help="Connected sites to wait for, and good updates of a round.")
+        int, typer.Option(min=2, metavar="N", help="Sites to wait for, and good updates of a round.")
     ] = 2,
     round_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds after which a site is no longer waited for; 0 for no limit.")
+        float, typer.Option(min=0, metavar="X", help="Seconds to wait for a site; 0 for no limit.")
     ] = 7200,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run of this name from the server's checkpoint.")
+        bool, typer.Option("--resume", help="Continue this run from the server's checkpoint.")
     ] = False,
     init: Init = None,
     loop: Loop = None,
     tracking: Tracking = None,
 ) -> None:
-    """Write a run or an evaluation as an NVFlare job: no code (but for --loop), data or paths."""
+    """Write a run or an evaluation as an NVFlare job, without data, paths and code (except --loop)."""
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another folder")
     execution = Execution(**{**given[Execution], "min_sites": min_sites, "round_timeout": round_timeout})
@@ -311,6 +310,8 @@ def _prepare_simulation(context: typer.Context, data: Path, threads: int | None)
 
     Without a given number of the sites' threads, the folders below ``data`` give an estimate.
     """
+    from medfedaug.nvflare_jobs.simulator.simulator_process import discard, prepare
+
     context.call_on_close(discard)
     with suppress(OSError):
         folders = sum(path.is_dir() for path in data.iterdir())

@@ -83,7 +83,7 @@ def test_a_class_is_scored_where_it_is_outlined_and_pages_say_so(run):
 @pytest.mark.parametrize(
     ("site", "borrowed", "remark"),
     [
-        ("site_A", STRUCTURES[2:], "is of other sites"),
+        ("site_A", STRUCTURES[2:], "is not measured there"),
         ("site_B", (STRUCTURES[0], STRUCTURES[3]), "for training: its Dice there is"),
     ],
 )
@@ -156,14 +156,7 @@ def test_what_a_site_has_annotated_is_in_its_ledger_and_on_the_approval_page(pha
         unlabelled_weight=0.5,
     )
     sites = [
-        Hospital(
-            tmp_path / name,
-            phantom / name,
-            privacy={
-                "min_images": 1,
-            },
-            jobs={"min_cases": 1},
-        )
+        Hospital(tmp_path / name, phantom / name, privacy={"min_images": 1}, jobs={"min_cases": 1})
         for name in OWNED
     ]
     deployment = Deployment(sites)

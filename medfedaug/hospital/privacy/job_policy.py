@@ -39,36 +39,41 @@ max_rounds is 100
 
     TITLE: ClassVar[str] = "jobs: "
     PANEL: ClassVar[str] = "Jobs in which the site takes part"
-    OPEN: ClassVar[str] = "what the kit says"
+    OPEN: ClassVar[str] = "the kit's value"
 
     methods: tuple[Name, ...] | None = setting(
         None,
-        "Methods that jobs may use, separated by commas; by default all (of packages: --allow-plugin).",
+        "Methods that jobs may use, separated by commas; by default all. A package's methods also need "
+        "--allow-plugin.",
         flags=("--allow-methods",),
     )
     networks: tuple[Name, ...] | None = setting(
         None,
-        "Networks that jobs may use, by name or class path, separated by commas; by default all.",
+        "Networks that jobs may use, separated by commas; by default all. A name or a class path.",
         flags=("--allow-networks",),
     )
     tasks: tuple[Name, ...] | None = setting(
-        None, "Tasks of jobs, segmentation or classification; by default both.", flags=("--allow-tasks",)
+        None,
+        "Tasks of jobs, segmentation or classification; by default both.",
+        flags=("--allow-tasks",),
+        rare=True,
     )
     loops: tuple[Name, ...] = setting(
         (),
-        "A training loop that jobs may bring (FILE.py@SHA-256, as `medfedaug export` prints it) or name (of "
-        "packages: also --allow-plugin), repeatable; by default none. A loop is code that sees the site's "
+        "Training loop that jobs may bring or name; repeatable. FILE.py@SHA-256, as `medfedaug export` "
+        "prints it, or the loop of an allowed package; by default none. A loop is code that sees the site's "
         "images.",
         flags=("--allow-loop",),
     )
     max_rounds: int = setting(1000, "Most rounds of a job, repeated ones included.", above=0)
     min_cases: int = setting(
         10,
-        "Least training cases with which the site trains in a job; least patients where its list names them.",
+        "Least patients or cases with which the site trains. Patients count where the site's list names "
+        "them.",
         above=0,
     )
-    allow_limit: bool = setting(False, "Let a job choose a part of the cases by its limit.")
-    max_model_mb: float = setting(1024.0, "Largest model, in MB.", above=0)
+    allow_limit: bool = setting(False, "Let a job choose a part of the cases by its limit.", rare=True)
+    max_model_mb: float = setting(1024.0, "Largest model, in MB.", above=0, rare=True)
     max_payload_mb: float = setting(
         1024.0,
         "Largest exchange of the methods in a message, either way and without the model, in MB.",
@@ -87,6 +92,7 @@ max_rounds is 100
         "The federation's sites, by the names in their certificates, separated by commas; by default the "
         "sites whose certificates have reached this site.",
         flags=("--known-sites",),
+        rare=True,
     )
     min_known_share: float = setting(
         0.66,

@@ -16,21 +16,13 @@ from annotated_types import MinLen
 from pydantic import BeforeValidator, WithJsonSchema
 
 from medfedaug.config.bundle_reference import AllowedBundle
-from medfedaug.config.machine import Folder, Machine
-from medfedaug.config.options import Settings, read_text, setting, settings
+from medfedaug.config.machine import KIT_STATE, Folder, Machine, read_environment
+from medfedaug.config.options import Settings, setting, settings
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.privacy.job_policy import JobRules
 from medfedaug.hospital.privacy.policy import PrivacyPolicy
 from medfedaug.utils.files import parse_json
 
-__all__ = ["DATA_VARIABLE", "DEVICE_VARIABLE", "SETTINGS_FILE", "STATE_VARIABLE", "SiteSettings"]
-
-DATA_VARIABLE = "MEDFEDAUG_DATA"
-"""Environment variable with the folder of the images."""
-DEVICE_VARIABLE = "MEDFEDAUG_DEVICE"
-"""Environment variable with the device."""
-STATE_VARIABLE = "MEDFEDAUG_STATE"
-"""Environment variable with the state folder, which must survive a restart."""
 SETTINGS_FILE = "local/medfedaug.json"
 """File of the settings in a site's kit."""
 
@@ -55,12 +47,10 @@ Name = Annotated[str, MinLen(1)]
 class Place(Settings):
     """Settings of a site: its images, its device, and its state folder."""
 
-    data: Folder = setting(
-        None, "Folder with the site's images; see `medfedaug.federation.resolve_data_folder`."
-    )
-    device: Name = setting("auto", "cpu, cuda, cuda:1, ... or auto: CUDA if available.")
+    data: Folder = setting(None, "Folder with the site's images.")
+    device: Name = setting("auto", "cpu, cuda, cuda:1, ..., or auto: CUDA if available.")
     state: Folder = setting(
-        None, "Folder of the state that must survive a restart of the site; by default KIT/medfedaug."
+        None, "Folder of the site's state, which must survive a restart; by default KIT/medfedaug."
     )
 
 
@@ -74,14 +64,13 @@ class SiteSettings(Machine, Place):
     """
 
     PANEL: ClassVar[str] = "The site"
-    OPEN: ClassVar[str] = "what the kit says"
+    OPEN: ClassVar[str] = "the kit's value"
     VARIABLES: ClassVar[str] = ""  # `load` reads variables, after a kit's file
 
     privacy: PrivacyPolicy = setting(PrivacyPolicy, "The limits of what may leave the site.", flags=None)
     plugins: tuple[Name, ...] = setting(
         (),
-        "An installed package whose methods and networks a job may use (`medfedaug.utils.plugins`), in "
-        "addition to the allowed ones; repeatable.",
+        "Installed package whose methods and networks jobs may use, besides the allowed ones; repeatable.",
         flags=("--allow-plugin",),
     )
     bundles: Annotated[
@@ -99,6 +88,7 @@ class SiteSettings(Machine, Place):
         False,
         "Send the scores and seconds of each update to the tracker of a job that has one (tracking), as "
         "NVFlare's events of metrics. They are numbers that the server gets in the update, too.",
+        rare=True,
     )
     simulation: bool = setting(
         False,
@@ -111,6 +101,7 @@ class SiteSettings(Machine, Place):
         "Processes, one for each GPU, in which a training loop of a script trains together; the built-in "
         "loop has one.",
         at_least=1,
+        rare=True,
     )
 
     @classmethod
@@ -142,14 +133,7 @@ class SiteSettings(Machine, Place):
             ConfigError: naming the file and the error.
         """
         settings = cls() if kit is None else cls._from_kit(Path(kit), content)
-        values = {}
-        for entry in dataclasses.fields(cls):
-            text = environment.get(f"{Machine.VARIABLES}{entry.name.upper()}")
-            if text and entry.metadata["flags"] is not None:
-                # A folder in a variable is relative to the working folder.
-                folder = entry.name in _FOLDERS
-                values[entry.name] = os.path.abspath(text) if folder else read_text(cls, entry.name, text)
-        if values:
+        if values := read_environment(cls, environment):
             settings = cls.from_dict({**settings.to_dict(), **values}, "environment")
         return settings
 
@@ -173,10 +157,8 @@ class SiteSettings(Machine, Place):
             settings,
             data=kit / settings.data if settings.data else None,
             cache=kit / settings.cache if settings.cache else None,
-            state=kit / (settings.state or "medfedaug"),
+            state=kit / (settings.state or KIT_STATE),
         )
 
 
 _KIT_FILES = ("startup/fed_client.json", "startup/fed_server.json")
-
-_FOLDERS = ("data", "state", "cache")  # settings that name folders
