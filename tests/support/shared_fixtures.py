@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -380,14 +381,32 @@ def provisioned(tmp_path_factory) -> Path:
     return work / "kits" / "medfedaug" / "prod_00"
 
 
-@pytest.fixture
-def own_python(tmp_path, monkeypatch) -> None:
-    """Put the tests' own Python first on the PATH, as the scripts of a kit find it."""
-    program = tmp_path / "python/python3"
-    program.parent.mkdir()
+@pytest.fixture(scope="session")
+def _python(tmp_path_factory) -> str:
+    """A folder whose python3 is the tests' own."""
+    program = tmp_path_factory.mktemp("python") / "python3"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    return str(program.parent)
+
+
+@cache
+def _trouble_of(program: str | None) -> str:
+    from medfedaug.nvflare_jobs.kit import kit_process
+
+    return kit_process.python_trouble()
+
+
+@pytest.fixture
+def own_python(_python, monkeypatch) -> None:
+    """Put the tests' own Python first on the PATH, as the scripts of a kit find it.
+
+    Checks of a kit ask each python3 once, which takes a process.
+    """
+    from medfedaug.nvflare_jobs.kit import startup
+
+    monkeypatch.setenv("PATH", _python, prepend=os.pathsep)
+    monkeypatch.setattr(startup, "python_trouble", lambda: _trouble_of(shutil.which("python3")))
 
 
 @pytest.fixture
