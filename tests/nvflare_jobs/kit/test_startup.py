@@ -18,7 +18,7 @@ from medfedaug.errors import RunFailed
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.nvflare_jobs.kit.kit_process import ProcessRecord, find_process, find_trouble
-from medfedaug.nvflare_jobs.kit.kit_start import start, stop
+from medfedaug.nvflare_jobs.kit.kit_start import restart, start, stop
 from medfedaug.nvflare_jobs.kit.startup import check_connection, check_startup
 
 NAME = "hospital-a"
@@ -251,9 +251,8 @@ def test_behind_a_proxy_a_kit_starts_and_says_why_it_is_not_connected(tmp_path, 
         assert find_trouble(kit, server=False).startswith("the server has not answered")
         (server,) = [check for check in examine(kit, connect=True) if check.name == "server"]
         assert server.ok is False
-        stop(kit)
         asked, proxy.allows = len(proxy.asked), True
-        assert "not answered" not in start(kit)
+        assert "not answered" not in restart(kit)
         assert set(proxy.asked[asked:]) == {
             target["servers"][0]["service"]["target"]
         }  # gRPC took this way, too
