@@ -38,7 +38,7 @@ def _cause(fault, seconds, reply):
 
 
 def _install(module):
-    do = module.Site._do
+    do = module.Site._train
     faults = json.loads(os.environ.get("MEDFEDAUG_FAULTS", "[]"))
 
     def faulty(self, request, should_stop):
@@ -55,7 +55,7 @@ def _install(module):
             reply = _cause(f[3], f[4], reply)
         return reply
 
-    module.Site._do = faulty
+    module.Site._train = faulty
 
 
 def _halfway(should_stop, seconds, steps=3):
