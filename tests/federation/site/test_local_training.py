@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from sweeps import planned
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
 from medfedaug.federation import SiteTrainer
+from medfedaug.federation.site.local_training import LocalTraining
+from medfedaug.methods.census import Census
 from medfedaug.tasks import make_task
 
 
@@ -81,3 +84,19 @@ def test_left_and_right_are_exchanged(task, axis):
     drawn = [augment([{"image": image, "label": image}])[0]["image"] for _ in range(8)]
     assert {torch.equal(x, image) for x in drawn} == {True, False}
     assert make_task(RunConfig(task=task), normalised=True).augmentation() is None
+
+
+@pytest.mark.parametrize(
+    ("share", "weights", "count"), [(1.0, [3, 4], 7), (0.5, [3, 2], 5), (1e-9, [3, 4e-9], 3)]
+)
+def test_the_weight_of_a_case_without_outlines_is_a_part_of_its_samples(share, weights, count):
+    """The patients behind the number of samples have these weights: with hardly any, nobody else counts."""
+    training = object.__new__(LocalTraining)
+    training.config = SimpleNamespace(unlabelled_weight=share)
+    cases = [SimpleNamespace(annotated=None), SimpleNamespace(annotated=())]
+    training.folder = SimpleNamespace(cases={"training": cases})
+    samples = SimpleNamespace(by_case=lambda: [range(3), range(4)])
+    assert training.weights_of_cases(samples) == pytest.approx(weights)
+    assert training.count(samples) == count
+    behind = Census(["A", "B"]).of_cases(training.weights_of_cases(samples))
+    assert int(behind.number) == (1 if share < 0.01 else 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
@@ -170,24 +171,41 @@ def test_a_request_that_was_exchanged_on_its_way_is_not_signed(places, basel, ru
     assert not list(work.rglob("*.signed.zip"))
 
 
-def test_a_request_that_was_changed_on_its_way_is_not_signed_even_where_the_telephone_was_forged(
-    places, basel, run
-):
-    """Its key stays, and its name or its part in the federation differs: NVFlare compares the parts."""
+CRAFTED = {
+    "nothing": (lambda r, y: (r, y), {}),
+    "another name": (lambda r, y: ({**r, "name": "bern"}, y), {}),
+    "a server": (lambda r, y: ({**r, "kind": "server", "cert_type": "server"}, y), {}),
+    "a lead": (lambda r, y: ({**r, "cert_role": "lead"}, y), {}),
+    "an administrator in the list": (lambda r, y: (r, y.replace("client", "admin")), {}),
+    "two participants": (lambda r, y: (r, f"{y}\n- name: x@y.org\n  type: admin\n  org: o\n"), {}),
+    "code in the list": (lambda r, y: (r, y.replace("basel", "!!python/name:os.system", 1)), {}),
+    "another project": (lambda r, y: ({**r, "project": "other"}, y), {}),
+    "a path of the identity": (lambda r, y: ({**r, "request_id": "../../x"}, y), {}),
+    "a file outside": (lambda r, y: (r, y), {"../../outside": "x"}),
+    "a private key": (lambda r, y: (r, y), {"basel.key": "k"}),
+}
+
+
+@pytest.mark.parametrize("crafted", CRAFTED)
+def test_a_crafted_request_is_not_signed_even_where_the_telephone_was_forged(places, basel, run, crafted):
+    """Its key stays, and its name or its part in the federation differs, or a file is where none belongs."""
     project, _, work = places
-    request, _ = basel
+    edit, more = CRAFTED[crafted]
     forged = work / "forged.request.zip"
-    with zipfile.ZipFile(request) as before, zipfile.ZipFile(forged, "w") as after:
-        for entry in before.namelist():
-            content = before.read(entry)
-            if entry == "request.json":
-                content = content.replace(b'"basel"', b'"bern"')
-            after.writestr(entry.replace("basel", "bern"), content)
-    agreed = read_request(forged).fingerprint
-    code, _, err = run("enrol", "sign", forged, "--project", project, "--fingerprint", agreed)
-    assert code == 2
-    assert "nvflare cert" in err
-    assert not list(work.rglob("*.signed.zip"))
+    with zipfile.ZipFile(basel[0]) as before:
+        content = {entry: before.read(entry) for entry in before.namelist()}
+    request, parts = edit(json.loads(content["request.json"]), content["site.yaml"].decode())
+    request["site_yaml_sha256"] = hashlib.sha256(parts.encode()).hexdigest()
+    content |= {"request.json": json.dumps(request).encode(), "site.yaml": parts.encode()}
+    with zipfile.ZipFile(forged, "w") as after:
+        for entry, value in {**content, **more}.items():
+            after.writestr(entry.replace("basel", request["name"]), value)
+    said = hashlib.sha256(content["request.json"]).hexdigest()
+    code, _, err = run("enrol", "sign", forged, "--project", project, "--fingerprint", said)
+    assert code == (0 if crafted == "nothing" else 2), err
+    assert "Traceback" not in err
+    assert bool(list(work.rglob("*.signed.zip"))) is (crafted == "nothing")
+    assert not list(work.rglob("outside"))
 
 
 def test_an_answer_with_another_root_makes_no_kit(places, basel, answered, run, evil):
