@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def benchmark(
     name: Annotated[
-        str | None, typer.Argument(help="A paper's table or figure, or a protocol; --list names them.")
+        str | None, typer.Argument(help="A paper's table or figure, or a protocol (--list).")
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Folder of sites' folders, or with a protocol of published files.")
@@ -41,13 +41,14 @@ def benchmark(
     ] = None,
     experiment: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="YAML with data, methods, settings, ...; options take precedence."),
+        typer.Option(metavar="FILE", help="YAML with data, methods and settings; options take precedence."),
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Each combination runs with seeds 0, 1, ... [default: 5]")
     ] = None,
     scale: Annotated[
-        float | None, typer.Option(help="Share of the protocol's rounds; below 1 marks results as reduced.")
+        float | None,
+        typer.Option(help="Share of the protocol's rounds; results below 1 are marked as reduced."),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -59,7 +60,7 @@ def benchmark(
         str | None, typer.Option("--plan", metavar="FILE|auto", help="A plan of volumes, for custom data.")
     ] = None,
     holdout: Annotated[
-        list[str] | None, typer.Option(help="Sites to leave out in turn; all for all of them, none for none.")
+        list[str] | None, typer.Option(help="Sites to leave out in turn: their names, all, or none.")
     ] = None,
     folds: Annotated[
         int | None,
@@ -100,7 +101,7 @@ def benchmark(
 ) -> None:
     """Compare methods x seeds x folds x settings, on your own data or in a paper's protocol.
 
-    An interrupted comparison is continued by the same command.
+    The same command continues an interrupted comparison.
     """
     if list_:
         _print_list(name, data)
@@ -281,7 +282,7 @@ def run_experiment(
     failure = ""
     if failed:
         folder, reason = next(iter(failed.items()))
-        failure = f"{len(failed)} of {len(runs)} runs failed, the first of them {folder}: {reason}"
+        failure = f"{len(failed)} of {len(runs)} runs failed; the first is {folder}: {reason}"
     finished = [experiment.out / run.folder for run in runs if run.folder not in failed]
     return Outcome(tables, notes, finished, failure)
 

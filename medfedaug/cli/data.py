@@ -45,10 +45,10 @@ def phantom(
         float, typer.Option(min=0, max=3, help="Distance between scanners: 0 for equal ones, 1 as usual.")
     ] = 1.0,
     inverted: Annotated[
-        int, typer.Option(min=0, help="This many last sites store dark what the others store bright.")
+        int, typer.Option(min=0, help="Number of last sites whose brightness is inverted.")
     ] = 0,
     labelled_apart: Annotated[
-        bool, typer.Option("--labelled-apart", help="Each site outlines other structures; truth has all.")
+        bool, typer.Option("--labelled-apart", help="Each site outlines other structures; truth/ has all.")
     ] = False,
     unlabelled: Annotated[
         list[str] | None, typer.Option(metavar="SITE", help="A site without outlines; repeatable.")
@@ -96,10 +96,14 @@ def inspect(
     ] = Path("inspect.html"),
     limit: Limit = None,
     intensity: Annotated[
-        Stored, typer.Option(help="Scale of the images, as --intensity of a run; the shift is of these.")
+        Stored, typer.Option(help="Scale of the images, as --intensity of a run.")
     ] = Stored.scale,
 ) -> None:
-    """Inspect the data before training: geometry, classes, odd cases, and distances between sites."""
+    """Inspect the data: geometry, classes, odd cases, and distances between sites.
+
+    Begin with this command. Then medfedaug compare measures what a federation brings, and medfedaug plan
+    prepares the training on volumes.
+    """
     with importing():
         from medfedaug.data.sites import describe_federation
         from medfedaug.research.comparison.inspection import inspect_sites
@@ -191,11 +195,11 @@ def statistics(
         raise ConfigError(f"{target}: {error}; choose another file with --out") from error
     images = "images as stored" if intensity is Stored.raw else "images scaled to [0, 1]"
     also = ", ".join(name for name in kept if name not in computed)
-    say(f"saved to {target}{f', which also has {also}' if also else ''}: of {images}, the input of FedRDNd")
+    say(f"saved to {target}: statistics of {images}{f'; the file also has {also}' if also else ''}")
     if replaced:
         say(f"replaced in {target}: {', '.join(replaced)}", "yellow")
     if intensity is Stored.raw:
-        say("for a pipeline that scales before FedRDNd: --intensity scale, or its own by channel_statistics")
+        say("if your pipeline rescales intensities, compute the statistics with --intensity scale")
 
 
 _OTHERS = tuple(
@@ -206,15 +210,17 @@ _OTHERS = tuple(
 @takes(RunConfig, Plan, without=_OTHERS)
 def plan(
     data: Data,
-    out: Annotated[Path, typer.Option(help="The plan, a JSON file; a page of this name has the reasons.")],
+    out: Annotated[
+        Path, typer.Option(help="JSON file for the plan; the reasons are in a page of this name.")
+    ],
     *,
     given: Given,
     plan_memory: PlanMemory = None,
 ) -> None:
     """Make a plan of volumes from the sites' data: spacing, and sizes of patches and batches.
 
-    It is the plan that `simulate --plan auto` makes of the same data: only the summaries that a site would
-    send enter it.
+    It comes after inspect and compare. `simulate --plan auto` makes the same plan: only the summaries that a
+    site would send enter it.
     """
     from medfedaug.analysis.plan_page import write_plan_page
     from medfedaug.config.plan import save_plan

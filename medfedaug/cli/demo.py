@@ -118,7 +118,7 @@ def demo(
         write_json(json_, {"odd": odd, "remedy": method, "sites": sites_})
     say("")
     say(f"The page, with pictures of truth and prediction: {page}")
-    say("Next, with the folder of your own sites in place of the phantom's:")
+    say("Next, with the folder of your own sites instead of the phantom's:")
     for purpose, command in _NEXT:
         say(f"  {command.format(method=quote(method), data=quote(str(out / 'data')))}   # {purpose}")
 
@@ -165,4 +165,4 @@ def _outcome(scores: dict[str, dict[str, float | None]], odd: str, method: str) 
         say(f"{odd} has no score.")
         return
     say(f"{odd}, whose scanner differs: {before:.2f} with {BASELINE}, {after:.2f} with {method}.")
-    say("One training of few patients is no verdict: that takes five seeds, and more patients.")
+    say("One training with few patients is no verdict, which takes five seeds and more patients.")

@@ -183,5 +183,6 @@ def _compare(fingerprint: str, expected: str | None, source: str) -> None:
         typer.confirm("Does the other side read the same on the telephone?", abort=True)
     elif not enrolment.same_fingerprint(fingerprint, expected):
         raise ConfigError(
-            f"the fingerprint of {source}, differs: here it is {text}. Somebody may have exchanged the file"
+            f"the fingerprint of {source}, differs: here it is {text}. Somebody may have replaced the file: "
+            "ask for a new one"
         )

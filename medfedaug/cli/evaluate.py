@@ -26,7 +26,9 @@ class Split(str, Enum):
 
 
 def evaluate(
-    model: Annotated[Path, typer.Option(callback=existing_run, help="The global_model.pt of a run.")],
+    model: Annotated[
+        Path, typer.Option(callback=existing_run, help="The folder of a run, or its global_model.pt.")
+    ],
     data: SiteOrSites,
     config: Annotated[
         Path | None, typer.Option(help="The run's results.json; by default next to the model.")
@@ -39,7 +41,7 @@ def evaluate(
     local: Local = None,
     engine: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Each site by itself: inprocess, or nvflare with processes."),
+        typer.Option(metavar="NAME", help="Evaluate each site separately: inprocess or nvflare."),
     ] = None,
 ) -> None:
     """Score a trained model on the images of one site or of several, or compare it with local models."""
@@ -50,7 +52,7 @@ def evaluate(
 
     if local or engine is not None:
         if split is not Split.test or limit is not None:
-            raise ConfigError("--local and --engine have no --split or --limit")
+            raise ConfigError("--local and --engine test all test cases: leave out --split and --limit")
         _evaluate_sites(
             out,
             model,
@@ -99,7 +101,7 @@ def _evaluate_sites(out: Path | None, model: Path, data: Path, **options: Any) -
     print_worth(worth_table(result))
     if out is not None:
         write_json(out, result)
-        say(f"{out}: medfedaug report {quote(str(out))} makes a page of it")
+        say(f"{out}; for a page: medfedaug report {quote(str(out))}")
 
 
 def print_worth(worth: WorthTable) -> None:

@@ -139,7 +139,7 @@ def _show(proposals: Sequence[Proposal]) -> None:
 
 
 def _classes(parts: Sequence[str]) -> Sequence[str] | Mapping[int, str]:
-    """Read the classes of ``--labels``: names alone, or names by value."""
+    """Read the classes of ``--labels``: only names, or names by value."""
     if not any("=" in part for part in parts):
         return [part.strip() for part in parts]
     pairs = split_pairs("--labels", "0=background,255=lesion", parts, form="VALUE=NAME", first=True)

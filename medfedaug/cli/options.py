@@ -92,8 +92,8 @@ Workers = Annotated[
     typer.Option(
         "--workers",
         metavar="WHERE",
-        help="Makers of the runs: a number of processes of this machine, slurm, slurm:PARTITION, or "
-        "dask://HOST:PORT. [default: 1]",
+        help="Workers of the runs: a number of processes, slurm, slurm:PARTITION, or dask://HOST:PORT. "
+        "[default: 1]",
     ),
 ]
 Each = Annotated[
@@ -314,5 +314,5 @@ def named_pairs(
     pairs = split_pairs(option, example, given, first=first)
     values = dict(pairs)
     if len(values) < len(pairs):
-        raise ConfigError(f"{option} names one thing twice")
+        raise ConfigError(f"{option} has a name twice")
     return values

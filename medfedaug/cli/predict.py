@@ -119,7 +119,7 @@ def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path, 
     if len(cases) > _MOST_ROWS:
         say(f"and {len(cases) - _MOST_ROWS} more in {out}/predictions.json")
     if len(cases) > 1 and ranked:
-        say("look at the first ones first: the model is least sure of them")
+        say("check the first cases first: the model is least sure there")
     say(f"the model: {test.score}")
     if test.warning:
         say(f"do not rely on these predictions: {test.warning}", "yellow", err=True)

@@ -65,6 +65,7 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
         ),
         Entry("core", "evaluate:evaluate", "evaluate --model runs/fedrdn --data data"),
         Entry("core", "report:report", "report runs/* --reference fedrdn"),
+        Entry("core", "clean:clean", "clean runs"),
         Entry("core", "schema:schema", "schema experiment > experiment.schema.json", hidden=True),
     ),
     "For hospitals: own images, and a site of a federation": (

@@ -55,7 +55,7 @@ def watch(
             return
         here = kit.resolve()
         if once or not any((folder / "startup").is_dir() for folder in (here, *here.parents)):
-            raise ConfigError(f"{kit}: no job of ours has run here, or its folder is gone")
+            raise ConfigError(f"{kit}: no medfedaug job has run here, or its folder is gone")
         if not live:
             say("waiting for a job")
     watched, position = Watched(), 0
