@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from medfedaug._version import __version__
 from medfedaug.cli.console import say
@@ -123,7 +124,7 @@ All commands: medfedaug --help. Research software, not a medical device."""
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from medfedaug.cli.console import say
 
 
 def clean(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The folder of a run, or of several, such as a benchmark's.")
-    ],
-    yes: Annotated[bool, typer.Option("--yes", help="Free it; without this option only list.")] = False,
+    run: Annotated[Path, Argument(metavar="RUN", help="Folder of a run, or of several runs.")],
+    yes: Annotated[bool, Option("--yes", help="Free it; without this option only list.")] = False,
 ) -> None:
     """List what finished runs no longer need, and free it with --yes: models of the last round, leftovers.
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.evaluate import print_worth
@@ -20,32 +20,18 @@ if TYPE_CHECKING:
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Folders of runs or of a benchmark, and files evaluation.json.")
-    ],
+    runs: Annotated[list[Path], Argument(help="Folders of runs, and files evaluation.json.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="The page, by default report.html; with --card a folder, by default the run's."),
+        Option(help="The page, by default report.html; with --card a folder, by default the run's."),
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Sites' folders or a benchmark's files, for intensities and cases.")
-    ] = None,
-    tables: Annotated[
-        Path | None, typer.Option(help="Folder for the tables as Markdown, CSV and LaTeX.")
-    ] = None,
-    metric: Annotated[
-        str | None, typer.Option(help="Metric to compare: dice, hd95, ...; by default the validation's.")
-    ] = None,
-    reference: Annotated[
-        str, typer.Option(help="Methods that all others are compared with, joined by commas.")
-    ] = "fedavg",
-    features: Annotated[
-        bool, typer.Option("--features", help="With --data: features by t-SNE, also of sites' local models.")
-    ] = False,
+    data: Annotated[Path | None, Option(help="Sites' images, for pictures of cases.")] = None,
+    tables: Annotated[Path | None, Option(help="Folder for the tables as Markdown, CSV and LaTeX.")] = None,
+    metric: Annotated[str | None, Option(help="Metric to compare, such as dice or hd95.")] = None,
+    reference: Annotated[str, Option(help="Methods to compare the others with.")] = "fedavg",
+    features: Annotated[bool, Option("--features", help="With --data: features by t-SNE.")] = False,
     device: Device = "auto",
-    card: Annotated[
-        bool, typer.Option("--card", help="Write the model card of one run instead, as Markdown and HTML.")
-    ] = False,
+    card: Annotated[bool, Option("--card", help="Write the model card of one run.")] = False,
     site_names: SiteNames = False,
 ) -> None:
     """Show a run or compare several on one self-contained page.
