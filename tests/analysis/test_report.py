@@ -43,7 +43,12 @@ def test_report_holds_everything_and_loads_nothing(write, tmp_path):
         "1.5 min",
     ):
         assert expected in page.text
-    assert page.tags.count("img") == 3
+    assert page.tags.count("img") == 4
+    remarks = [text for text in re.findall(r'<p class="soft">(.*?)</p>', text) if text]
+    assert len({*remarks}) == len(remarks)
+    folded = re.findall(r'<details class="section"><summary><h2>(.*?)</h2>', text)
+    assert "Configuration" in folded
+    assert "Dice on the test cases" not in folded
     assert ("name", "viewport") in page.attributes
     assert "prefers-color-scheme: dark" in text
     assert [p.name for p in out.parent.iterdir()] == ["report.html"]
@@ -76,6 +81,7 @@ def test_report_tells_what_failed_once_however_often_it_happened(write, tmp_path
         if entry["round"] != 4:
             entry["missing"] = [{"site": "CS", "task": "train", "reason": "site CS is not connected"}]
     data["left_out"] = {"FG": "site FG: no such folder"}
+    data["suspected"] = {"DU": "its steps went against the others' in 4 of 6 rounds"}
     data["sites"] = {"DU": 5, "HT": 5}
     del data["test"]["sites"]["HT"]
     data["test"]["missing"] = {"HT": "site HT: no answer in time"}
@@ -85,6 +91,7 @@ def test_report_tells_what_failed_once_however_often_it_happened(write, tmp_path
     assert text.count("site CS is not connected") == 1
     assert "no answer to train1–3, 5–6site CS" in text
     assert "left outsite FG: no such folder" in text
+    assert "suspectedits steps went against the others' in 4 of 6 rounds" in text
     assert "not testedsite HT: no answer in time" in text
     assert "no score4 scored cases, and means are of 10" in text
     assert load_run(write(data)).cases["DU"] == 4  # though it names none
