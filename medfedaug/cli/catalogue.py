@@ -124,8 +124,9 @@ def _of_plugin(plugin: plugins.Plugin) -> Definition | None:
 def _methods() -> dict[str, Definition]:
     """Find the built-in methods by name, in the list that docs/generate.py writes."""
     found = []
-    for folder in ("methods", "research.methods"):
-        for node in source_of(f"medfedaug.{folder}.catalogue").tree.body:
+    lists = (read_source(f"medfedaug.{folder}.catalogue") for folder in ("methods", "research.methods"))
+    for listed in filter(None, lists):
+        for node in listed.tree.body:
             if isinstance(node, ast.ImportFrom) and node.module != "__future__":
                 found.append(definition(f"{node.module}.{node.names[0].name}"))
     found.sort(key=lambda method: method.source.name.rpartition(".")[2])

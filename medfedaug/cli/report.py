@@ -12,6 +12,7 @@ from typer import Argument, Option
 from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.evaluate import print_worth
 from medfedaug.cli.options import Device, SiteNames, existing_run
+from medfedaug.cli.registry import has_layer
 from medfedaug.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ def report(
         return
     page = out or Path("report.html")
     from medfedaug.analysis import write_report
-    from medfedaug.research.comparison.local_vs_global import find_evaluations
     from medfedaug.runs.load_results import find_runs, load_run
     from medfedaug.runs.run import BASELINE
 
@@ -51,7 +51,12 @@ def report(
         from medfedaug.methods.registry import parse_methods  # imports PyTorch
 
         reference = ",".join(spec["name"] for spec in parse_methods(reference))
-    evaluated, others = find_evaluations(runs)
+    evaluated: list[dict[str, Any]] = []
+    others = runs
+    if has_layer("research"):
+        from medfedaug.research.comparison.local_vs_global import find_evaluations
+
+        evaluated, others = find_evaluations(runs)
     loaded = [load_run(run, metric) for run in find_runs(others)]
     local = None
     if features:
@@ -98,21 +103,25 @@ def _print_tables(
 ) -> dict[str, TextTable]:
     """Print the tables of evaluations and of runs, and return them by the names of their files."""
     from medfedaug.analysis import metric_table, summary_table
-    from medfedaug.research.comparison import patient_table
-    from medfedaug.research.comparison.class_table import class_table
-    from medfedaug.research.comparison.local_vs_global import worth_table
 
     tables: dict[str, TextTable] = {}
     for index, content in enumerate(evaluations):
+        from medfedaug.research.comparison.local_vs_global import worth_table
+
         worth = worth_table(content)
         print_worth(worth)
         tables[f"worth_{index + 1}" if index else "worth"] = worth
     if runs:
-        patients, classes = patient_table(runs, reference), class_table(runs, reference)
-        tables |= {"scores": summary_table(runs, reference), "patients": patients}
-        tables |= {"classes": classes} if classes.rows else {}
+        tables["scores"] = summary_table(runs, reference)
+        if has_layer("research"):
+            from medfedaug.research.comparison import patient_table
+            from medfedaug.research.comparison.class_table import class_table
+
+            tables["patients"] = patient_table(runs, reference)
+            if (classes := class_table(runs, reference)).rows:
+                tables["classes"] = classes
         tables["metrics"] = metric_table(runs)
-        for table in (tables["scores"], tables["patients"], classes, tables["metrics"]):
-            if table.body:
+        for name, table in tables.items():
+            if table.body and not name.startswith("worth"):
                 out_console.print(table)
     return tables
