@@ -49,19 +49,6 @@ def test_weight_decay_is_an_l2_term_of_the_gradient(office):
     torch.testing.assert_close(decayed[key], expected)
 
 
-def test_augmentation_takes_the_label_map_along():
-    config = RunConfig(augmentation="flip_rotate")
-    augment = make_task(config, normalised=True).augmentation()
-    image = torch.zeros(1, 32, 32)
-    image[0, 4:12, 18:26] = 1.0
-    sample = {"image": image, "label": image.to(torch.uint8)}
-    augment.set_random_state(0)
-    (turned,) = augment([sample])
-    assert turned["label"].dtype == torch.uint8
-    assert not torch.equal(turned["label"], sample["label"])
-    assert (turned["image"].round() != turned["label"]).float().mean() < 0.01
-
-
 @pytest.mark.parametrize(
     ("dims", "orientation", "axis"),
     [(3, None, 0), (3, "RAS", 0), (3, "PLI", 1), (3, "ASR", 2), (2, "LAS", 0), (2, "AIL", None)],
