@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import (
-    Round,
-    assert_models,
-    assert_same,
-    copied,
-    descend,
-    entries,
-    labels_of,
-    mean,
-    pixels,
-)
+from reference import Round, assert_models, assert_same, copied, descend, entries, labels_of, mean, pixels
 from torch.nn.functional import cross_entropy
 
 from medfedaug.methods.base import RoundMean, ServerContext, SiteUpdate

@@ -8,10 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from benchmark_files import (
-    OFFICE,
-    write_fedbn,
-)
+from benchmark_files import OFFICE, write_fedbn
 
 from medfedaug.errors import ConfigError
 from medfedaug.methods import build_methods
