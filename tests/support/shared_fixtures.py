@@ -240,7 +240,7 @@ def federate(make_photos, tmp_path, monkeypatch):
                 make_photos(name, per_class, size=8)
         folder = folder or tmp_path / "photos"
         values = {
-            "network": "reference_linear",
+            "network": "reference_convolutional",
             "rounds": 3,
             "batch_size": 6,
             "learning_rate": 0.05,
