@@ -12,7 +12,7 @@ from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.messages.messages import SCORE, Reply, Request
 from medfedaug.federation.messages.scoring import ScoringSpec
 from medfedaug.federation.site.gate import Gate
-from medfedaug.federation.site.site import Site
+from medfedaug.federation.site.site import Site, Stop
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.significance import patient_means
 from medfedaug.utils.event_text import OnEvent
@@ -52,8 +52,6 @@ class EvaluationSite:
 class _EvaluatedSite(Site):
     """A site with the models of one run."""
 
-    tasks = (SCORE,)
-
     def __init__(
         self,
         name: str,
@@ -65,7 +63,11 @@ class _EvaluatedSite(Site):
         super().__init__(name, trainer, gate, on_event)
         self.scored = scored
 
-    def _do(self, request: Request, should_stop: Callable[[], bool] | None) -> Reply:
+    def answers(self) -> dict[str, Callable[[Request, Stop], Reply]]:
+        """Return the answer to the only task of an evaluation."""
+        return {SCORE: self._score}
+
+    def _score(self, request: Request, should_stop: Stop) -> Reply:
         reply, started = Reply(request.task, request.round), time.perf_counter()
         spec, trainer = ScoringSpec.from_dict(request.scoring), self.trainer
         trainer.saves_each_round = False

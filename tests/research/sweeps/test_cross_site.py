@@ -44,7 +44,7 @@ def test_over_all_folds_every_patient_is_tested_once_and_never_trains_meanwhile(
 
 
 def test_noise_follows_from_the_seed_of_the_run(office, tmp_path):
-    runs = planned(office, "fedfa", ["fedfa.noise=0,0.2", "fedfa.prob=1.0"], seeds=1, scale=0.001)
+    runs = planned(office, "fedfa", ["fedfa.noise=0,0.2", "fedfa.prob=1.0"], seeds=1)
     run_all(runs, OFFICE_PRESET, office, tmp_path / "a", device="cpu")
     torch.rand(7)  # other draws of this process do not matter
     run_all(runs[1:], OFFICE_PRESET, office, tmp_path / "b", device="cpu")

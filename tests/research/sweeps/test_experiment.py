@@ -46,11 +46,11 @@ def test_methods_seeds_folds_and_settings_on_ones_own_data_which_a_second_call_l
     run, data, tmp_path
 ):
     out = tmp_path / "runs"
-    compared = ("--methods", "fedavg", "fedrdn", "--seeds", 1, "--folds", 2)
+    compared = ("--methods", "fedavg", "fedrdn", "--seeds", 1, "--folds", 3)
     code, printed, err = run(*arguments(data, out, *compared, "--set", *TINY))
     assert code == 0, err
     assert "every case counts as a patient" in err
-    folds = [f"fold={fold}of2/seed-0" for fold in (1, 2)]
+    folds = [f"fold={fold}of3/seed-0" for fold in (1, 2, 3)]
     assert results(out) == [f"{method}/{fold}" for method in ("fedavg", "fedrdn") for fold in folds]
     assert "Own experiment: 1 x 1 epoch, basicunet" in printed
     for name in ("table.md", "table.csv", "metrics.tex", "report.html"):
