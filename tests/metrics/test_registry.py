@@ -37,6 +37,7 @@ def package(installed, monkeypatch):
     sys.modules.pop("lesion_metrics", None)
 
 
+@pytest.mark.slow
 def test_a_metric_of_a_package_is_in_the_results_and_in_the_report(
     run, package, phantom_dir, tmp_path, monkeypatch
 ):
