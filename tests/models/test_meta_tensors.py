@@ -17,7 +17,7 @@ from medfedaug.models import (
     insert_layers,
     training_adapters,
 )
-from medfedaug.models.phase_norms import control_shortcuts
+from medfedaug.research.layers.phase_norms import control_shortcuts
 
 pytestmark = pytest.mark.filterwarnings("ignore:FFA layer")  # of small features
 
