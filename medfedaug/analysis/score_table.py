@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from medfedaug.analysis.grouping import Tested, group_runs, unscored_notes, whole_seeds
-from medfedaug.analysis.report_parts import Compared, Groups, Verdict, report_parts
+from medfedaug.analysis.report_parts import Groups, Verdict, report_parts
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at
@@ -282,7 +282,7 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
     )
 
 
-def _baseline(compared: Mapping[str, Compared], groups: Groups, label: str) -> str:
+def _baseline(compared: Mapping[str, Any], groups: Groups, label: str) -> str:
     """Return the reference of a method; the first group where it has none."""
     return compared[label].baseline if label in compared else next(iter(groups))
 
