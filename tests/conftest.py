@@ -47,3 +47,5 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """Begin with the longest files, lest one of them be left over for a single process at the end."""
     items.sort(key=lambda item: item.path.name not in _FIRST)
+    if _LAYERS:
+        items[:] = [item for item in items if item.get_closest_marker("all_layers") is None]

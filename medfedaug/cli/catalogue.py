@@ -125,7 +125,8 @@ def _methods() -> dict[str, Definition]:
     """Find the built-in methods by name, in the list that docs/generate.py writes."""
     found = []
     for folder in ("methods", "research.methods"):
-        for node in source_of(f"medfedaug.{folder}.catalogue").tree.body:
+        listed = read_source(f"medfedaug.{folder}.catalogue")
+        for node in listed.tree.body if listed else ():
             if isinstance(node, ast.ImportFrom) and node.module != "__future__":
                 found.append(definition(f"{node.module}.{node.names[0].name}"))
     found.sort(key=lambda method: method.source.name.rpartition(".")[2])

@@ -64,6 +64,7 @@ def test_a_word_that_nobody_knows_is_refused_with_the_nearest(outside_package):
         build_methods([{"name": "flip"}])
 
 
+@pytest.mark.all_layers
 def test_methods_declare_words_of_the_list_and_methods_that_exist():
     used = set()
     for method in registry.built_in_methods().values():

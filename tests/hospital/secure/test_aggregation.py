@@ -392,7 +392,7 @@ def test_a_job_under_masks_is_no_other_job(federation):
     site = next(iter(Recording.log))
     assert site[0].masks == {}
     carrier = lying(lambda r, s: Request(KEYS, 1, run=r.run) if r.task == TRAIN else r)
-    with pytest.raises(RunFailed, match="this job is not under secure aggregation"):
+    with pytest.raises(RunFailed, match="no task 'keys'"):
         federation(secure=False, carrier=carrier)
 
 
