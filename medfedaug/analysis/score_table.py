@@ -13,7 +13,7 @@ from medfedaug.analysis.text_table import TextTable
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at
 from medfedaug.metrics.registry import find_metric
-from medfedaug.metrics.significance import PairedTest, PatientTest
+from medfedaug.metrics.significance import PairedTest
 from medfedaug.runs.annotated import Annotated
 from medfedaug.runs.input_scaling import OTHER_INPUT, SCALED, Input, input_note
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
@@ -296,7 +296,7 @@ def delta(reference: str) -> str:
     return f"Δ to {reference} [95% CI]"
 
 
-def difference_cells(test: PairedTest | PatientTest | None) -> list[str]:
+def difference_cells(test: Any) -> list[str]:
     """Return difference with interval, p-value and resolution, as text; empty without a test."""
     if test is None:
         return ["", "", ""]

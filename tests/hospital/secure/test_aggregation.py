@@ -16,10 +16,10 @@ from medfedaug.federation import FederationServer, run_in_process
 from medfedaug.federation.in_process import InProcessCarrier
 from medfedaug.federation.messages.messages import CONFIRM, KEYS, MASKED, OPEN, SHARES, TRAIN, Request
 from medfedaug.hospital.secure.keys import KeyPair, derived
+from medfedaug.hospital.secure.secure_random import stream
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
 from medfedaug.simulate import configure, simulate
-from medfedaug.utils.secure_random import stream
 
 SITES = "ABCD"
 
