@@ -53,6 +53,7 @@ def test_every_method_beside_fedrdn_and_fedfa(tiny_config, phantom_dir, name):
 
 
 # Features perturbed or drawn, a second pass, a second gradient and a generator meet here.
+@pytest.mark.all_layers
 @pytest.mark.parametrize(
     ("methods", "network"),
     [
