@@ -48,6 +48,7 @@ def run(tiny_config, phantom_dir):
     return once
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize(("methods", "idle", "plain", "settings", "options"), CASES)
 def test_a_method_without_effect_is_the_run_without_it_to_the_bit(
     run, methods, idle, plain, settings, options

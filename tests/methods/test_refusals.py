@@ -56,6 +56,7 @@ EXCLUDED = [
 ]
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize(("name", "args", "reason"), ARGUMENTS)
 def test_arguments_out_of_range_are_named(name, args, reason):
     with pytest.raises(ConfigError) as refused:
@@ -64,6 +65,7 @@ def test_arguments_out_of_range_are_named(name, args, reason):
     assert reason in str(refused.value)
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize(("word", "names", "excluding"), EXCLUDED)
 def test_methods_that_do_not_go_together_are_named_with_the_word(word, names, excluding):
     for name in names.split():

@@ -104,6 +104,7 @@ def test_a_copy_of_a_compiled_network_is_plain(traced):
     assert torch.equal(other(torch.ones(1, 2))[0], other.bias)
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize(
     ("methods", "setting", "compiles"),
     [("fedavg", "on", True), ("fedavg", "auto", False), ("fedavg", "off", False), ("fedmix", "on", False)],

@@ -111,6 +111,7 @@ def test_a_loss_that_cannot_be_used_is_named_in_one_line(task, name, args, words
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize("schedule", ["poly", "cosine"])
 def test_the_learning_rate_follows_the_rounds(phantom_dir, tiny_config, monkeypatch, schedule):
     rates, make = [], LocalTraining.optimiser

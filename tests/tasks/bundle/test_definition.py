@@ -322,6 +322,7 @@ def test_what_a_bundle_lacks_is_one_line_that_names_the_key(change, words, make,
     assert "Bundle volumes_bundle: train.json: " in str(caught.value)
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize(
     ("options", "words"),
     [
