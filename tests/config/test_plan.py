@@ -115,29 +115,6 @@ def test_a_perfect_label_map_on_the_plans_grid_is_one_on_the_files(edges, obliqu
         )
 
 
-def test_a_network_sees_the_same_whatever_way_a_volume_is_stored(volumes_dir):
-    """Permuted axes, turned back by the plan: the label map is the same, turned, voxel by voxel."""
-    task = SegmentationTask(2, plan=Plan(spatial_dims=3, orientation="RAS", patch_size=(8, 8, 8)))
-    torch.manual_seed(0)
-    network = torch.nn.Conv3d(1, 2, 3, padding=1).eval()
-    image, affine = torch.rand(1, 9, 10, 11), torch.eye(4, dtype=torch.float64)
-    axes = (2, 0, 1)
-    other = image.permute(0, *(1 + axis for axis in axes)).flip(2)
-    turn = torch.zeros(4, 4, dtype=torch.float64)
-    for new, old in enumerate(axes):
-        turn[old, new] = 1
-    turn[3, 3] = 1
-    turn[:, 1] *= -1
-    turn[axes[1], 3] = image.shape[1 + axes[1]] - 1
-    labels = []
-    for volume, matrix in ((image, affine), (other, affine @ turn)):
-        place = task.preparation.placement(volume, matrix)
-        seen = place.forward(volume)
-        logits = task.logits(network, seen, torch.device("cpu"), 2, place)
-        labels.append(place.put_back(logits.argmax(dim=0, keepdim=True)))
-    assert torch.equal(labels[0].permute(0, *(1 + axis for axis in axes)).flip(2), labels[1])
-
-
 def test_windows_over_a_volume_give_what_a_network_without_a_view_gives():
     """Of a network that looks at single voxels, no seam can be seen, whatever the windows."""
     network = torch.nn.Conv3d(1, 3, 1).eval()
