@@ -61,8 +61,8 @@ def phantom(
     ] = False,
 ) -> None:
     """Write a multi-site MRI phantom: NIfTI volumes, label maps and a dataset.json per site."""
-    from medfedaug.data.partial_phantom import annotate_apart
     from medfedaug.data.phantom import SPACINGS, make_phantom
+    from medfedaug.research.datasets.partial_phantom import annotate_apart
 
     spacings = SPACINGS if spacing_varies else None
     if inverted > sites:

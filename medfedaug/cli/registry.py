@@ -64,7 +64,7 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
             in_a_row=True,
         ),
         Entry("core", "evaluate:evaluate", "evaluate --model runs/fedrdn --data data"),
-        Entry("core", "report:report", "report runs/* --reference fedrdn"),
+        Entry("research", "report:report", "report runs/* --reference fedrdn"),
         Entry("core", "schema:schema", "schema experiment > experiment.schema.json", hidden=True),
     ),
     "For hospitals: own images, and a site of a federation": (

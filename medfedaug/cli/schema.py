@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
+from medfedaug.cli.docstrings import plain
 from medfedaug.config.options import json_schema
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.site_description import SiteDescription
-from medfedaug.utils.docstrings import plain
 
 
 class File(str, Enum):

@@ -18,8 +18,8 @@ from medfedaug.config.run import job_hash
 from medfedaug.errors import JobRefused, RunFailed
 from medfedaug.federation import FederationServer
 from medfedaug.federation.messages.messages import Request
-from medfedaug.hospital.privacy import guarded_gate
 from medfedaug.hospital.privacy import JobBook, JobRules, PrivacyLedger
+from medfedaug.hospital.privacy import guarded_gate as gate
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.simulator import simulator
@@ -121,7 +121,7 @@ def test_simulations_are_free(tmp_path):
 
 
 def test_a_new_job_waits_until_it_is_approved_by_its_hash(hospital, deploy, tiny_config, monkeypatch, run):
-    monkeypatch.setattr(guarded_gate, "_PERIOD", 0.01)
+    monkeypatch.setattr(gate, "_PERIOD", 0.01)
     site, config = hospital(approve=True), tiny_config("fedrdn,fedfa", rounds=2)
     site.start(config, "job-1")
     replies = []
@@ -162,7 +162,7 @@ def test_a_new_job_waits_until_it_is_approved_by_its_hash(hospital, deploy, tiny
 def test_configurations_that_wait_are_bounded_and_the_oldest_is_refused(
     hospital, deploy, tiny_config, monkeypatch, run, caplog
 ):
-    monkeypatch.setattr(guarded_gate, "_PERIOD", 0.01)
+    monkeypatch.setattr(gate, "_PERIOD", 0.01)
     site = hospital(approve=True, max_waiting=2)
     book = JobBook(site.kit / "medfedaug/site_A/jobs")
     approved = tiny_config(rounds=1)
