@@ -251,15 +251,7 @@ def export(
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
 
 
-_EVALUATION_OPTIONS = {
-    "evaluate",
-    "local",
-    "out",
-    "threads",
-    "min_sites",
-    "round_timeout",
-    "grace",
-}
+_EVALUATION_OPTIONS = {"evaluate", "local", "out", "threads", "min_sites", "round_timeout", "grace"}
 
 
 def _export_evaluation(
