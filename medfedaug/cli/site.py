@@ -55,11 +55,11 @@ def configure(
     forbid_code: Annotated[
         bool,
         typer.Option(
-            "--forbid-code",
-            help="Refuse jobs with code, as a site with --epsilon does.",
+            "--forbid-code/--allow-code",
+            help="Refuse jobs with code, or trust whoever may submit one; with --epsilon always refused.",
             rich_help_panel=JobRules.PANEL,
         ),
-    ] = False,
+    ] = True,
     only_medfedaug: Annotated[
         bool,
         typer.Option(
