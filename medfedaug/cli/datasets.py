@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 import medfedaug
 from medfedaug.cli.catalogue import Described, check_name, definition, source_of
@@ -19,7 +19,7 @@ from medfedaug.research.papers.presets import PRESETS
 
 
 def datasets(
-    name: Annotated[str | None, typer.Argument(help="A data set, to show address, layout, options.")] = None,
+    name: Annotated[str | None, Argument(help="A data set, to show address, layout, options.")] = None,
 ) -> None:
     """List published data sets, or show one: address, layout of its folder, options, protocols."""
     if name is None:
