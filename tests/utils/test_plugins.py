@@ -245,7 +245,7 @@ def odd(tmp_path, monkeypatch) -> Path:
         ("nothing", r"odd-one cannot be loaded \(AttributeError"),
         ("words", r"odd-one: 'no method' is no subclass of medfedaug.methods.Method"),
         ("other", r"odd-one: the class Fine must have that name"),
-        ("twice", r"'twice' is added by odd-one and odd-two; uninstall one of them"),
+        ("twice", r"'twice' is added by odd-one and odd-two; uninstall one package"),
     ],
 )
 def test_a_package_that_cannot_be_used_is_named_in_one_line(odd, name, words):
