@@ -94,14 +94,14 @@ def released_difference(test: PatientTest, policy: PrivacyPolicy, unit: str = "c
     unit is ``"patients"``, or ``"cases"`` where no patient is named.
 
     Returns:
-        ``difference``, ``low`` and ``high``, the ends of its 95% interval, ``None`` for fewer than six
-        patients, ``p``, and their number by ``unit``; empty where nothing leaves.
+        ``difference``, its standard ``error``, ``low`` and ``high``, the ends of its 95% interval, ``None``
+        for fewer than six patients, ``p``, and their number by ``unit``; empty where nothing leaves.
     """
     if test.patients < policy.min_images or policy.score_noise_multiplier:
         return {}
     bounded = math.isfinite(test.high - test.low)  # too few cases have no interval
     ends = {"low": test.low, "high": test.high} if bounded else {"low": None, "high": None}
-    return {unit: test.patients, "difference": test.difference, **ends, "p": test.p}
+    return {unit: test.patients, "difference": test.difference, "error": test.error, **ends, "p": test.p}
 
 
 def _problem(cases: Iterable[str], policy: PrivacyPolicy, patients: Mapping[str, int]) -> str:

@@ -38,7 +38,7 @@ class EvaluationSite:
         self.name = name
         scored: dict[str, dict[str, float]] = {}
         self.runs = {
-            key: _EvaluatedSite(name, trainer, scored, gate, on_event) for key, trainer in trainers.items()
+            key: ScoringSite(name, trainer, scored, gate, on_event) for key, trainer in trainers.items()
         }
 
     def answer(self, request: Request, should_stop: Callable[[], bool] | None = None) -> Reply:
@@ -50,10 +50,11 @@ class EvaluationSite:
         return run.answer(request, should_stop)
 
 
-class _EvaluatedSite(Site):
+class ScoringSite(Site):
     """A site with the models of one run."""
 
     tasks = (SCORE,)
+    split = "test"
 
     def __init__(
         self,
@@ -67,18 +68,22 @@ class _EvaluatedSite(Site):
         self.scored = scored
 
     def _do(self, request: Request, should_stop: Callable[[], bool] | None) -> Reply:
+        self.trainer.saves_each_round = False
+        return self.score(request)
+
+    def score(self, request: Request) -> Reply:
+        """Score a model, and compare it with earlier ones."""
         reply, started = Reply(request.task, request.round), time.perf_counter()
-        spec, trainer = ScoringSpec.from_dict(request.scoring), self.trainer
-        trainer.saves_each_round = False
-        if not trainer.folder.cases["test"]:
-            raise DataError("no case in the split 'test'", site=self.name, path=trainer.folder.path)
+        spec, trainer, split = ScoringSpec.from_dict(request.scoring), self.trainer, self.split
+        if not trainer.folder.cases[split]:
+            raise DataError(f"no case in the split {split!r}", site=self.name, path=trainer.folder.path)
         trainer.receive(request.weights, request.payload, request.once)
         if spec.own:
-            scores = trainer.evaluate_round("test", request.round)
+            scores = trainer.evaluate_round(split, request.round, full=split == "test" or not spec.against)
         else:
             scores = _score_given(trainer, request.weights)
             self._ready = False  # the network has held a model without the site's own entries
-        released = self.gate.release("test", scores, trainer)
+        released = self.gate.release(split, scores, trainer)
         cases = {case: score for case, score in scores["cases"].items() if score is not None}
         self.scored[spec.model] = cases
         against: dict[str, Any] = {}
@@ -94,7 +99,7 @@ class _EvaluatedSite(Site):
             return {}
         ours, theirs = self.scored[model], self.scored[other]
         pairs = {case: (ours[case], theirs[case]) for case in sorted(ours.keys() & theirs.keys())}
-        patients = self.trainer.folder.patients("test")
+        patients = self.trainer.folder.patients(self.split)
         scores = [*patient_means(pairs, lambda case: patients.get(case, case)).values()]
         if len(scores) < 2:
             return {}
@@ -102,7 +107,7 @@ class _EvaluatedSite(Site):
         higher = METRICS[metric].higher_is_better
         test = compare_patients(*zip(*scores, strict=True), higher_is_better=higher)
         unit = "patients" if patients else "cases"
-        return self.gate.compare("test", test, unit, self.trainer)
+        return self.gate.compare(self.split, test, unit, self.trainer)
 
 
 def _score_given(trainer: SiteTrainer, weights: Mapping[str, Tensor]) -> dict[str, Any]:
