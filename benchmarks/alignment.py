@@ -39,17 +39,17 @@ from torch import Tensor
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.benchmarks import find_root, open_benchmark, write_federation
-from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.federation import federation_settings
+from medfedaug.data.phantom import make_phantom
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.sites import find_sites
-from medfedaug.experiments.axes import parse_axis
-from medfedaug.experiments.presets import PRESETS
-from medfedaug.experiments.run_list import plan
 from medfedaug.federation import run_in_process
 from medfedaug.methods import parse_methods
 from medfedaug.methods.base import Step
 from medfedaug.methods.fedfa_h import FedFAhSite
+from medfedaug.research.papers.presets import PRESETS
+from medfedaug.research.sweeps.axes import parse_axis
+from medfedaug.research.sweeps.run_list import plan
 from medfedaug.simulate import configure
 from medfedaug.utils.files import write_json
 

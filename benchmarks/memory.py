@@ -24,7 +24,7 @@ from measure import hardware
 from medfedaug.config.machine import Machine
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 
 _FILES = 10
 COLUMNS = {"peak_gib": 2, "kept_gib": 2, "prepare_s": 0, "train_s": 0}  # with digits

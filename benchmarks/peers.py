@@ -271,7 +271,7 @@ def measure(kind: str, folder: Path, data: Path, rounds: int, python: str | None
 
 def main() -> None:
     """Run all kinds in turn, and print the table."""
-    from medfedaug.data.datasets.phantom import make_phantom
+    from medfedaug.data.phantom import make_phantom
 
     arguments = parser(__doc__)
     arguments.add_argument("--sites", type=int, default=4)

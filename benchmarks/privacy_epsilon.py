@@ -32,13 +32,13 @@ from measure import hardware, parser
 from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import FederationServer, SiteTrainer, run_in_process
-from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.federation.server.output import write_json
+from medfedaug.hospital.privacy import PrivacyPolicy, noise_multiplier_for
+from medfedaug.hospital.privacy.guard import PrivacyGuard
 from medfedaug.methods import parse_methods
 from medfedaug.methods.base import Bounds, Contributions, Payload, SiteExchange
 from medfedaug.methods.fedfa import FedFAServer
 from medfedaug.metrics.significance import PairedTest, paired_t_test
-from medfedaug.privacy import PrivacyPolicy, noise_multiplier_for
 from medfedaug.simulate import configure
 
 DELTA = 1e-5

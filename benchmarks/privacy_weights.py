@@ -25,8 +25,8 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import run_in_process
 from medfedaug.federation.server.output import write_json
+from medfedaug.hospital.privacy import PrivacyPolicy
 from medfedaug.methods import parse_methods
-from medfedaug.privacy import PrivacyPolicy
 from medfedaug.simulate import configure
 
 PLAIN, SITE = "none", "site"

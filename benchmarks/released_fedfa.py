@@ -37,11 +37,11 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.benchmarks import find_root, open_benchmark, write_federation
 from medfedaug.data.federation import federation_settings
 from medfedaug.data.preparation.decoded_cache import keep_decoded
-from medfedaug.experiments.axes import parse_axis
-from medfedaug.experiments.presets import PRESETS
-from medfedaug.experiments.run_list import plan
 from medfedaug.federation import FederationServer, SiteTrainer, run_in_process
 from medfedaug.methods import parse_methods
+from medfedaug.research.papers.presets import PRESETS
+from medfedaug.research.sweeps.axes import parse_axis
+from medfedaug.research.sweeps.run_list import plan
 from medfedaug.utils.files import write_json
 
 METHODS = {"fedavg": ("AlexNet", "FedAvg"), "fedfa": ("AlexNetFedFa", "FedFA")}

@@ -15,9 +15,9 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from medfedaug.analysis.comparison import compare_groups
 from medfedaug.analysis.grouping import group_runs, pool_runs
 from medfedaug.metrics.significance import PatientTest
+from medfedaug.research.comparison.comparison import compare_groups
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import BASELINE, Run
 

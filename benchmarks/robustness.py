@@ -44,7 +44,7 @@ import torch
 from measure import hardware
 
 from medfedaug.config.run import Execution
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import RunFailed
 from medfedaug.federation import Reply, Request, run_in_process

@@ -36,15 +36,15 @@ import matplotlib.pyplot as plt
 import torch
 from measure import hardware, parser
 
-from medfedaug.analysis.inspection_page import federation_shift
-from medfedaug.analysis.shift import Shift
-from medfedaug.data.datasets.phantom import Scanner, make_phantom
 from medfedaug.data.folders import MANIFEST
-from medfedaug.data.quality.inspection import inspect_sites
+from medfedaug.data.phantom import Scanner, make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import run_in_process
 from medfedaug.methods import parse_methods
 from medfedaug.metrics.significance import paired_t_test
+from medfedaug.research.comparison.inspection import inspect_sites
+from medfedaug.research.comparison.inspection_page import federation_shift
+from medfedaug.research.comparison.shift import Shift
 from medfedaug.simulate import configure
 from medfedaug.utils.files import write_json
 

@@ -26,7 +26,7 @@ from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.benchmarks import open_benchmark
-from medfedaug.data.datasets.phantom import Structure, make_phantom
+from medfedaug.data.phantom import Structure, make_phantom
 from medfedaug.data.federation import arrange
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.sites import find_sites
@@ -36,17 +36,17 @@ from medfedaug.simulate import configure
 from medfedaug.utils.files import write_json
 
 METHODS = ("fedavg", "single", "fedrdn", "fedbn", "ditto", "fedfa")
-ROUNDS, LONGER, SEEDS = 5, 5, (10, 11, 12)
+ROUNDS, LONGER, SEEDS = 4, 5, (10, 11, 12)
 SETTINGS = {
     "segmentation": {
         "network": "unet",
-        "network_args": {"channels": [8, 16, 32], "strides": [2, 2], "norm": "batch"},
-        "learning_rate": 3e-3,
+        "network_args": {"channels": [8, 16, 32], "strides": [2, 2], "norm": ["instance", {"affine": True}]},
+        "learning_rate": 5e-3,
         "without_metrics": ("hd95", "nsd"),
     },
     "classification": {"network": "lenet5", "learning_rate": 1e-2, "momentum": 0.9},
 }
-COMMON = {"batch_size": 6, "local_steps": 6, "augmentation": "none"}
+COMMON = {"batch_size": 6, "local_steps": 8, "augmentation": "none"}
 
 _OUTLINES = (Structure(), Structure(outline=7.0), Structure(outline=-5.0))
 _LESIONS = (Structure(), Structure(lesions=3, size=0.5), Structure(size=1.6, prevalence=0.7))

@@ -17,9 +17,9 @@ import argparse
 
 import numpy as np
 
-from medfedaug.analysis.verdict import LEVEL, chance
 from medfedaug.metrics.crossed import crossed_test, holm
 from medfedaug.metrics.significance import paired_t_test, rare_loss_test
+from medfedaug.research.comparison.verdict import LEVEL, chance
 
 METHODS, SEEDS, SPREAD, LOSS = 11, 5, 0.05, 0.6
 SHAPES = ("rare 5", "rare 10", "rare 20", "t2", "mixture", "log-normal", "exponential", "normal")

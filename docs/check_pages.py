@@ -167,6 +167,8 @@ def _block_mistakes(language: str, block: str) -> Iterator[str]:
             rest = words[words.index("medfedaug") + 1 :] if "medfedaug" in words else []
             while rest and rest[0] in getattr(command, "commands", {}):
                 command = command.commands[rest.pop(0)]
+            if rest and hasattr(command, "commands") and re.fullmatch("[a-z][a-z-]*", rest[0]):
+                yield f"{command.name} has no command {rest[0]}"
             known = {
                 text for parameter in command.params for text in (*parameter.opts, *parameter.secondary_opts)
             }

@@ -14,9 +14,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from medfedaug.experiments.papers import entries
-from medfedaug.experiments.presets import PRESETS
-from medfedaug.experiments.published import published_rows
+from medfedaug.research.papers.papers import entries
+from medfedaug.research.papers.presets import PRESETS
+from medfedaug.research.papers.published import published_rows
 
 PAGE = Path(__file__).with_name("papers.md")
 STEPS = runpy.run_path(str(PAGE.parents[1] / "benchmarks/step_times.py"))

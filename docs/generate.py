@@ -12,24 +12,24 @@ import re
 import runpy
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-METHODS = ROOT / "medfedaug/methods"
-LIST, JOBS = METHODS / "catalogue.py", "nvflare_jobs/jobs"
+METHODS = ("methods", "research/methods")
+JOBS = "nvflare_jobs/jobs"
 TABLE, SENT, WORDS = (ROOT / "docs" / page for page in ("catalogue.md", "privacy/methods.md", "methods.md"))
 HEAD = '"""The methods that are built in; ``make catalogue`` writes this list from the files beside it."""'
 
 
-def method_list(folder: Path = METHODS) -> str:
-    """Return the content of `LIST`: an import of each class of the folder that declares a name."""
-    lines = []
+def method_list(folder: Path) -> str:
+    """Return the content of a folder's `catalogue.py`: an import of each class that declares a name."""
+    package, lines = ".".join(folder.relative_to(ROOT).parts), []
     for path in sorted(folder.glob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and any(map(_is_name, node.body)):
-                lines.append(f"from medfedaug.methods.{path.stem} import {node.name} as {node.name}")
+                lines.append(f"from {package}.{path.stem} import {node.name} as {node.name}")
     return "\n".join([HEAD, "", "from __future__ import annotations", "", *lines, ""])
 
 
@@ -87,9 +87,10 @@ def _with_rows(page: str, rows: Iterable[str]) -> str:
 def main() -> int:
     """Write all files; with --check only list those that are out of date."""
     checked = "--check" in sys.argv
-    stale = [] if LIST.read_text(encoding="utf-8") == method_list() else [LIST]
-    if not checked:
-        LIST.write_text(method_list(), encoding="utf-8")  # first, since the others read it
+    folders = [ROOT / "medfedaug" / folder for folder in METHODS]
+    stale = _write(
+        {folder / "catalogue.py": method_list(folder) for folder in folders}, checked
+    )  # others read it
     from ready_jobs import write_ready_jobs  # of this folder
 
     house: dict[str, Any] = runpy.run_path(str(ROOT / "docs/pictures/house.py"))
@@ -97,14 +98,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         write_ready_jobs(Path(folder))
         jobs = {ROOT / JOBS / file.relative_to(folder): file.read_text() for file in files_in(Path(folder))}
-    for path, text in {**pages(), **jobs, ROOT / "docs/pictures/house.svg": picture}.items():
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            stale.append(path)
-            if not checked:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
+    stale += _write({**pages(), **jobs, ROOT / "docs/pictures/house.svg": picture}, checked)
     print("\n".join(str(path.relative_to(ROOT)) for path in stale) or "all files are up to date")
     return bool(stale) and checked
+
+
+def _write(texts: Mapping[Path, str], checked: bool) -> list[Path]:
+    """Write the files that are out of date, or only return them."""
+    texts = {
+        path: text for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text
+    }
+    for path, text in () if checked else texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return [*texts]
 
 
 def files_in(folder: Path) -> list[Path]:

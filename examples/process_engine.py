@@ -3,7 +3,7 @@
     python examples/process_engine.py --data DIR --out RUN
 
 The results are those of every other engine to the last bit. A package offers it as `--engine processes` by an
-entry point of the group `medfedaug.engines`.
+entry point of the group `medfedaug.federation.engines`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ProcessEngine(Engine):
 
 def main():
     """Train FedRDN and FedFA with this engine."""
-    from medfedaug.engines import register
+    from medfedaug.federation.engines import register
     from medfedaug.simulate import simulate
 
     register(ProcessEngine)

@@ -23,27 +23,27 @@ from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import SiteFolder, is_own_data
 from medfedaug.data.benchmarks import OWN_DATA, is_federation, read_federation
 from medfedaug.data.federation import arrange, federation_settings
-from medfedaug.data.quality.file_hashes import (
+from medfedaug.data.file_hashes import (
     check_same_files,
     check_unchanged,
     fingerprint_files,
     fingerprint_sites,
 )
-from medfedaug.data.quality.intensity_scales import uneven_sites
+from medfedaug.data.intensity_scales import uneven_sites
 from medfedaug.data.sites import check_voxels, find_sites
-from medfedaug.engines import find_engine
 from medfedaug.errors import ConfigError, RunFailed, first_line, warn
 from medfedaug.federation import FederationServer
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.engine import Engine, FederationRun
+from medfedaug.federation.engines import check_device, find_engine
 from medfedaug.federation.job_folder import FINAL_MODEL, HASHES, RESULTS, STATE, STATISTICS, file_hashes
 from medfedaug.federation.messages.checkpoint import server_checkpoint
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.federation.messages.run_definition import bundle_run_settings, define
 from medfedaug.federation.pooled import PooledEngine
 from medfedaug.federation.site.model import SiteModel
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.methods.registry import parse_methods
-from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.folder import (
     check_results,
     is_json_with,
@@ -63,7 +63,7 @@ from medfedaug.statistics import save_statistics
 from medfedaug.utils.files import parse_json, remove_unfinished, write_json
 from medfedaug.utils.validation import not_known
 
-__all__ = ["Simulation", "check_device", "configure", "run_simulation", "simulate"]
+__all__ = ["Simulation", "configure", "run_simulation", "simulate"]
 
 _FILES = "files"  # of `results.json`: a hash for each site
 
@@ -124,8 +124,8 @@ class Simulation:
             round.
         config: the run; channels and classes are taken from the data.
         sites: sites that are open already, with the ``limit`` of ``config``; by default those of ``data``.
-        engine: its name (`medfedaug.engines.find_engine`): ``"nvflare"``, ``"inprocess"``, or the name of a
-            package's engine; without effect where all images are in one place.
+        engine: its name (`medfedaug.federation.engines.find_engine`): ``"nvflare"``, ``"inprocess"``, or the
+            name of a package's engine; without effect where all images are in one place.
         device: the sites' device.
         overwrite: replace the results of an earlier run, finished or not.
         resume: continue an interrupted run after its last finished round. A finished run stays as it is, and
@@ -536,18 +536,3 @@ def _draw(prepared: _Prepared) -> None:
     prepared.emit(event="stage", text="drawing report.html")
     data = run.data_dir if prepared.asked.pictures and not run.config.bundle else None
     write_report([out], out / "report.html", data=data, device=run.device)
-
-
-def check_device(device: str) -> None:
-    """Check that a device can be used.
-
-    Raises:
-        ConfigError: naming it and the reason.
-    """
-    if device == "auto":
-        return
-    try:
-        if torch.empty(0, device=device).is_meta:
-            raise RuntimeError("it computes nothing")
-    except (RuntimeError, AssertionError) as error:  # the latter where torch is built without CUDA
-        raise ConfigError(f"device {device} cannot be used: {first_line(error)}") from error

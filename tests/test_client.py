@@ -17,7 +17,7 @@ from script_site import ScriptSite
 from medfedaug import client
 from medfedaug.config.run import RunConfig
 from medfedaug.config.training_scripts import loop_reference
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation import FederationServer, Request, Site, SiteTrainer, run_in_process
 from medfedaug.federation.messages.messages import TRAIN, VALIDATE, Reply

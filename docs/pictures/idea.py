@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from medfedaug import functional as F
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.models import FFALayer
 from medfedaug.statistics import channel_statistics
 from medfedaug.transforms import FedRDN

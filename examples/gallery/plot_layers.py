@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import nibabel
 import torch
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.functional import across_site_variance, feature_statistics, student_t_modulation
 from medfedaug.models import FeatureMixLayer, FFALayer, MixStyleLayer, MomentExchangeLayer
 from medfedaug.models.adaptation import FixedAlpha, adapt_batch_norm, interpolating

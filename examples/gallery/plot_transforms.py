@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import nibabel
 import torch
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.functional import amplitude_spectrum
 from medfedaug.statistics import channel_statistics
 from medfedaug.transforms import FedRDN, NormalizeAmplitude, RandAugment

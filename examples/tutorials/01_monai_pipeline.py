@@ -41,7 +41,7 @@ from monai.networks.nets import BasicUNet
 from monai.utils import set_determinism
 from shell import run, workspace
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.models import ffa_layers, insert_ffa
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.statistics import channel_statistics, save_statistics

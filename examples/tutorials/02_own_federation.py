@@ -23,7 +23,7 @@ import shutil
 
 from shell import run, workspace
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 
 here = workspace()
 for made in make_phantom(here / "phantom", sites=2, patients=6, shape=(32, 32, 6)):

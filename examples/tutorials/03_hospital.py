@@ -27,14 +27,15 @@ import time
 
 from shell import run, workspace
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 
 here = workspace()
 with socket.socket() as probe:
     probe.bind(("localhost", 0))
     port = probe.getsockname()[1]
 
-run(f"medfedaug project --sites hospital-a,hospital-b --server localhost --port {port} --out project.yml")
+sites = "hospital-a,hospital-b"
+run(f"medfedaug enrol project --sites {sites} --server localhost --port {port} --out project.yml")
 run("nvflare provision -p project.yml -w kits > provision.log")
 kits = "kits/medfedaug/prod_00"
 run(f"ls {kits}")
@@ -49,10 +50,10 @@ run(f"ls {kits}")
 for site in make_phantom(here / "data", sites=2, patients=18, shape=(32, 32, 6)):
     site.rename(site.with_name(site.name.replace("site_", "hospital-").lower()))
 
-run(f"medfedaug site-config --kit {kits}/localhost --only-medfedaug")
+run(f"medfedaug site configure {kits}/localhost --only-medfedaug")
 for hospital, more in (("hospital-a", " --approve"), ("hospital-b", "")):
     run(
-        f"medfedaug site-config --kit {kits}/{hospital} --data data/{hospital} --device cpu "
+        f"medfedaug site configure {kits}/{hospital} --data data/{hospital} --device cpu "
         f"--min-images 10 --forbid-code --only-medfedaug{more}"
     )
 
@@ -74,7 +75,7 @@ start("localhost")
 # ``doctor`` says whether a site is ready, and shows what it would allow. It also tries the way to the server,
 # which takes some seconds to start.
 
-doctor = f"medfedaug doctor --kit {kits}/hospital-a"
+doctor = f"medfedaug site doctor {kits}/hospital-a"
 for _ in range(60):
     if not subprocess.run(doctor, shell=True, cwd=here, capture_output=True).returncode:
         break
@@ -123,7 +124,7 @@ job = nvflare(f"job submit -j job --startup-kit {lead}")["job_id"]
 # The job waits at the first hospital. `jobs` prints one page about it: its purpose, what runs, what leaves,
 # how often.
 
-jobs = f"medfedaug jobs {kits}/hospital-a"
+jobs = f"medfedaug site jobs {kits}/hospital-a"
 for _ in range(120):
     listed = subprocess.run(jobs, shell=True, cwd=here, capture_output=True, text=True).stdout
     if "waiting" in listed:
@@ -135,7 +136,7 @@ for _ in range(120):
 # Whoever decides at the hospital approves this configuration, or refuses it (``--refuse``). Another one, of
 # the same lead or not, waits again.
 
-run(f"medfedaug approve {kits}/hospital-a {waiting} --by 'the data officer'")
+run(f"medfedaug site approve {kits}/hospital-a {waiting} --by 'the data officer'")
 nvflare(f"job wait {job} --timeout 300 --startup-kit {lead}")
 
 # %%
@@ -143,8 +144,8 @@ nvflare(f"job wait {job} --timeout 300 --startup-kit {lead}")
 # --------------------------
 # While it runs, and afterwards, the engineer of a hospital sees what it did, and what left:
 
-run(f"medfedaug watch {kits}/hospital-a --once")
-run(f"medfedaug ledger {kits}/hospital-a")
+run(f"medfedaug site watch {kits}/hospital-a --once")
+run(f"medfedaug site ledger {kits}/hospital-a")
 
 # %%
 # The lead downloads the results: the folder that ``simulate`` writes, with the model and its page.

@@ -22,7 +22,7 @@ from monai.data import load_decathlon_datalist
 from monai.transforms import Compose
 from shell import run, workspace
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.transforms import FedRDNd
 
 here = workspace()
@@ -211,11 +211,11 @@ panel.axis("off")
 # A Bundle is code, and no job carries one. Each site has its own copy, looks at it, and allows it by name and
 # content. The job has the name and the hash.
 
-run("medfedaug project --sites hospital-a,hospital-b --server localhost --out project.yml")
+run("medfedaug enrol project --sites hospital-a,hospital-b --server localhost --out project.yml")
 run("nvflare provision -p project.yml -w kits > provision.log")
 kit = "kits/medfedaug/prod_00/hospital-a"
 make_phantom(here / "hospital", sites=1, patients=10, shape=(48, 48, 8))
-run(f"medfedaug site-config --kit {kit} --data hospital/site_A --device cpu --allow-bundle bundles/lesion")
+run(f"medfedaug site configure {kit} --data hospital/site_A --device cpu --allow-bundle bundles/lesion")
 run(
     "medfedaug export --bundle bundles/lesion --methods fedrdn,fedfa --rounds 50 --min-sites 2 "
     "--classes background,lesion --out job"
@@ -227,7 +227,7 @@ run(
 
 file = bundle / "configs/train.json"
 file.write_text(file.read_text().replace("0.005", "0.05"))
-run(f"medfedaug doctor --kit {kit} | grep -A3 Bundle")
+run(f"medfedaug site doctor {kit} | grep -A3 Bundle")
 
 # %%
 # Next: what the federation takes from a Bundle and what it refuses, which Bundles of the model zoo train, and

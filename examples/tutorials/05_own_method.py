@@ -17,7 +17,7 @@ import os
 
 from shell import run, workspace
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 
 here = workspace()
 package = here / "cautious-methods"
@@ -102,6 +102,6 @@ run(
 run("! medfedaug simulate --data data --methods cautious,median --engine inprocess --out runs/both 2>&1")
 
 # %%
-# Next: at hospitals the package has to be installed, and allowed by each administrator: ``site-config
+# Next: at hospitals the package has to be installed, and allowed by each administrator: ``site configure
 # --allow-plugin cautious-methods``. The other hooks are in :doc:`/methods`; a test of a whole federation
 # against the method's equations is described in ``CONTRIBUTING.md``.

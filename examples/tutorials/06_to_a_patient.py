@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import nibabel
 from shell import run, workspace
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 
 here = workspace()
 make_phantom(here / "data", sites=2, patients=8, shape=(48, 48, 8))

@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 from archive import start_archive, store_study
 from shell import run, workspace
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 
 here = workspace()
 pacs = start_archive(here / "pacs")

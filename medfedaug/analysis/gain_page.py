@@ -146,7 +146,9 @@ def _next_step(record: Mapping[str, Any], data: str) -> str:
         f"{counted(record['budget']['seeds'], 'seed')} on validation patients; longer trainings were not."
     )
     if not record["recommended"]:
-        return f"{measured} Nothing was distinguishable: repeat with a larger --budget, or with more patients."
+        return (
+            f"{measured} Nothing was distinguishable: repeat with a larger --budget, or with more patients."
+        )
     methods = " ".join([REFERENCE, *rest[:2]])
     seeds = f"--seeds 5 --set rounds={10 * max(record['budget']['stages'])}"
     command = f"medfedaug benchmark --data {quote(data)} --methods {methods} {seeds} --out benchmark"

@@ -20,10 +20,10 @@ from medfedaug.config.run import DEFAULT_LOSSES, RunConfig, task_defaults
 from medfedaug.config.scanners import scanners_text
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.federation.job_folder import CARDS, LEVELS, SPACING
+from medfedaug.hospital.privacy.job_log import job_hash
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import mean_interval
-from medfedaug.privacy.job_log import job_hash
 from medfedaug.runs.annotated import OWN, Annotated
 from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.recorded_run import RecordedRun
@@ -161,7 +161,7 @@ class _Card:
         if not any(entry.keys() - {"patients", "studies"} for entry in self.descriptions.values()):
             yield (
                 "No site describes its images and patients: modality, body part, scanners, years, inclusion "
-                "and who drew the outlines are not known (medfedaug site-config --describe)."
+                "and who drew the outlines are not known (medfedaug site configure --describe)."
             )
             return
         yield "As each site says:"

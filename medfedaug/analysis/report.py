@@ -14,18 +14,18 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from medfedaug.analysis import page
-from medfedaug.analysis.class_table import class_table
-from medfedaug.analysis.comparison import MIN_PATIENTS
 from medfedaug.analysis.grouping import experiment, group_runs
-from medfedaug.analysis.local_vs_global import worth_table
 from medfedaug.analysis.metric_table import metric_table
-from medfedaug.analysis.patient_table import patient_table
 from medfedaug.analysis.plan_page import add_plan
 from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves, metric_by_bytes
 from medfedaug.analysis.report_summary import answer, words_in
 from medfedaug.analysis.score_table import MOST_SITES, summary_table
 from medfedaug.analysis.text_table import number
 from medfedaug.metrics.registry import find_metric
+from medfedaug.research.comparison.class_table import class_table
+from medfedaug.research.comparison.comparison import MIN_PATIENTS
+from medfedaug.research.comparison.local_vs_global import worth_table
+from medfedaug.research.comparison.patient_table import patient_table
 from medfedaug.runs.input_scaling import SCALED
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
@@ -33,7 +33,7 @@ from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import is_number
 
 if TYPE_CHECKING:
-    from medfedaug.analysis.report_images import LocalFeatures
+    from medfedaug.research.comparison.report_images import LocalFeatures
 
 _SUSPECTED = "its step stood apart, and the others' validation was no better after it: see results.json"
 _MOST_TROUBLES = 100
@@ -66,8 +66,8 @@ def write_report(
             (`medfedaug.analysis.text_table.TextTable`).
         evaluations: contents of ``evaluation.json``, which come first; with them no run is needed.
         reference: the methods that all others are compared with, joined by commas.
-        local_features: features of local models by run (`medfedaug.experiments.local_features`); with them
-            features are drawn by t-SNE, else on principal components.
+        local_features: features of local models by run (`medfedaug.research.comparison.local_features`);
+            with them features are drawn by t-SNE, else on principal components.
 
     Returns:
         ``out_html``.
@@ -89,7 +89,7 @@ def write_report(
     else:
         images = None
         if data is not None:  # imports all of training, which a page without images does not need
-            from medfedaug.analysis.report_images import image_sections
+            from medfedaug.research.comparison.report_images import image_sections
 
             images = partial(image_sections, data=data, device=device, local_features=local_features)
         html = _page(runs, images, notes, reduced, evaluations, reference)

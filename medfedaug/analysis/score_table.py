@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from medfedaug.analysis.comparison import (
+from medfedaug.analysis.grouping import Tested, group_runs, unscored_notes, whole_seeds
+from medfedaug.analysis.text_table import TextTable
+from medfedaug.data.dataset_json import LABELLED
+from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at
+from medfedaug.metrics.registry import find_metric
+from medfedaug.metrics.significance import PairedTest
+from medfedaug.research.comparison.comparison import (
     RESOLUTION,
     UNSEEN,
     compare_groups,
@@ -17,13 +23,7 @@ from medfedaug.analysis.comparison import (
     marked,
     unlike_notes,
 )
-from medfedaug.analysis.grouping import Tested, group_runs, unscored_notes, whole_seeds
-from medfedaug.analysis.text_table import TextTable
-from medfedaug.analysis.verdict import Verdict, rule
-from medfedaug.data.dataset_json import LABELLED
-from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at
-from medfedaug.metrics.registry import find_metric
-from medfedaug.metrics.significance import PairedTest
+from medfedaug.research.comparison.verdict import Verdict, rule
 from medfedaug.runs.annotated import Annotated
 from medfedaug.runs.input_scaling import SCALED, Input
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
@@ -210,7 +210,7 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
     with the reference's under otherwise equal settings: mean difference, its 95% confidence interval,
     the p-value of a two-sided paired t-test, not corrected for the number of rows, and the smallest
     difference that the test would detect (`medfedaug.metrics.significance.detectable_difference`). The
-    verdict comes from `medfedaug.analysis.verdict.judge`, as in `patient_table`.
+    verdict comes from `medfedaug.research.comparison.verdict.judge`, as in `patient_table`.
 
     Args:
         runs: finished runs of one metric.

@@ -147,7 +147,7 @@ class Watched:
     def standing(self) -> str:
         """The state in words."""
         if self.state == "running" and self.approval:
-            return "waits for approval: medfedaug jobs shows it, medfedaug approve lets it begin"
+            return "waits for approval: medfedaug site jobs shows it, medfedaug site approve lets it begin"
         return f"stalled: {self.stalled}" if self.state == "running" and self.stalled else self.state
 
     def over_rounds(self, values: Mapping[int, float]) -> list[float | None]:

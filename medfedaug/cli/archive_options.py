@@ -1,4 +1,4 @@
-"""Options of commands that use a DICOM archive, besides `medfedaug.data.pacs.archive.Access`."""
+"""Options of commands that use a DICOM archive, besides `medfedaug.hospital.pacs.archive.Access`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from medfedaug.cli.options import Given
-from medfedaug.data.pacs.archive import Access
 from medfedaug.errors import ConfigError
+from medfedaug.hospital.pacs.archive import Access
 
 DicomWeb = Annotated[
     str | None, typer.Option(metavar="URL", help="DICOMweb service.", rich_help_panel=Access.PANEL)

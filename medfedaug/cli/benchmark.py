@@ -8,42 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from medfedaug.cli.catalogue import check_methods, describe_data_set
 from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.options import Device, Each, Init, Limit, Pictures, Threads, existing_file
 from medfedaug.cli.options import Workers as WorkersOption
 from medfedaug.cli.progress import SweepProgress, resumable
-from medfedaug.errors import ConfigError, RunFailed, warn
+from medfedaug.errors import RunFailed, warn
 
 if TYPE_CHECKING:
     from medfedaug.analysis.score_table import Table
     from medfedaug.analysis.text_table import TextTable
-    from medfedaug.experiments.experiment import Experiment
-    from medfedaug.experiments.preset import Preset
-    from medfedaug.experiments.search import Choices
-    from medfedaug.experiments.workers import Workers
-
-
-class ValuesInARow(TyperCommand):
-    """A command whose repeatable options also take several values in a row: ``--methods fedavg fedrdn``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        repeatable = {name for p in self.params if getattr(p, "multiple", False) for name in p.opts}
-        repeated: list[str] = []
-        option, values = "", 0
-        for arg, following in zip(args, [*args[1:], "--"], strict=True):
-            if arg in repeatable and following.startswith("--"):
-                raise ConfigError(f"{arg} needs a value, or several in a row")
-            if arg.startswith("--"):
-                name, with_value, _ = arg.partition("=")
-                option, values = name if name in repeatable else "", len(with_value)
-            else:
-                repeated += [option] if option and values else []
-                values += 1
-            repeated.append(arg)
-        return super().parse_args(ctx, repeated)
+    from medfedaug.research.papers.preset import Preset
+    from medfedaug.research.sweeps.experiment import Experiment
+    from medfedaug.research.sweeps.search import Choices
+    from medfedaug.research.sweeps.workers import Workers
 
 
 def benchmark(
@@ -133,7 +112,7 @@ def benchmark(
     failures = []
     choices: Choices = {}
     if search is not None:
-        from medfedaug.experiments.search import read_choices
+        from medfedaug.research.sweeps.search import read_choices
 
         choices = read_choices(search)
         given |= {"methods": methods or choices.get("methods")}
@@ -143,7 +122,7 @@ def benchmark(
             continue
         sentences: list[str] = []
         if choices:
-            from medfedaug.experiments.search import search as search_best
+            from medfedaug.research.sweeps.search import search as search_best
 
             with resumable(), SweepProgress(trials) as progress:
                 result = search_best(
@@ -178,14 +157,14 @@ def benchmark(
 
 
 def _workers(comparison: Experiment, memory: float) -> Workers:
-    from medfedaug.experiments.workers import find_workers
+    from medfedaug.research.sweeps.workers import find_workers
 
     return find_workers(comparison.workers, comparison.out, memory=int(memory * 2**30), each=comparison.each)
 
 
 def _measure_costs(comparison: Experiment, device: str, threads: int) -> None:
     """Print the cost of an experiment's methods, and write it next to its runs."""
-    from medfedaug.experiments.cost import cost_table
+    from medfedaug.research.sweeps.cost import cost_table
 
     preset = comparison.preset()
     with err_console.status("measuring"):
@@ -198,8 +177,8 @@ def _measure_costs(comparison: Experiment, device: str, threads: int) -> None:
 
 def _check_names(name: str | None, methods: Sequence[str]) -> None:
     """Check the names of a comparison before PyTorch is imported."""
-    from medfedaug.experiments.papers import find_entry
-    from medfedaug.experiments.presets import find_preset
+    from medfedaug.research.papers.papers import find_entry
+    from medfedaug.research.papers.presets import find_preset
 
     if name:
         (find_entry if ":" in name else find_preset)(name)
@@ -212,9 +191,9 @@ def _experiments(
 ) -> list[Experiment]:
     """Return the experiments of a command: one, or one for each of an entry's protocols with data."""
     from medfedaug.data.benchmarks import is_available
-    from medfedaug.experiments.experiment import make_experiment
-    from medfedaug.experiments.papers import find_entry
-    from medfedaug.experiments.presets import PRESETS
+    from medfedaug.research.papers.papers import find_entry
+    from medfedaug.research.papers.presets import PRESETS
+    from medfedaug.research.sweeps.experiment import make_experiment
 
     if not name or ":" not in name:
         return [make_experiment(file, {**given, "protocol": name}, settings)]
@@ -239,7 +218,7 @@ class Outcome:
     """Result of an experiment.
 
     Args:
-        tables: tables of `medfedaug.experiments.tables.write_tables`; none if all runs failed.
+        tables: tables of `medfedaug.research.sweeps.tables.write_tables`; none if all runs failed.
         notes: notes of the tables.
         runs: the folders of the finished runs.
         failure: one line on failed runs, if any.
@@ -263,9 +242,9 @@ def run_experiment(
 ) -> Outcome:
     """Make the runs of an experiment, with progress, then tables and page."""
     from medfedaug.config.run import Execution
-    from medfedaug.experiments.experiment import write_experiment
-    from medfedaug.experiments.sweep import check_folder, run_all
-    from medfedaug.experiments.tables import write_tables
+    from medfedaug.research.sweeps.experiment import write_experiment
+    from medfedaug.research.sweeps.sweep import check_folder, run_all
+    from medfedaug.research.sweeps.tables import write_tables
 
     preset = experiment.preset()
     runs = experiment.runs(preset)
@@ -308,8 +287,8 @@ def run_experiment(
 
 def _print_list(name: str | None, data: Path | None) -> None:
     """Print all protocols and entries, or one with its details."""
-    from medfedaug.experiments.papers import entries, find_entry
-    from medfedaug.experiments.presets import PRESETS, find_preset
+    from medfedaug.research.papers.papers import entries, find_entry
+    from medfedaug.research.papers.presets import PRESETS, find_preset
 
     known, presets = list(entries().values()), list(PRESETS.values())
     if name:

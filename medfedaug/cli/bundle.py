@@ -1,4 +1,4 @@
-"""Commands that publish a finished run: `bundle` and `card`."""
+"""The command `bundle` writes a finished run as a MONAI Bundle."""
 
 from __future__ import annotations
 
@@ -9,15 +9,8 @@ from typing import Annotated
 import typer
 
 from medfedaug.cli.console import err_console, say
-from medfedaug.cli.options import State, existing_run
+from medfedaug.cli.options import SiteNames, State, existing_run
 from medfedaug.errors import ConfigError
-
-Run = Annotated[
-    Path, typer.Argument(callback=existing_run, help="The folder of a finished run, or a model of it.")
-]
-SiteNames = Annotated[
-    bool, typer.Option("--site-names", help="Name the sites in the model card, in place of site 1, site 2.")
-]
 
 
 def bundle(
@@ -66,19 +59,3 @@ def bundle(
     call = f"python -m monai.bundle run --bundle_root {quote(str(out))} --config_file {config}"
     say(f"{out}: run it with")
     say(f"{call} --meta_file {meta} --dataset_dir IMAGES --output_dir PREDICTIONS")
-
-
-def card(
-    run: Run,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for model_card.md and model_card.html; by default the run's.")
-    ] = None,
-    site_names: SiteNames = False,
-) -> None:
-    """Write the model card: training data, scores, and known gaps of the model."""
-    from medfedaug.analysis.model_card import write_model_card
-    from medfedaug.runs.recorded_run import RecordedRun
-
-    opened = RecordedRun.open(run)
-    files = write_model_card(opened, out or opened.model.parent, site_names=site_names)
-    say(", ".join(map(str, files)))

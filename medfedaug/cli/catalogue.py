@@ -17,7 +17,7 @@ from typing import Any
 import medfedaug
 from medfedaug.data.published import COMMON_OPTIONS, FOLDS, OPTION_TEXTS
 from medfedaug.errors import ConfigError
-from medfedaug.experiments.presets import PRESETS
+from medfedaug.research.papers.presets import PRESETS
 from medfedaug.utils import plugins
 from medfedaug.utils.source import Definition, Parameter, Source, find_definition, read_source
 from medfedaug.utils.validation import match_case, not_known, split_names
@@ -137,13 +137,13 @@ def _of_plugin(plugin: plugins.Plugin) -> Definition | None:
 @cache
 def _methods() -> dict[str, Definition]:
     """Find the built-in methods by name, in the list that docs/generate.py writes."""
-    found = {}
-    listed = _source("medfedaug.methods.catalogue")
-    for node in listed.tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module != "__future__":
-            method = _definition(f"{node.module}.{node.names[0].name}")
-            found[str(method.source.value(_member(method, "name")))] = method
-    return found
+    found = []
+    for folder in ("methods", "research.methods"):
+        for node in _source(f"medfedaug.{folder}.catalogue").tree.body:
+            if isinstance(node, ast.ImportFrom) and node.module != "__future__":
+                found.append(_definition(f"{node.module}.{node.names[0].name}"))
+    found.sort(key=lambda method: method.source.name.rpartition(".")[2])
+    return {str(method.source.value(_member(method, "name"))): method for method in found}
 
 
 @cache
@@ -252,8 +252,8 @@ def _network_arguments(network: Definition | None, defaults: Mapping[str, str]) 
 def _data_sets() -> dict[str, tuple[Source, ast.Call]]:
     """Find the entries of data sets in the files of their folder."""
     found = {}
-    for file in sorted(Path(medfedaug.__file__).parent.glob("data/datasets/*.py")):
-        source = _source(f"medfedaug.data.datasets.{file.stem}")
+    for file in sorted(Path(medfedaug.__file__).parent.glob("research/datasets/*.py")):
+        source = _source(f"medfedaug.research.datasets.{file.stem}")
         table = source.assigned("BENCHMARKS")
         if isinstance(table, ast.Dict):
             for name, entry in zip(table.keys, table.values, strict=True):

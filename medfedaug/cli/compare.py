@@ -74,8 +74,14 @@ def compare(
         from medfedaug.cli.benchmark import run_experiment
         from medfedaug.data.federation import unlabelled_sites
         from medfedaug.data.sites import find_sites
-        from medfedaug.experiments.experiment import Experiment, make_experiment
-        from medfedaug.experiments.trial import WITHOUT_OUTLINES, Suggestion, recommend, suggest, taken_in
+        from medfedaug.research.comparison.trial import (
+            WITHOUT_OUTLINES,
+            Suggestion,
+            recommend,
+            suggest,
+            taken_in,
+        )
+        from medfedaug.research.sweeps.experiment import Experiment, make_experiment
         from medfedaug.runs.load_results import load_run
         from medfedaug.utils.files import write_json
 

@@ -61,8 +61,8 @@ def phantom(
     ] = False,
 ) -> None:
     """Write a multi-site MRI phantom: NIfTI volumes, label maps and a dataset.json per site."""
-    from medfedaug.data.datasets.partial_phantom import annotate_apart
-    from medfedaug.data.datasets.phantom import SPACINGS, make_phantom
+    from medfedaug.data.partial_phantom import annotate_apart
+    from medfedaug.data.phantom import SPACINGS, make_phantom
 
     spacings = SPACINGS if spacing_varies else None
     if inverted > sites:
@@ -101,9 +101,13 @@ def inspect(
 ) -> None:
     """Inspect the data before training: geometry, classes, odd cases, and distances between sites."""
     with importing():
-        from medfedaug.analysis.inspection_page import differing_sites, federation_shift, write_inspection
-        from medfedaug.data.quality.inspection import inspect_sites
         from medfedaug.data.sites import describe_federation
+        from medfedaug.research.comparison.inspection import inspect_sites
+        from medfedaug.research.comparison.inspection_page import (
+            differing_sites,
+            federation_shift,
+            write_inspection,
+        )
 
     with err_console.status("reading"):
         inspections = inspect_sites(data, limit, intensity.value)
@@ -152,8 +156,8 @@ def statistics(
     from medfedaug.data.benchmarks import is_federation
     from medfedaug.data.federation import arrange
     from medfedaug.data.folders import is_site
+    from medfedaug.data.intensity_scales import uneven_sites
     from medfedaug.data.preparation.preparation import Preparation
-    from medfedaug.data.quality.intensity_scales import uneven_sites
     from medfedaug.data.sites import find_sites, open_site, site_statistics
     from medfedaug.statistics import other_statistics, save_statistics
 

@@ -65,7 +65,7 @@ def demo(
         raise ConfigError(f"--norm must be batch or instance, got {norm}")
     with err_console.status("starting"):
         from medfedaug.analysis import write_report
-        from medfedaug.data.datasets.phantom import make_phantom
+        from medfedaug.data.phantom import make_phantom
         from medfedaug.data.sites import find_sites
         from medfedaug.methods import parse_methods
         from medfedaug.runs.load_results import load_run

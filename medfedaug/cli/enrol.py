@@ -1,21 +1,18 @@
-"""Commands for certificates whose private keys stay with their owners: `enrol request`, `sign`, `accept`."""
+"""The group `enrol`: a project, and certificates whose private keys stay with their owners."""
 
 from __future__ import annotations
 
 import sys
 from enum import Enum
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
 
 from medfedaug.cli.console import err_console, say
+from medfedaug.cli.options import named_pairs
 from medfedaug.errors import ConfigError
-
-enrol = typer.Typer(
-    no_args_is_help=True,
-    help="Enrol a participant, whose private key stays there: one command per side, and a telephone call.",
-)
 
 Fingerprint = Annotated[
     str | None, typer.Option(metavar="SHA256", help="The other side's fingerprint; asked for by default.")
@@ -32,7 +29,6 @@ class Kind(str, Enum):
     admin = "admin"
 
 
-@enrol.command()
 def request(
     name: Annotated[
         str, typer.Argument(help="Name of the site, host name of the server, or e-mail address.")
@@ -45,8 +41,6 @@ def request(
     """Make a private key, which stays here, and a request to send to the project's administrator.
 
     Also for a certificate that expires: accept then renews the kit.
-
-    Example: medfedaug enrol request hospital-a
     """
     from medfedaug.nvflare_jobs.provisioning import enrolment
 
@@ -57,11 +51,10 @@ def request(
     say("next: read the fingerprint to the administrator on the telephone")
 
 
-@enrol.command()
 def sign(
     request: Annotated[Path, typer.Argument(help="A request, NAME.request.zip.")],
     project: Annotated[
-        Path, typer.Option(help="The administrator's folder of the project, from project --own-keys.")
+        Path, typer.Option(help="The administrator's folder of the project, made by enrol project.")
     ] = Path("project"),
     kind: Annotated[Kind, typer.Option("--as", help="Expected part in the federation.")] = Kind.site,
     fingerprint: Fingerprint = None,
@@ -75,10 +68,7 @@ def sign(
         bool, typer.Option("--another-key", help="Sign a second key for a name, as for a renewal.")
     ] = False,
 ) -> None:
-    """Sign a request after a comparison of its fingerprint on the telephone, and print the root's.
-
-    Example: medfedaug enrol sign hospital-a.request.zip --project project
-    """
+    """Sign a request after a comparison of its fingerprint on the telephone, and print the root's."""
     from medfedaug.nvflare_jobs.provisioning import enrolment
 
     signing_request = enrolment.read_request(request)
@@ -98,7 +88,6 @@ def sign(
     say(f"next: read the fingerprint to {signing_request.name} on the telephone")
 
 
-@enrol.command()
 def accept(
     signed: Annotated[Path, typer.Argument(help="The answer, NAME.signed.zip.")],
     fingerprint: Fingerprint = None,
@@ -113,8 +102,6 @@ def accept(
     """Make the kit of an answer, or renew the certificate of an existing kit, and remove the request.
 
     An existing kit keeps its settings, its ledger and its results: only startup/ is new.
-
-    Example: medfedaug enrol accept hospital-a.signed.zip
     """
     from medfedaug.nvflare_jobs.provisioning import enrolment
 
@@ -126,11 +113,62 @@ def accept(
     with err_console.status("making the kit"):
         renewed = enrolment.accept(answer, requests, target)
     if renewed:
-        say(f"{target}: has a new certificate; next: medfedaug restart {target}")
+        say(f"{target}: has a new certificate; next: medfedaug site restart {target}")
     elif answer.kind.startswith(("site", "server")):
-        say(f"{target}: is ready to be configured; next: medfedaug site-config --kit {target}")
+        say(f"{target}: is ready to be configured; next: medfedaug site configure {target}")
     else:
         say(f"{target}: is the kit of {answer.name}")
+
+
+def project(
+    sites: Annotated[
+        str | None, typer.Option(help="Names of the sites, separated by commas; needed without --own-keys.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("project.yml"),
+    own_keys: Annotated[
+        Path | None, typer.Option(help="Root's folder instead: participants make their own private keys.")
+    ] = None,
+    server: Annotated[
+        str, typer.Option(help="The server's host name, as the sites resolve it.")
+    ] = "fl-server.example.org",
+    port: Annotated[int, typer.Option(help="The server's one open port.")] = 8002,
+    admin: Annotated[str, typer.Option(help="E-mail address of the administrator.")] = "admin@example.org",
+    lead: Annotated[str, typer.Option(help="E-mail address of the submitter.")] = "lead@example.org",
+    name: Annotated[str, typer.Option(help="Name of the project.")] = "medfedaug",
+    relay: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST=SITE,SITE", help="Relay for these sites, not the server; repeatable."),
+    ] = None,
+) -> None:
+    """Write the project file for kits from one machine; or with --own-keys make the root for enrolments."""
+    from medfedaug.nvflare_jobs.provisioning import enrolment
+    from medfedaug.nvflare_jobs.provisioning.project import profile_file, project_file
+    from medfedaug.utils.files import private_folder, write_text
+
+    target = own_keys or out
+    if target.exists():
+        raise ConfigError(f"{target} exists already; choose another {'folder' if own_keys else 'file'}")
+    relays = named_pairs("--relay", "relay.example.org=hospital-a,hospital-b", relay, first=True)
+    if own_keys:
+        if relays:
+            raise ConfigError("--relay needs kits from one machine: leave out --own-keys")
+        text = profile_file(server=server, port=port, name=name)
+        private_folder(own_keys)
+        write_text(own_keys / enrolment.PROFILE, text)
+        enrolment.make_root(own_keys)
+        root = enrolment.fingerprint_text(enrolment.root_fingerprint(own_keys))
+        say(f"{target}: project {name}, server {server}, port {port}; keep it offline")
+        say(f"fingerprint of the root: {root}")
+        say("next: each participant runs medfedaug enrol request NAME; you run medfedaug enrol sign")
+        return
+    if sites is None:
+        raise ConfigError("--sites is missing: --sites hospital-a,hospital-b")
+    names = [part.strip() for part in sites.split(",") if part.strip()]
+    below = {host: [part.strip() for part in text.split(",")] for host, text in relays.items()}
+    text = project_file(names, server=server, port=port, admin=admin, lead=lead, name=name, relays=below)
+    write_text(out, text)
+    say(f"{target}: {len(names)} sites, server {server}, port {port}, administrators {admin} and {lead}")
+    say(f"next: nvflare provision -p {quote(str(out))} -w kits; the kits are in kits/{name}/prod_00")
 
 
 def _compare(fingerprint: str, expected: str | None, source: str) -> None:

@@ -1,10 +1,8 @@
-"""Commands about finished runs: `evaluate` and `report`."""
+"""The command `evaluate` scores the model of a finished run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from enum import Enum
-from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,9 +15,7 @@ from medfedaug.cli.options import Device, Limit, Local, SiteOrSites, State, exis
 from medfedaug.errors import ConfigError
 
 if TYPE_CHECKING:
-    from medfedaug.analysis.local_vs_global import WorthTable
-    from medfedaug.analysis.text_table import TextTable
-    from medfedaug.runs.run import Run
+    from medfedaug.research.comparison.local_vs_global import WorthTable
 
 
 class Split(str, Enum):
@@ -84,9 +80,9 @@ def evaluate(
 
 
 def _evaluate_sites(out: Path | None, model: Path, data: Path, **options: Any) -> None:
-    from medfedaug.analysis.local_vs_global import worth_table
-    from medfedaug.experiments.site_evaluation import evaluate_sites
+    from medfedaug.research.comparison.local_vs_global import worth_table
     from medfedaug.runs.folder import is_json_with
+    from medfedaug.runs.site_evaluation import evaluate_sites
     from medfedaug.utils.files import write_json
 
     if out is not None and out.exists() and not is_json_with(out, "metric", "models", "sites"):
@@ -100,99 +96,13 @@ def _evaluate_sites(out: Path | None, model: Path, data: Path, **options: Any) -
                 say(event["reason"], "yellow", err=True)
 
         result = evaluate_sites(model, data, on_event=show, **options)
-    _print_worth(worth_table(result))
+    print_worth(worth_table(result))
     if out is not None:
         write_json(out, result)
         say(f"{out}: medfedaug report {quote(str(out))} makes a page of it")
 
 
-def _print_worth(worth: WorthTable) -> None:
+def print_worth(worth: WorthTable) -> None:
     out_console.print(worth)
     for row in worth.rows:
         say(row.sentence(worth.metric))
-
-
-def report(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Folders of runs or of a benchmark, and files evaluation.json.")
-    ],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
-    data: Annotated[
-        Path | None, typer.Option(help="Sites' folders or a benchmark's files, for intensities and cases.")
-    ] = None,
-    tables: Annotated[
-        Path | None, typer.Option(help="Folder for the tables as Markdown, CSV and LaTeX.")
-    ] = None,
-    metric: Annotated[
-        str | None, typer.Option(help="Metric to compare: dice, hd95, ...; by default the validation's.")
-    ] = None,
-    reference: Annotated[
-        str, typer.Option(help="Methods that all others are compared with, joined by commas.")
-    ] = "fedavg",
-    features: Annotated[
-        bool, typer.Option("--features", help="With --data: features by t-SNE, also of sites' local models.")
-    ] = False,
-    device: Device = "auto",
-) -> None:
-    """Compare runs on one self-contained page."""
-    from medfedaug.analysis import write_report
-    from medfedaug.analysis.local_vs_global import find_evaluations
-    from medfedaug.runs.load_results import find_runs, load_run
-    from medfedaug.runs.run import BASELINE
-
-    if reference != BASELINE:
-        from medfedaug.methods.registry import parse_methods  # imports PyTorch
-
-        reference = ",".join(spec["name"] for spec in parse_methods(reference))
-    evaluated, others = find_evaluations(runs)
-    loaded = [load_run(run, metric) for run in find_runs(others)]
-    local = None
-    if features:
-        if data is None:
-            raise ConfigError("--features needs the sites' images: --data")
-        if find_spec("sklearn") is None:  # said before minutes of training
-            raise ConfigError("--features needs scikit-learn for t-SNE; pip install 'medfedaug[tsne]'")
-        from medfedaug.experiments.local_features import local_features
-
-        with err_console.status("training local models"):
-            local = local_features(loaded, data, device)
-    with err_console.status("drawing"):
-        write_report(
-            loaded,
-            out,
-            data=data,
-            device=device,
-            evaluations=evaluated,
-            reference=reference,
-            local_features=local,
-        )
-    saved = _print_tables(loaded, evaluated, reference)
-    if tables is not None:
-        for name, table in saved.items():
-            table.save(tables / name)
-        say(", ".join(f"{tables}/{name}.*" for name in saved))
-    say(str(out))
-
-
-def _print_tables(
-    runs: Sequence[Run], evaluations: Sequence[Mapping[str, Any]], reference: str
-) -> dict[str, TextTable]:
-    """Print the tables of evaluations and of runs, and return them by the names of their files."""
-    from medfedaug.analysis import metric_table, patient_table, summary_table
-    from medfedaug.analysis.class_table import class_table
-    from medfedaug.analysis.local_vs_global import worth_table
-
-    tables: dict[str, TextTable] = {}
-    for index, content in enumerate(evaluations):
-        worth = worth_table(content)
-        _print_worth(worth)
-        tables[f"worth_{index + 1}" if index else "worth"] = worth
-    if runs:
-        patients, classes = patient_table(runs, reference), class_table(runs, reference)
-        tables |= {"scores": summary_table(runs, reference), "patients": patients}
-        tables |= {"classes": classes} if classes.rows else {}
-        tables["metrics"] = metric_table(runs)
-        for table in (tables["scores"], tables["patients"], classes, tables["metrics"]):
-            if table.body:
-                out_console.print(table)
-    return tables

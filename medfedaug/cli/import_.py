@@ -16,16 +16,16 @@ from medfedaug.cli.console import Table, out_console, say
 from medfedaug.cli.options import Given, named_pairs, takes
 from medfedaug.cli.progress import ImportProgress, resumable
 from medfedaug.config.machine import Machine
-from medfedaug.data.pacs.archive import Access
-from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.errors import ConfigError
+from medfedaug.hospital.pacs.archive import Access
+from medfedaug.hospital.pacs.import_settings import ImportSettings
 from medfedaug.utils.files import write_json
 from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
-    from medfedaug.data.pacs.choice import StudyPlan
-    from medfedaug.data.pacs.importer import ImportOutcome
-    from medfedaug.data.pacs.study_list import StudyList
+    from medfedaug.hospital.pacs.choice import StudyPlan
+    from medfedaug.hospital.pacs.importer import ImportOutcome
+    from medfedaug.hospital.pacs.study_list import StudyList
 
 
 @takes(Access, ImportSettings)
@@ -69,16 +69,16 @@ def import_(
 
     Called again, it continues.
     """
-    from medfedaug.data.pacs.archive import require_pacs
-    from medfedaug.data.pacs.studies_file import read_studies
+    from medfedaug.hospital.pacs.archive import require_pacs
+    from medfedaug.hospital.pacs.studies_file import read_studies
 
     require_pacs("shapely")
-    from medfedaug.data.pacs.archive_changes import find_changes
-    from medfedaug.data.pacs.choice import plan_import
-    from medfedaug.data.pacs.importer import import_studies
-    from medfedaug.data.pacs.study_list import StudyList
-    from medfedaug.data.pacs.withdrawal import withdraw as withdraw_patients
-    from medfedaug.privacy.pseudonyms import Pseudonyms
+    from medfedaug.hospital.pacs.archive_changes import find_changes
+    from medfedaug.hospital.pacs.choice import plan_import
+    from medfedaug.hospital.pacs.importer import import_studies
+    from medfedaug.hospital.pacs.study_list import StudyList
+    from medfedaug.hospital.pacs.withdrawal import withdraw as withdraw_patients
+    from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
 
     state_folder = state or out.with_name(f"{out.name}.state")
     if withdraw is not None and studies is None:
@@ -109,7 +109,7 @@ def import_(
         channels=named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True),
         segments=named_pairs("--segments", "'Tumour core=tumour'", segments),
     )
-    from medfedaug.data.pacs.open_archive import open_archive
+    from medfedaug.hospital.pacs.open_archive import open_archive
 
     wanted = read_studies(studies)
     pseudonyms = Pseudonyms.of_site(state_folder)
@@ -159,8 +159,8 @@ def _print_outcome(outcome: ImportOutcome, state_folder: Path) -> None:
 
 def _print_folder(out: Path, state: Path, settings: ImportSettings) -> None:
     """Print the classes, and a note if the patients are too few for scores."""
-    from medfedaug.data.pacs.case_files import CaseFiles
-    from medfedaug.data.pacs.study_list import StudyList
+    from medfedaug.hospital.pacs.case_files import CaseFiles
+    from medfedaug.hospital.pacs.study_list import StudyList
 
     content = CaseFiles(out, state).content()
     if not content:
@@ -177,14 +177,14 @@ def _print_folder(out: Path, state: Path, settings: ImportSettings) -> None:
 def _print_patients(content: Mapping[str, Any]) -> int:
     """Print the patients of each split, and a note if they are too few; return the number that trains."""
     from medfedaug.data.base import SPLITS
-    from medfedaug.privacy.policy import PrivacyPolicy
+    from medfedaug.hospital.privacy.policy import PrivacyPolicy
 
     patients = {split: len({row["patient"] for row in content[split]}) for split in SPLITS}
     least = PrivacyPolicy().min_images
     say(f"patients: {', '.join(f'{count} {split}' for split, count in patients.items())}")
     if few := [split for split in SPLITS if patients[split] < least]:
         say(
-            f"fewer than {least} patients in {', '.join(few)}: with the default policy (site-config "
+            f"fewer than {least} patients in {', '.join(few)}: with the default policy (site configure "
             f"--min-images {least}) their scores and statistics stay at the site"
         )
     return patients["training"]
@@ -192,13 +192,13 @@ def _print_patients(content: Mapping[str, Any]) -> int:
 
 def _print_next_job(out: Path, state: Path) -> None:
     """Print whether the next job is possible after a withdrawal, and what a withdrawal does not undo."""
-    from medfedaug.data.pacs.case_files import CaseFiles
-    from medfedaug.privacy.job_policy import JobRules
+    from medfedaug.hospital.pacs.case_files import CaseFiles
+    from medfedaug.hospital.privacy.job_policy import JobRules
 
     content = CaseFiles(out, state).content()
     training, least = _print_patients(content) if content else 0, JobRules().min_cases
     if training >= least:
-        say("the next job is possible with the default rules; medfedaug doctor --kit KIT checks a kit's own")
+        say("the next job is possible with the default rules; medfedaug site doctor KIT checks a kit's own")
     else:
         text = f"the site is left out of the next job: {counted(training, 'patient')} would train, and the "
         say(f"{text}default rule min_cases is {least}", "yellow", err=True)

@@ -143,6 +143,9 @@ Trained = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A setting of every training, as in `benchmark`."),
 ]
+SiteNames = Annotated[
+    bool, typer.Option("--site-names", help="Name the sites in the model card, instead of site 1, site 2.")
+]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to this JSON file.")
 ]
@@ -199,17 +202,6 @@ def takes(
         return call
 
     return decorate
-
-
-def rare_options(command: Callable[..., Any]) -> str:
-    """Return a paragraph with a command's rare options, for the end of its help; empty without any."""
-    names = [
-        f"--{name.replace('_', '-')}"
-        for name, parameter in inspect.signature(command).parameters.items()
-        for option in getattr(parameter.annotation, "__metadata__", ())
-        if option.hidden
-    ]
-    return f"Rarely needed; medfedaug schema has the texts: {', '.join(names)}\n\n" if names else ""
 
 
 def is_given(context: typer.Context, name: str) -> bool:

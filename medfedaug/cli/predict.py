@@ -14,14 +14,14 @@ from medfedaug.cli.archive_options import DicomWeb, Dimse, Parallel, TokenFile, 
 from medfedaug.cli.console import Table, out_console, say
 from medfedaug.cli.options import Given, State, existing_run, named_pairs, takes
 from medfedaug.cli.progress import CaseProgress, resumable
-from medfedaug.data.pacs.archive import Access, require_pacs
 from medfedaug.errors import ConfigError
+from medfedaug.hospital.pacs.archive import Access, require_pacs
 from medfedaug.runs.prediction.options import PredictionOptions, StudyOptions
 from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
+    from medfedaug.hospital.pacs.predict_studies import StudyPredictions
     from medfedaug.runs.model_score import ModelScore
-    from medfedaug.runs.prediction.studies import StudyPredictions
 
 _MOST_ROWS = 20
 
@@ -101,9 +101,9 @@ def predict(
     with CaseProgress() as progress:
         if studies is not None:
             require_pacs("shapely", "highdicom")
-            from medfedaug.data.pacs.open_archive import open_archive
-            from medfedaug.data.pacs.studies_file import read_studies
-            from medfedaug.runs.prediction.studies import predict_studies
+            from medfedaug.hospital.pacs.open_archive import open_archive
+            from medfedaug.hospital.pacs.predict_studies import predict_studies
+            from medfedaug.hospital.pacs.studies_file import read_studies
 
             of_studies = replace(of_studies, pseudonyms=of_studies.pseudonyms or key_folder(options.data))
             wanted, access = read_studies(studies), archive_access(given, token_file)
@@ -131,7 +131,7 @@ def predict(
 
 def key_folder(data: Path | None) -> Path | None:
     """Return the folder of a site's key next to its data, if `import` made one."""
-    from medfedaug.privacy.pseudonyms import PSEUDONYM_KEY
+    from medfedaug.hospital.privacy.pseudonyms import PSEUDONYM_KEY
 
     folder = None if data is None else data.with_name(f"{data.name}.state")
     return folder if folder is not None and (folder / PSEUDONYM_KEY).is_file() else None

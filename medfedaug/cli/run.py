@@ -108,9 +108,9 @@ def simulate(
         _prepare_simulation(context, data, given[Execution].get("threads"))
     with err_console.status("starting"), importing():
         from medfedaug.data.sites import describe_federation, num_patients
-        from medfedaug.experiments.leave_one_site_out import leave_one_site_out
         from medfedaug.federation.job_folder import REPORT
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
+        from medfedaug.research.sweeps.leave_one_site_out import leave_one_site_out
         from medfedaug.runs.input_scaling import recorded_input
         from medfedaug.simulate import Simulation, run_simulation
 
@@ -259,7 +259,7 @@ def export(
     if reference is not None:
         note = "the job carries code" if script else "of an installed package"
         say(f"training loop {reference} ({note}): sites take part that allow it with")
-        say(f"  medfedaug site-config --kit KIT --allow-loop {reference}")
+        say(f"  medfedaug site configure KIT --allow-loop {reference}")
     if initial is not None:
         for line in initial.summary():
             say(line)
@@ -286,8 +286,8 @@ def _export_evaluation(
         flag = other[0].rstrip("_").replace("_", "-")
         raise ConfigError(f"--{flag} is for a run; the settings of an evaluation are those of its models")
     RecordedRun.open(model)
-    from medfedaug.experiments.site_evaluation import evaluated_runs
     from medfedaug.nvflare_jobs.job.evaluation import EvaluationRecipe
+    from medfedaug.runs.site_evaluation import evaluated_runs
 
     runs, _ = evaluated_runs(model, local)
     recipe = EvaluationRecipe(runs=runs, name=out.name, min_clients=execution.min_sites, execution=execution)
@@ -322,7 +322,7 @@ def _check_loop(simulation: Simulation) -> None:
     loop, config, sites = simulation.loop, simulation.config, simulation.sites
     if loop is None:
         raise ConfigError("--check is for a custom training loop; give its file with --loop")
-    from medfedaug.experiments.loop_check import check_loop_script
+    from medfedaug.loop_check import check_loop_script
 
     reference, script = loop_reference(loop)
     site = next((site for site in sites if site.trains and site.name not in config.holdout), None)

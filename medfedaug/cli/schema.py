@@ -13,7 +13,7 @@ from medfedaug.config.options import json_schema
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.site_description import SiteDescription
-from medfedaug.privacy.site_settings import SiteSettings
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.utils.docstrings import plain
 
 
@@ -46,7 +46,7 @@ def schema_of(file: File) -> dict[str, Any]:
         run = json_schema(RunConfig)
         run["properties"] |= json_schema(Execution)["properties"]
         return run
-    from medfedaug.experiments.experiment import Experiment  # imports PyTorch
+    from medfedaug.research.sweeps.experiment import Experiment  # imports PyTorch
 
     experiment = json_schema(Experiment)
     del experiment["required"]  # options of the command may give the rest

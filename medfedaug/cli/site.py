@@ -1,10 +1,11 @@
-"""Commands for a site: `site-config`, `doctor`, `jobs`, `approve`, `ledger`, `names` and `clean`."""
+"""The group `site`: the commands for a kit, but for `watch`."""
 
 from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,18 +14,20 @@ from rich.text import Text
 
 from medfedaug.cli.console import Table, err_console, out_console, print_page, say
 from medfedaug.cli.options import Given, JsonFile, takes
-from medfedaug.privacy import JobRules, PrivacyPolicy
-from medfedaug.privacy.site_settings import SiteSettings
+from medfedaug.errors import ConfigError
+from medfedaug.hospital.privacy import JobRules, PrivacyPolicy
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 
 if TYPE_CHECKING:
     from medfedaug.nvflare_jobs.kit.doctor import Check
 
-Kit = Annotated[Path, typer.Option(help="An NVFlare kit, the server's or a site's.")]
+Kit = Annotated[Path, typer.Argument(help="An NVFlare kit, the server's or a site's.")]
 SiteKit = Annotated[Path, typer.Argument(metavar="KIT", help="A site's NVFlare kit.")]
+Timeout = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time to wait.")]
 
 
 @takes(SiteSettings, PrivacyPolicy, JobRules)
-def site_config(
+def configure(
     kit: Kit,
     *,
     given: Given,
@@ -95,18 +98,89 @@ def site_config(
         raise typer.Exit(1)
 
 
+def start(kit: Kit, timeout: Timeout = 60.0) -> None:
+    """Start a kit, and wait until it runs; at a site, until the server has answered."""
+    from medfedaug.nvflare_jobs.kit import kit_start
+
+    _check_version(kit)
+    _carry_out(kit_start.start, kit, timeout)
+
+
+def stop(kit: Kit, timeout: Timeout = 60.0) -> None:
+    """Stop a kit without a question, and wait until its processes have ended.
+
+    Running jobs wait for the site.
+    """
+    from medfedaug.nvflare_jobs.kit import kit_start
+
+    _carry_out(kit_start.stop, kit, timeout)
+
+
+def restart(
+    kit: Kit,
+    timeout: Timeout = 60.0,
+    yes: Annotated[bool, typer.Option("--yes", help="Restart without asking, also while jobs run.")] = False,
+) -> None:
+    """Restart a kit, and wait until it runs. While jobs run, name them and ask.
+
+    A site rejoins its running jobs. A kit in a service or a container stays there. A kit that does not run is
+    started.
+    """
+    from medfedaug.nvflare_jobs.kit import kit_process, kit_start
+    from medfedaug.nvflare_jobs.kit.job_states import ACTIVE, job_standings
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
+
+    opened = open_kit(kit)
+    runs = kit_process.find_process(opened.path) is not None
+    jobs = [job for job in job_standings(opened) if job.state in ACTIVE] if runs and not yes else []
+    if jobs:
+        effect = "ends here; the lead submits it again with --resume" if opened.server else "is rejoined"
+        for job in jobs:
+            say(f"job {job.job}{f' ({job.name})' if job.name else ''} runs, and {effect}")
+        if not sys.stdin.isatty():
+            raise ConfigError("nothing is restarted: give --yes to restart while jobs run")
+        typer.confirm("Restart?", abort=True)
+    _check_version(kit)
+    _carry_out(kit_start.restart, kit, timeout)
+
+
+def _check_version(kit: Path) -> None:
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
+
+    open_kit(kit).check_version()
+
+
+def _carry_out(action: Callable[[Path, float], str], kit: Path, timeout: float) -> None:
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
+
+    path = open_kit(kit).path
+    with err_console.status("waiting"):
+        outcome = action(path, timeout)
+    say(f"{kit}: {outcome}")
+
+
 def doctor(
-    kit: Annotated[Path | None, typer.Option(help="An NVFlare kit, the server's or a site's.")] = None,
-    data: Annotated[Path | None, typer.Option(help="The data folder, in place of the kit's.")] = None,
+    kit: Annotated[
+        Path | None, typer.Argument(help="An NVFlare kit; without one, the software and device are checked.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="The data folder, instead of the kit's.")] = None,
     offline: Annotated[
         bool, typer.Option("--offline", help="Do not connect to the server, which may not be up yet.")
+    ] = False,
+    health: Annotated[
+        bool, typer.Option("--health", help="Check only that the kit's process works, as a healthcheck does.")
     ] = False,
     json_: JsonFile = None,
 ) -> None:
     """Check whether a site is ready: software, kit, its process, certificates, server, device, data, disk.
 
-    Exit code 1 if it is not.
+    The exit code is 1 if it is not ready.
     """
+    if health:
+        if kit is None:
+            raise ConfigError("--health needs the kit: medfedaug site doctor KIT --health")
+        _check_health(kit)
+        return
     from medfedaug.nvflare_jobs.kit.doctor import examine
 
     with err_console.status("looking"):
@@ -126,8 +200,19 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _check_health(kit: Path) -> None:
+    """Check the state that the kit's process writes to a file: a site works while the server answers it."""
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
+    from medfedaug.nvflare_jobs.kit.kit_process import find_trouble
+
+    opened = open_kit(kit)
+    trouble = find_trouble(opened.path, server=opened.server)
+    say(f"{kit}: {trouble or 'works'}")
+    if trouble:
+        raise typer.Exit(1)
+
+
 def _write_checks(path: Path, checks: Sequence[Check], kit: Path | None, *, ready: bool) -> None:
-    from medfedaug.errors import ConfigError
     from medfedaug.runs.folder import is_json_with
     from medfedaug.utils.files import write_json
 
@@ -169,11 +254,11 @@ def jobs(
     from datetime import datetime
 
     from medfedaug.config import bundle_reference
-    from medfedaug.federation.job_summary import job_state, summary
-    from medfedaug.federation.job_summary import record as record_of
+    from medfedaug.hospital.privacy.job_log import WAITING
+    from medfedaug.hospital.privacy.job_summary import job_state, summary
+    from medfedaug.hospital.privacy.job_summary import record as record_of
+    from medfedaug.hospital.privacy.policy import OPEN_PROMISE
     from medfedaug.nvflare_jobs.kit.kit import open_kit
-    from medfedaug.privacy.job_log import WAITING
-    from medfedaug.privacy.policy import OPEN_PROMISE
     from medfedaug.utils import plugins
 
     opened = open_kit(kit)
@@ -214,8 +299,8 @@ def approve(
     ] = None,
 ) -> None:
     """Approve the configuration of a job that waits. The same configuration then never waits again."""
+    from medfedaug.hospital.privacy.job_log import APPROVED, REFUSED
     from medfedaug.nvflare_jobs.kit.kit import open_kit
-    from medfedaug.privacy.job_log import APPROVED, REFUSED
     from medfedaug.utils.validation import check_printable
 
     check_printable("--by", by)
@@ -234,33 +319,23 @@ def _user() -> str:
     return f"{user} for {real}" if real and real != user else user
 
 
-def names(kit: SiteKit) -> None:
-    """List the cases of a site with their pseudonyms, by which the server and the lead know them."""
-    from medfedaug.data.sites import open_site
-    from medfedaug.federation.site.data_folder import resolve_data_folder
-    from medfedaug.nvflare_jobs.kit.kit import open_kit
-
-    opened = open_kit(kit)
-    pseudonyms = opened.pseudonyms()
-    site = open_site(resolve_data_folder(opened.name, SiteSettings.load(kit).data), name=opened.name)
-    table = Table("pseudonym", "case", "split")
-    for split, cases in site.cases.items():
-        for case in cases:
-            table.add_row(pseudonyms.of(case.name), Text(case.name), split)
-    out_console.print(table)
-
-
 def ledger(
     kit: SiteKit,
     every: Annotated[
         bool, typer.Option("--every", help="Print a line for each release, with its hash.")
     ] = False,
+    names: Annotated[
+        bool, typer.Option("--names", help="List the cases with the pseudonyms that the server knows.")
+    ] = False,
 ) -> None:
     """List all releases of a site: job, method, kind, size, number of cases, and repetitions."""
+    if names:
+        _print_names(kit)
+        return
     from datetime import datetime
 
+    from medfedaug.hospital.privacy.ledger import by_kind
     from medfedaug.nvflare_jobs.kit.kit import open_kit
-    from medfedaug.privacy.ledger import by_kind
 
     account = open_kit(kit).ledger()
     entries = account.entries()
@@ -282,6 +357,21 @@ def ledger(
         say("; ".join(filter(None, parts)))
     if spent := sum(budget.releases for budget in account.releases()):
         say(f"{spent} releases with noise count against the budget of ε")
+
+
+def _print_names(kit: Path) -> None:
+    from medfedaug.data.sites import open_site
+    from medfedaug.federation.site.data_folder import resolve_data_folder
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
+
+    opened = open_kit(kit)
+    pseudonyms = opened.pseudonyms()
+    site = open_site(resolve_data_folder(opened.name, SiteSettings.load(kit).data), name=opened.name)
+    table = Table("pseudonym", "case", "split")
+    for split, cases in site.cases.items():
+        for case in cases:
+            table.add_row(pseudonyms.of(case.name), Text(case.name), split)
+    out_console.print(table)
 
 
 def clean(

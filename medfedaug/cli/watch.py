@@ -110,7 +110,7 @@ def _awaits_approval(events: Path) -> bool:
     job = events.absolute().parent.parent
     try:
         return job.name in open_kit(job.parent).job_book().waiting_jobs()
-    except MedFedAugError:  # no kit, or one that `medfedaug jobs` reports
+    except MedFedAugError:  # no kit, or one that `medfedaug site jobs` reports
         return False
 
 

@@ -2,7 +2,7 @@
 
 A Bundle is code: its configuration holds expressions, and it may have scripts. A job carries only the name
 and the content hash of a Bundle. A site runs its own folder, which its administrator has reviewed and allowed
-(`medfedaug.privacy.site_settings.SiteSettings.bundles`).
+(`medfedaug.hospital.privacy.site_settings.SiteSettings.bundles`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _PLAIN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 
 _TRAINING = tuple(f"configs/train.{suffix}" for suffix in ("json", "yaml", "yml"))
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HASH = re.compile(r"[0-9a-f]{8}( [0-9a-f]{8}){7}")
-_REMEDY = "medfedaug site-config --kit KIT --allow-bundle DIR"
+_REMEDY = "medfedaug site configure KIT --allow-bundle DIR"
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 `setting` makes a field, and `settings` a class of such fields, which pydantic checks. From the fields follow
 the docstring, the JSON Schema (`json_schema`), the options of commands (`medfedaug.cli.options.takes`), the
-variables of a site's environment and its kit's file (`medfedaug.privacy.site_settings`), and the tables of
-the pages (`settings_table`).
+variables of a site's environment and its kit's file (`medfedaug.hospital.privacy.site_settings`), and the
+tables of the pages (`settings_table`).
 """
 
 from __future__ import annotations

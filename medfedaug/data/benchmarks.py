@@ -10,14 +10,14 @@ federation opens its own site from it by name.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,6 +29,7 @@ from medfedaug.data.published import COMMON_OPTIONS, FOLDS, Benchmark
 from medfedaug.data.splits import deal_by_dirichlet, in_fold, shuffled
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.utils.files import parse_versioned, write_versioned
+from medfedaug.utils.layers import added_modules
 from medfedaug.utils.validation import check_choice
 
 _KIND, _VERSION = "federation", 1
@@ -36,10 +37,12 @@ _Any = TypeVar("_Any")
 
 
 def _registered() -> dict[str, Benchmark]:
-    """Merge the mappings `BENCHMARKS` of all modules in the package of data sets."""
-    package = importlib.import_module(f"{__package__}.datasets")
-    names = [f"{package.__name__}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
-    modules = map(importlib.import_module, names)
+    """Merge the mappings `BENCHMARKS` of all files in the layers' packages of data sets."""
+    modules = [
+        import_module(f"{package.__name__}.{file.name}")
+        for package in added_modules("datasets")
+        for file in iter_modules(package.__path__)
+    ]
     return {k: value for module in modules for k, value in getattr(module, "BENCHMARKS", {}).items()}
 
 

@@ -29,7 +29,7 @@ from medfedaug.utils.files import parse_json, write_json
 from medfedaug.utils.validation import first_of
 
 if TYPE_CHECKING:
-    from medfedaug.data.io.dicom_series import LeftOut
+    from medfedaug.hospital.dicom.series import LeftOut
 
 LISTING, _BEFORE = "dataset.json", "dataset.before.json"
 _TEST = ("imagesTs", "labelsTs")
@@ -89,7 +89,7 @@ def propose(
     if layout is None:
         problem = "holds no images beside label maps" if folder.is_dir() else "no such folder"
         pairs = ", ".join(f"{images} and {maps}" for images, maps in LAYOUTS)
-        hint = f"Looked for are {pairs}; for anything else write {LISTING} as docs/data.md shows."
+        hint = f"Looked for are {pairs}; for anything else write {LISTING} as docs/howto/data.md shows."
         raise DataError(problem, path=folder, hint=hint)
     name = folder.resolve().name
     existing = _existing(folder)
@@ -192,7 +192,7 @@ def _images(folder: Path, series: str | None, notes: list[str]) -> list[tuple[st
     ]
     if series is None and all(path.is_file() and is_volume_file(path) for path in folder.iterdir()):
         return images
-    from medfedaug.data.io.dicom_series import LeftOut, place_of_series, scan, select
+    from medfedaug.hospital.dicom.series import LeftOut, place_of_series, scan, select
 
     for below in (path for path in _visible(folder) if path.is_dir()):
         content = scan(below, take=is_volume_file)

@@ -13,9 +13,6 @@ from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.benchmarks import is_federation
 from medfedaug.data.dataset_json import read_test_images
 from medfedaug.data.images import ImageFolder
-from medfedaug.data.io.dicom_headers import is_dicom_file, is_dicomdir
-from medfedaug.data.io.dicom_series import LeftOut, place_of_series, scan, select
-from medfedaug.data.io.dicom_volumes import DicomSeries
 from medfedaug.data.io.formats import (
     image_suffix,
     is_photograph,
@@ -25,6 +22,9 @@ from medfedaug.data.io.formats import (
 )
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
+from medfedaug.hospital.dicom.headers import is_dicom_file, is_dicomdir
+from medfedaug.hospital.dicom.series import LeftOut, place_of_series, scan, select
+from medfedaug.hospital.dicom.volumes import DicomSeries
 from medfedaug.utils.printable import counted
 
 _LISTING, _PREDICTED = "dataset.json", "predictions.json"
@@ -58,7 +58,7 @@ def open_given(
 
     The cases of a folder with a ``dataset.json`` are its test cases. Otherwise each image file in or below
     the folder is a case, and so is each DICOM series with files of any name. Of several series of a study in
-    one folder, `medfedaug.data.io.dicom_series.select` chooses one. A DICOM file stands for its series.
+    one folder, `medfedaug.hospital.dicom.series.select` chooses one. A DICOM file stands for its series.
 
     Args:
         images: the file or folder.

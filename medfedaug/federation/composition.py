@@ -14,7 +14,7 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, DataError, warn
 from medfedaug.federation.messages.messages import shared_keys
 from medfedaug.federation.messages.run_definition import define, scaling
-from medfedaug.federation.secure.layout import SumLayout
+from medfedaug.hospital.secure.layout import SumLayout
 from medfedaug.methods import Method, build_methods
 from medfedaug.methods.base import ServerContext
 from medfedaug.methods.compatibility import Constraints, check_compatible, constraints, methods_with

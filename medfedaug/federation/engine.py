@@ -70,7 +70,7 @@ class Engine(ABC):
 
     `medfedaug.federation.protocol` makes all decisions about a run; an engine provides a
     `medfedaug.federation.protocol.Carrier`. A package adds an engine by an entry point of the group
-    ``medfedaug.engines``, and a script by `medfedaug.engines.register`.
+    ``medfedaug.federation.engines``, and a script by `medfedaug.federation.engines.register`.
 
     Attributes:
         name: the value of ``--engine``.

@@ -28,7 +28,7 @@ from medfedaug.federation.site.comparison import ComparisonSite
 from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.privacy import PrivacyPolicy
+from medfedaug.hospital.privacy import PrivacyPolicy
 from medfedaug.utils.event_text import OnEvent
 
 # Checkpoints that take fewer seconds are written after each round; others take at most this share of time.

@@ -10,10 +10,10 @@ from functools import partial
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply, Request
 from medfedaug.federation.messages.refusal import refusal
-from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.federation.server.comparison import Comparison, Turn
 from medfedaug.federation.server.evaluation import Evaluation
 from medfedaug.federation.server.server import FederationServer
+from medfedaug.hospital.secure.unmasking import ServerMasks
 
 Accept = Callable[[str, Reply], bool]
 """Takes a site's name and its reply, and returns whether the reply could be used."""
@@ -131,7 +131,9 @@ def compare(comparison: Comparison, carrier: Carrier) -> None:
             comparison.fail(turn, error)
             continue
         sites = sorted(turn.server.sites.keys() & set(carrier.connected()))
-        silent = own.ask(comparison.scoring(turn), sites, max(1, len(sites)), partial(comparison.accept, turn))
+        silent = own.ask(
+            comparison.scoring(turn), sites, max(1, len(sites)), partial(comparison.accept, turn)
+        )
         for site, reason in sorted(silent.items()):
             comparison.no_answer(turn, site, reason)
         comparison.finish(turn)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from medfedaug.config.kinds import VARIANCE, WEIGHTS
 from medfedaug.functional.weighted_mean import WeightedMean
 from medfedaug.methods.base import ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, shapes_of
-from medfedaug.privacy.kinds import VARIANCE, WEIGHTS
 
 
 class AverageServer(ServerExchange):

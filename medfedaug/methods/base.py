@@ -24,6 +24,16 @@ from typing import Any, ClassVar
 from monai.transforms import Transform
 from torch import Tensor, nn
 
+from medfedaug.config.kinds import (
+    FEATURE_MEAN,
+    FEATURE_STD,
+    HISTOGRAM,
+    INTENSITY_MEAN,
+    INTENSITY_STD,
+    STEPS,
+    VARIANCE,
+    WEIGHTS,
+)
 from medfedaug.errors import ConfigError
 from medfedaug.methods.arguments import checked
 from medfedaug.methods.contexts import (
@@ -40,16 +50,6 @@ from medfedaug.methods.contexts import (
     zeros,
 )
 from medfedaug.models.substitution import trained_entries
-from medfedaug.privacy.kinds import (
-    FEATURE_MEAN,
-    FEATURE_STD,
-    HISTOGRAM,
-    INTENSITY_MEAN,
-    INTENSITY_STD,
-    STEPS,
-    VARIANCE,
-    WEIGHTS,
-)
 from medfedaug.statistics import ChannelStatistics
 
 __all__ = [
@@ -117,8 +117,8 @@ class SiteExchange(ABC):
     real federation: a trained parameter, a running statistic of a batch norm, or a tensor that
     `SiteContext.census` made. Any other tensor leaves in a simulation only.
 
-    At a site that adds noise (`medfedaug.privacy`), the guard uses `contributions` instead, before the
-    training of the round and with the network as received, and `privatised` makes the payload from their
+    At a site that adds noise (`medfedaug.hospital.privacy`), the guard uses `contributions` instead, before
+    the training of the round and with the network as received, and `privatised` makes the payload from their
     noisy mean.
     """
 

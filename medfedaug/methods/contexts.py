@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from medfedaug.privacy.census import Census
+from medfedaug.methods.census import Census
 from medfedaug.statistics import ChannelStatistics
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Step:
         outputs: the network's output for ``inputs``.
         criterion: the task's loss, of outputs and targets.
         mixed: the targets of ``inputs``, each with its weight.
-        patients: the patient of each image, (B,), for `medfedaug.privacy.census.Census.by_class`; ``None``
+        patients: the patient of each image, (B,), for `medfedaug.methods.census.Census.by_class`; ``None``
             where the site does not know.
     """
 

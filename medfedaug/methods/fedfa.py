@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from medfedaug import functional as F
+from medfedaug.config.kinds import FEATURE_MEAN, FEATURE_STD
 from medfedaug.errors import ConfigError
 from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Bounds, Contributions, Payload, ServerContext, SiteContext, zeros
 from medfedaug.models import ffa_layers, insert_ffa
-from medfedaug.privacy.kinds import FEATURE_MEAN, FEATURE_STD
 
 _ACCUMULATED = (
     "running_mean",
@@ -47,7 +47,7 @@ class FedFA(Method):
         bias_correction: remove the start value from the accumulated statistics before they are sent.
         noise: standard deviation of the Gaussian noise that each site adds to μ̄ₖ and σ̄ₖ before it sends them,
             as in the experiment of FedFA+ section 6.2 (0 to 0.4). It guarantees nothing: the site chooses the
-            noise of `medfedaug.privacy`, which is scaled to the effect of one patient.
+            noise of `medfedaug.hospital.privacy`, which is scaled to the effect of one patient.
 
     Feature maps must not be too small: over four positions a standard deviation is mostly chance, and Eq. 8
     perturbs by its variation. With AlexNet on Office-Caltech 10 FedFA lost 0.10 in accuracy to FedAvg at

@@ -10,6 +10,7 @@ from annotated_types import Interval
 from torch import Tensor, nn
 
 from medfedaug import functional as F
+from medfedaug.config.kinds import FEATURE_MEAN, HISTOGRAM
 from medfedaug.errors import ConfigError
 from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
@@ -17,7 +18,6 @@ from medfedaug.methods.contexts import Bounds, Contributions, Payload, ServerCon
 from medfedaug.models.freezing import hold_norms
 from medfedaug.models.stages import Stage, find_stage
 from medfedaug.models.substitution import call_with
-from medfedaug.privacy.kinds import FEATURE_MEAN, HISTOGRAM
 
 # A histogram needs two passes over the features, for range and counts. Up to this many bytes they are kept;
 # beyond, the network runs over the training set twice, in constant memory.

@@ -9,11 +9,11 @@ from monai.transforms import Transform
 from monai.utils import CommonKeys as Keys
 from torch import Tensor
 
+from medfedaug.config.kinds import INTENSITY_MEAN, INTENSITY_STD
 from medfedaug.methods.arguments import Over
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Bounds, Contributions, Payload, ServerContext, SiteContext
 from medfedaug.methods.gathered import GatheredServer
-from medfedaug.privacy.kinds import INTENSITY_MEAN, INTENSITY_STD
 from medfedaug.statistics import ChannelStatistics, usable_pairs
 from medfedaug.transforms import FedRDNd
 

@@ -12,11 +12,16 @@ from medfedaug.methods import catalogue
 from medfedaug.methods.base import Method
 from medfedaug.methods.compatibility import check_compatible, constraints
 from medfedaug.utils import plugins
+from medfedaug.utils.layers import added_modules
 from medfedaug.utils.validation import match_case, not_known, split_names
 
-_BUILT_IN: dict[str, type[Method]] = {
-    cls.name: cls for cls in vars(catalogue).values() if isinstance(cls, type) and issubclass(cls, Method)
-}
+_CLASSES = [
+    cls
+    for module in (catalogue, *added_modules("methods.catalogue"))
+    for cls in vars(module).values()
+    if isinstance(cls, type) and issubclass(cls, Method)
+]
+_BUILT_IN = {cls.name: cls for cls in sorted(_CLASSES, key=lambda cls: cls.__module__.rpartition(".")[2])}
 
 COMBINATIONS: dict[str, list[dict[str, Any]]] = {
     "fedrdn_v": [{"name": "fedrdn", "args": {"average": True}}],

@@ -11,8 +11,8 @@ from medfedaug.data.folders import is_site
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.site.model import SiteModel
+from medfedaug.hospital.privacy import all_scores
 from medfedaug.metrics.registry import over_sites
-from medfedaug.privacy import all_scores
 from medfedaug.runs.finished_run import FinishedRun
 
 __all__ = ["evaluate_model", "open_model"]

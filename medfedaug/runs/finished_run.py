@@ -25,9 +25,9 @@ from medfedaug.federation.job_folder import STATE, check_unchanged, exchange_fil
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.state import LocalState, read_local_states
 from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.hospital.privacy.site_settings import STATE_VARIABLE, SiteSettings
 from medfedaug.metrics.registry import GLOBAL, UNSEEN
 from medfedaug.models.tensor_files import load_tensors
-from medfedaug.privacy.site_settings import STATE_VARIABLE, SiteSettings
 from medfedaug.runs.recorded_run import RecordedRun
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.utils.validation import first_of

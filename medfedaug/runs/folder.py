@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from medfedaug.data.quality.file_hashes import Fingerprint
+from medfedaug.data.file_hashes import Fingerprint
 from medfedaug.errors import ConfigError, StorageError, first_line
 from medfedaug.federation.job_folder import (
     CARDS,

@@ -7,7 +7,7 @@ The ``pyproject.toml`` of a package lists its plugins under the names that a use
 
 A package is imported when one of its names is used. On a user's own machine all installed packages may be
 used. A job at a site, or at the server of a federation, uses only the packages that the kit there allows
-(`medfedaug.privacy.site_settings.SiteSettings.plugins`).
+(`medfedaug.hospital.privacy.site_settings.SiteSettings.plugins`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 METHODS, NETWORKS = "medfedaug.methods", "medfedaug.networks"
 LOSSES, LOOPS = "medfedaug.losses", "medfedaug.loops"
-METRICS, FORMATS, ENGINES = "medfedaug.metrics", "medfedaug.formats", "medfedaug.engines"
+METRICS, FORMATS, ENGINES = "medfedaug.metrics", "medfedaug.formats", "medfedaug.federation.engines"
 """The groups of entry points."""
 
 _KINDS = {
@@ -135,7 +135,7 @@ def find(group: str, name: str, built_in: Collection[str]) -> Plugin | None:
     if plugins and not usable:
         raise ConfigError(
             f"{plugins[0].what} is not allowed here; the site's administrator allows it with: "
-            f"medfedaug site-config --kit KIT --allow-plugin {plugins[0].package}"
+            f"medfedaug site configure KIT --allow-plugin {plugins[0].package}"
         )
     return usable[0] if usable else None
 

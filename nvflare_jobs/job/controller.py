@@ -29,10 +29,10 @@ from medfedaug.federation.messages.initial_weights import INITIAL_FILE, InitialW
 from medfedaug.federation.protocol import run
 from medfedaug.federation.server.output import write_models, write_run
 from medfedaug.federation.server.server import FederationServer
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.job.carrier import Aborted, NVFlareCarrier
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.presence import Presence
-from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.folder import locked
 from medfedaug.utils import plugins
 from medfedaug.utils.event_text import OnEvent
@@ -132,9 +132,9 @@ class FederationController(ProtocolController):
     connects later, it is prepared during the current round.
 
     After every round a checkpoint is written to the state folder
-    (`medfedaug.privacy.site_settings.SiteSettings`), outside the folder of the job. NVFlare cannot continue a
-    job whose server was restarted. A new job with ``resume`` and the same name continues the run from the
-    checkpoint.
+    (`medfedaug.hospital.privacy.site_settings.SiteSettings`), outside the folder of the job. NVFlare cannot
+    continue a job whose server was restarted. A new job with ``resume`` and the same name continues the run
+    from the checkpoint.
 
     The server's run folder then has ``medfedaug/`` with ``results.json``, ``global_model.pt``,
     ``final_model.pt`` and ``events.jsonl``; after a failure, the models of the last good round and no

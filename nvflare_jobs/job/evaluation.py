@@ -19,13 +19,13 @@ from medfedaug.federation.protocol import evaluate
 from medfedaug.federation.server.evaluation import EvaluatedRun, Evaluation
 from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.gate import Gate
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.job.carrier import NVFlareCarrier
 from medfedaug.nvflare_jobs.job.controller import ProtocolController
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.executor import AnsweringExecutor, site_trainer
 from medfedaug.nvflare_jobs.job.recipe import name_classes_only, server_settings
 from medfedaug.nvflare_jobs.kit.app_validator import VERSION_KEY
-from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import write_json
 from medfedaug.utils.validation import check_printable

@@ -23,18 +23,18 @@ from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError, own
 from medfedaug.federation.messages.messages import Reply, Request
-from medfedaug.federation.secure.history import HISTORY_FILE, SumHistory
-from medfedaug.federation.secure.identity import Certificates
 from medfedaug.federation.site.gate import Gate, GuardedGate
 from medfedaug.federation.site.job_text import without_job_text
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.hospital.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, Origin, Pseudonyms, public_text
+from medfedaug.hospital.privacy.site_settings import SiteSettings
+from medfedaug.hospital.secure.history import HISTORY_FILE, SumHistory
+from medfedaug.hospital.secure.identity import Certificates
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.loop import ScriptLoop
 from medfedaug.nvflare_jobs.job.messages import reply_to_model, request_from_model
 from medfedaug.nvflare_jobs.job.site_names import SiteNames
-from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, Origin, Pseudonyms, public_text
-from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils import plugins
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.printable import log_printable, printable
@@ -54,8 +54,8 @@ class AnsweringExecutor(Executor):
 
     Nothing that it logs becomes an event of NVFlare, which a job could send to the server.
 
-    Data folder and device are settings of the site (`medfedaug.privacy.site_settings.SiteSettings`) and never
-    come from the job.
+    Data folder and device are settings of the site (`medfedaug.hospital.privacy.site_settings.SiteSettings`)
+    and never come from the job.
     """
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ def _gate(name: str, settings: SiteSettings, kit: str, fl_ctx: FLContext) -> Gat
         Pseudonyms.of_site(state),
         JobBook(state / JOBS_FOLDER),
         fl_ctx.get_job_id(),
-        f"medfedaug approve {kit}",
+        f"medfedaug site approve {kit}",
         partial(kit_identity, Path(kit)),
         origin=job_origin(fl_ctx),
         history=SumHistory(state / HISTORY_FILE),

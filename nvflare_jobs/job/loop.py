@@ -25,8 +25,8 @@ from medfedaug.errors import MedFedAugError, withheld
 from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.site.local_training import LocalRound
 from medfedaug.federation.site.script_training import CustomLoop, ScriptSession
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.job.ranks import Ranks
-from medfedaug.privacy.site_settings import SiteSettings
 
 _starts = count(1)
 

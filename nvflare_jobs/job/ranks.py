@@ -42,7 +42,7 @@ from medfedaug.federation.site.local_training import LocalRound
 from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, ScriptSession
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.federation.site.training_state import capture, restore
-from medfedaug.privacy.site_settings import SiteSettings
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.utils import plugins
 
 _PATIENCE = 600.0  # seconds that a rank waits for another one, in a step or at the end of a round

@@ -16,8 +16,8 @@ from nvflare.widgets.widget import Widget
 
 from medfedaug.errors import ConfigError
 from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.job.messages import reply_from_model
-from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.folder import SERVER_TRACKING
 from medfedaug.utils.validation import check_choice, is_number
 
@@ -51,7 +51,7 @@ class RoundMetrics(Widget):
     """Send the numbers in a site's replies to the server as analytics, each with its round.
 
     A site in a real federation sends none unless its own settings say so (``tracking`` of
-    `medfedaug.privacy.site_settings.SiteSettings`).
+    `medfedaug.hospital.privacy.site_settings.SiteSettings`).
     """
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ environment, from files and from addresses of the machine that reads them, and i
 sends such values to the server.
 
 NVFlare parses a job's files before it calls a validator. Therefore this module's component closes the other
-loaders when it is built: `medfedaug site-config` names it in ``local/resources.json``, which the parent
+loaders when it is built: `medfedaug site configure` names it in ``local/resources.json``, which the parent
 process and each job process of a server or a site read before any job.
 """
 

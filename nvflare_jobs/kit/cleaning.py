@@ -18,10 +18,10 @@ from filelock import FileLock, Timeout
 
 from medfedaug.errors import ConfigError
 from medfedaug.federation.job_folder import JOB_FOLDER, RESULTS
+from medfedaug.hospital.privacy import LEDGER_FILE
+from medfedaug.hospital.privacy.pseudonyms import PSEUDONYM_KEY
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.kit.kit import Kit
-from medfedaug.privacy import LEDGER_FILE
-from medfedaug.privacy.pseudonyms import PSEUDONYM_KEY
-from medfedaug.privacy.site_settings import SiteSettings
 
 _DAY = 24 * 3600.0
 _JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -27,13 +27,18 @@ from medfedaug.config.training_scripts import find_loop
 from medfedaug.data.base import SPLITS, Case, SiteFolder
 from medfedaug.data.benchmarks import BENCHMARKS
 from medfedaug.data.dataset_json import unseen_note
+from medfedaug.data.intensity_scales import find_uneven_scales
 from medfedaug.data.io.formats import BUILT_IN_SUFFIXES, plugin_format
-from medfedaug.data.quality.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import open_site
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, JobRefused, MedFedAugError, MedFedAugWarning
 from medfedaug.federation.messages.run_definition import bundle_run_settings
 from medfedaug.federation.site.data_folder import resolve_data_folder
+from medfedaug.hospital.privacy import PrivacyLedger
+from medfedaug.hospital.privacy.account_mark import check_account
+from medfedaug.hospital.privacy.accountant import require_opacus
+from medfedaug.hospital.privacy.policy import OPEN_PROMISE, PrivacyPolicy
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.methods.registry import BUILT_IN_NAMES, method_class
 from medfedaug.metrics.registry import BUILT_IN_METRICS, plugin_metric
 from medfedaug.models.networks import built_in_networks, network_builder
@@ -57,11 +62,6 @@ from medfedaug.nvflare_jobs.kit.kit_checks import (
 )
 from medfedaug.nvflare_jobs.kit.kit_status import LEAST_DISK
 from medfedaug.nvflare_jobs.kit.startup import Check, check_connection, check_startup
-from medfedaug.privacy import PrivacyLedger
-from medfedaug.privacy.account_mark import check_account
-from medfedaug.privacy.accountant import require_opacus
-from medfedaug.privacy.policy import OPEN_PROMISE, PrivacyPolicy
-from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.tasks.losses import BUILT_IN_LOSSES, loss_class
 from medfedaug.utils import plugins
 from medfedaug.utils.event_text import size_text
@@ -97,11 +97,11 @@ def examine(
         checks += _kit_files(opened)
         checks += [*check_files(opened), check_modes(opened), *check_storage(opened), check_process(opened)]
     else:
-        checks.append(Check("kit", None, "not looked at", "Name it with --kit."))
+        checks.append(Check("kit", None, "not looked at", "Name it: medfedaug site doctor KIT."))
     try:
         settings = SiteSettings.load(opened.path if opened else None)
     except ConfigError as error:
-        return [*checks, Check("settings", False, str(error), "Correct it, or run medfedaug site-config.")]
+        return [*checks, Check("settings", False, str(error), "Correct it, or run medfedaug site configure.")]
     checks += _plugins(settings.plugins if opened else None)
     checks += [_bundle(bundle) for bundle in settings.bundles.values()]
     if opened is not None and opened.server:
@@ -137,7 +137,7 @@ def _versions() -> Iterator[Check]:
 
 
 def _kit_files(kit: Kit) -> Iterator[Check]:
-    configure = f"medfedaug site-config --kit {kit.path}"
+    configure = f"medfedaug site configure {kit.path}"
     try:
         resources, policy = kit.resources(), kit.policy()
         kit.check_version()
@@ -245,7 +245,7 @@ def _bundle(bundle: AllowedBundle) -> Check:
         bundle.check()
         bundle_run_settings(bundle)
     except ConfigError as error:
-        advice = "Mend it, or allow it as it is now: site-config --allow-bundle."
+        advice = "Mend it, or allow it as it is now: site configure --allow-bundle."
         return Check(name, False, str(error), advice)
     return Check(name, True, f"{bundle.folder}, content {short_hash(bundle.hash)}: jobs may use it")
 
@@ -270,7 +270,7 @@ def _data(kit: Kit | None, folder: Path | None, settings: SiteSettings) -> Itera
             site = open_site(resolve_data_folder(name, folder), name=name or None)
             channels = site.check_files()
     except MedFedAugError as error:
-        yield Check("data", False, str(error), "medfedaug site-config --data DIR names the folder.")
+        yield Check("data", False, str(error), "medfedaug site configure --data DIR names the folder.")
         return
     counts = ", ".join(f"{len(cases)} {split}" for split, cases in site.cases.items() if cases)
     text = f"{site.path}: {site.task}, {counts}; channels: {channels}, classes: {len(site.classes)}"
@@ -299,13 +299,13 @@ def _numbers(site: SiteFolder, settings: SiteSettings, *, rules: bool) -> Iterat
         yield Check("number of images", True, f"{text}; {least} or more may be summarised")
     else:
         text = f"{text}; statistics of fewer than {least} stay here"
-        advice = "Add images, or lower the limit with medfedaug site-config --min-images."
+        advice = "Add images, or lower the limit with medfedaug site configure --min-images."
         yield Check("number of images", False, text, advice)
     if site.trains and rules:
         try:
             settings.jobs.check_cases(site.name, cases)
         except JobRefused as error:
-            advice = "Add images, or lower the rule with medfedaug site-config --min-cases."
+            advice = "Add images, or lower the rule with medfedaug site configure --min-cases."
             yield Check("training cases", False, str(error), advice)
     most, noise = max(cases, default=1), policy.noise_multiplier or policy.sgd_noise_multiplier
     if noise and most > policy.cases_per_patient:
@@ -327,13 +327,13 @@ def _account(site: SiteFolder, ledger: PrivacyLedger) -> Check:
     try:
         mark = check_account(ledger, site)
     except ConfigError as error:
-        return Check(name, False, str(error), "medfedaug site-config --state DIR names the state folder.")
+        return Check(name, False, str(error), "medfedaug site configure --state DIR names the state folder.")
     if mark is not None:
         return Check(name, True, f"the images name {ledger.path}")
     if os.access(site.path, os.W_OK):
-        return Check(name, True, "the images name none yet; the next job, or site-config --data, adds it")
+        return Check(name, True, "the images name none yet; the next job, or site configure --data, adds it")
     text = f"{site.path} cannot be written: another kit with these images would have a separate budget"
-    return Check(name, None, text, "Run site-config --data once where it can be written.")
+    return Check(name, None, text, "Run site configure --data once where it can be written.")
 
 
 def _noise(policy: PrivacyPolicy) -> Iterator[Check]:
@@ -358,7 +358,7 @@ def _leaves(policy: PrivacyPolicy) -> Iterator[Check]:
     """Report the two promises: what is behind each number, and what holds against who chooses the weights."""
     yield Check("numbers", True, f"each is of {policy.min_images} patients or more; losses stay here")
     if policy.epsilon is None:
-        text = f"{OPEN_PROMISE}, or bound it for each patient with site-config --epsilon"
+        text = f"{OPEN_PROMISE}, or bound it for each patient with site configure --epsilon"
         yield Check("images", True, text)
 
 
@@ -435,7 +435,7 @@ def _used(kit: Kit) -> Check:
     parts = ", ".join(f"{kind} {size_text(size)}" for kind, size in sizes.most_common() if size)
     old = sum(leftover.size for leftover in leftovers if not leftover.needed)
     text = f"{size_text(sizes.total())}: {parts}; {size_text(old)} are old and may go"
-    clean = f"medfedaug clean --kit {kit.path} --older-than {_OLD} lists them."
+    clean = f"medfedaug site clean {kit.path} --older-than {_OLD} lists them."
     return Check("disk used", True, text, clean if old else "")
 
 

@@ -100,7 +100,7 @@ def _written(uri: str) -> float:
 def _of_site(kit: Kit) -> Iterator[JobStanding]:
     try:
         waiting = kit.job_book().waiting_jobs()
-    except ConfigError:  # `medfedaug jobs` reports it
+    except ConfigError:  # `medfedaug site jobs` reports it
         waiting = set()
     # A job that ended while it waited has no process.
     alive = {

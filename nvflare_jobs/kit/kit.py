@@ -17,9 +17,16 @@ from typing import Any
 from medfedaug._version import __version__
 from medfedaug.config.options import to_json
 from medfedaug.errors import ConfigError, DataError
+from medfedaug.hospital.privacy import (
+    JOBS_FOLDER,
+    LEDGER_FILE,
+    JobBook,
+    PrivacyLedger,
+    PrivacyPolicy,
+    Pseudonyms,
+)
+from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE, SiteSettings
 from medfedaug.nvflare_jobs.kit import allowed
-from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, PrivacyLedger, PrivacyPolicy, Pseudonyms
-from medfedaug.privacy.site_settings import SETTINGS_FILE, SiteSettings
 from medfedaug.utils.files import parse_json, write_text
 
 LAUNCHER = "medfedaug.nvflare_jobs.kit.launcher.RestartingLauncher"
@@ -87,8 +94,9 @@ class Kit:
 
         Args:
             changes: new settings of the site, in the JSON form of
-                `medfedaug.privacy.site_settings.SiteSettings`; its groups keep their other settings. Plug-ins
-                and Bundles are added to the allowed ones; a new Bundle replaces one of the same name.
+                `medfedaug.hospital.privacy.site_settings.SiteSettings`; its groups keep their other
+                settings. Plug-ins and Bundles are added to the allowed ones; a new Bundle replaces one of
+                the same name.
         """
         files = [self._resources(only)]
         changes = {name: value for name, value in (changes or {}).items() if value not in ({}, (), [])}
@@ -132,7 +140,7 @@ class Kit:
         """Check that this version of medfedaug configured the kit, or none did."""
         by = _configured_by(self.resources())
         if by not in (None, __version__):
-            advice = f"run medfedaug site-config --kit {self.path}"
+            advice = f"run medfedaug site configure {self.path}"
             raise ConfigError(f"{self.path}: configured by {by}, this is {__version__}: {advice}")
 
     def lacking_components(self) -> list[str]:
@@ -162,7 +170,7 @@ class Kit:
         # Commands that only read the kit answer at once without these.
         from medfedaug.data.sites import open_site
         from medfedaug.federation.site.data_folder import resolve_data_folder
-        from medfedaug.privacy.account_mark import bind_account
+        from medfedaug.hospital.privacy.account_mark import bind_account
 
         content = next(file.wanted for file in files if file.path == self.path / SETTINGS_FILE)
         settings = SiteSettings.load(self.path, content=content)

@@ -22,6 +22,7 @@ from nvflare.security.security import FLAuthorizer
 from packaging.requirements import Requirement
 
 from medfedaug.errors import ConfigError, first_line
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.kit.kit import Kit
 from medfedaug.nvflare_jobs.kit.kit_process import (
     ProcessRecord,
@@ -30,7 +31,6 @@ from medfedaug.nvflare_jobs.kit.kit_process import (
     settings_at_start,
 )
 from medfedaug.nvflare_jobs.kit.startup import Check
-from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils.files import parse_json
 
 _MOST_SHOWN = 4
@@ -48,12 +48,12 @@ def check_process(kit: Kit) -> Check:
     elsewhere = process is None and record is not None and record.is_alive() and not record.stopping
     if process is None and not elsewhere:
         return Check("process", True, "does not run")
-    restart = f"medfedaug restart {kit.path}"
+    restart = f"medfedaug site restart {kit.path}"
     if process is not None and (record is None or record.pid != process.pid):
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(process.create_time()))
         text = (
-            f"runs since {since} without the components of site-config: with NVFlare's launcher, and without "
-            "our check of job files; a site's logs go to the server"
+            f"runs since {since} without the components of site configure: with NVFlare's launcher, and "
+            "without our check of job files; a site's logs go to the server"
         )
         return Check("process", False, text, restart)
     assert record is not None
@@ -201,7 +201,7 @@ def check_storage(kit: Kit) -> Iterator[Check]:
         if not folder.is_relative_to(kit.path.resolve()):
             text = f"{name}: {folder} is outside of this kit"
             if folder.name == name or not folder.parent.is_dir():
-                advice = f"medfedaug site-config --kit {kit.path}"
+                advice = f"medfedaug site configure {kit.path}"
                 yield Check("storage", False, f"{text}, which was moved or copied", advice)
             else:
                 yield Check("storage", None, text, "Leave it so if it is meant.")

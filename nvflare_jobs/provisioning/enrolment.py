@@ -101,7 +101,9 @@ def root_fingerprint(project: str | Path) -> str:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes()).fingerprint(hashes.SHA256()).hex()
     except (OSError, ValueError) as error:
-        text = f"{path}: no root certificate can be read ({error}); medfedaug project --own-keys makes one"
+        text = (
+            f"{path}: no root certificate can be read ({error}); medfedaug enrol project --own-keys makes one"
+        )
         raise ConfigError(text) from error
 
 

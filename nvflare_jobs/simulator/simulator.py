@@ -20,19 +20,19 @@ from medfedaug.errors import MedFedAugWarning, RunFailed
 from medfedaug.federation.engine import Engine, FederationRun, SiteEvaluation
 from medfedaug.federation.job_folder import EVALUATION, EVENTS, JOB_FOLDER, RESULTS, STATE
 from medfedaug.federation.messages.initial_weights import InitialWeights
+from medfedaug.hospital.privacy import PrivacyPolicy
+from medfedaug.hospital.privacy.site_settings import (
+    DATA_VARIABLE,
+    DEVICE_VARIABLE,
+    SETTINGS_FILE,
+    STATE_VARIABLE,
+)
 from medfedaug.nvflare_jobs.job.events import WARNING
 from medfedaug.nvflare_jobs.job.recipe import MedFedAugRecipe
 from medfedaug.nvflare_jobs.job.site_names import VARIABLE, identifiers
 from medfedaug.nvflare_jobs.job.tracking import MLFLOW_FILE
 from medfedaug.nvflare_jobs.kit.allowed import needed_classes
 from medfedaug.nvflare_jobs.simulator.simulator_process import SimulatorProcess, Start, no_fast_start
-from medfedaug.privacy import PrivacyPolicy
-from medfedaug.privacy.site_settings import (
-    DATA_VARIABLE,
-    DEVICE_VARIABLE,
-    SETTINGS_FILE,
-    STATE_VARIABLE,
-)
 from medfedaug.runs.folder import SERVER_TRACKING
 from medfedaug.utils import plugins
 from medfedaug.utils.event_text import follow

@@ -10,9 +10,10 @@ from statistics import fmean, stdev
 import pytest
 from results import content
 
-from medfedaug.analysis import metric_table, patient_table, summary_table
+from medfedaug.analysis import metric_table, summary_table
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.metrics.significance import detectable_difference, sign_flip_test
+from medfedaug.research.comparison import patient_table
 from medfedaug.runs.load_results import find_runs, load_run
 
 

@@ -10,8 +10,9 @@ from statistics import fmean, pstdev, stdev
 import pytest
 from results import Page, content
 
-from medfedaug.analysis import metric_table, patient_table, summary_table
+from medfedaug.analysis import metric_table, summary_table
 from medfedaug.metrics.registry import over_sites
+from medfedaug.research.comparison import patient_table
 from medfedaug.runs.load_results import load_run
 
 

@@ -15,8 +15,8 @@ from running import TINY_NETWORK, command
 from medfedaug.analysis.model_card import command_of, model_card
 from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
+from medfedaug.hospital.privacy.job_log import job_hash
 from medfedaug.methods import parse_methods
-from medfedaug.privacy.job_log import job_hash
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.simulate import configure, simulate
 
@@ -69,7 +69,7 @@ def test_names_of_sites_and_cases_stay_out_unless_asked_for(finished, tmp_path):
         text = (finished / f"model_card{suffix}").read_text().replace("\\", "")
         assert not [name for name in (*sites, *cases) if f" {name}" in text or f">{name}" in text]
         assert "site 3" in text
-    assert command("card", finished, "--out", tmp_path, "--site-names")[0] == 0
+    assert command("report", finished, "--card", "--out", tmp_path, "--site-names")[0] == 0
     named = (tmp_path / "model_card.md").read_text().replace("\\", "")
     assert all(site in named for site in sites)
     assert not [case for case in cases if case in named]

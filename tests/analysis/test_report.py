@@ -6,8 +6,9 @@ import re
 import pytest
 from results import Page, content
 
-from medfedaug.analysis import metric_table, patient_table, summary_table, write_report
+from medfedaug.analysis import metric_table, summary_table, write_report
 from medfedaug.errors import DataError
+from medfedaug.research.comparison import patient_table
 from medfedaug.runs.load_results import load_run
 
 

@@ -7,8 +7,8 @@ import json
 import torch
 from sweeps import TINY
 
-from medfedaug.experiments.presets import PRESETS
 from medfedaug.models import build_network
+from medfedaug.research.papers.presets import PRESETS
 
 
 def test_the_list_names_every_protocol_and_whether_its_data_are_there(run, office):

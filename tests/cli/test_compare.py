@@ -11,10 +11,10 @@ from results import Page
 from running import TINY_AXES
 
 from medfedaug.analysis.score_table import Row, Score, Table
-from medfedaug.data.datasets.partial_phantom import annotate_apart
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.partial_phantom import annotate_apart
+from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites
-from medfedaug.experiments.trial import recommend, suggest, taken_in
+from medfedaug.research.comparison.trial import recommend, suggest, taken_in
 
 
 @pytest.fixture(scope="module")

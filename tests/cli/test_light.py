@@ -89,11 +89,11 @@ def test_catalogues(light):
 
 def test_commands_of_a_site(light, kit):
     ledger, every, jobs, watch, clean = light(
-        ("ledger", kit),
-        ("ledger", kit, "--every"),
-        ("jobs", kit),
-        ("watch", kit, "--once"),
-        ("clean", "--kit", kit, "--older-than", 1),
+        ("site", "ledger", kit),
+        ("site", "ledger", kit, "--every"),
+        ("site", "jobs", kit),
+        ("site", "watch", kit, "--once"),
+        ("site", "clean", kit, "--older-than", 1),
     )
     assert "job-1: fedfa " in ledger
     assert "SHA-256" in every
@@ -117,7 +117,7 @@ def test_folders_that_are_not_there(light, tmp_path):
     for err in light(*of_data, code=2):
         assert err == f"medfedaug: {nowhere}: no such folder."
     of_runs = [
-        *(("card", nowhere), ("bundle", nowhere, "--out", tmp_path / "out")),
+        *(("report", nowhere, "--card"), ("bundle", nowhere, "--out", tmp_path / "out")),
         ("evaluate", "--model", nowhere, "--data", tmp_path),
         ("predict", "--model", nowhere, "--images", tmp_path, "--out", tmp_path / "out"),
     ]
@@ -202,5 +202,5 @@ def test_lists_of_photographs_and_of_volumes(light, make_pictures, phantom_dir, 
 def test_the_card_of_a_run_needs_no_weights(light, write, tmp_path):
     run = write({**content(methods=("fedavg",), scores={"DU": 0.5, "HT": 0.6}), "run": "1", "sha256": {}})
     (run / GLOBAL_MODEL).touch()
-    light(("card", run, "--out", tmp_path), needed=["scipy"])
+    light(("report", run, "--card", "--out", tmp_path), needed=["scipy"])
     assert "SHA-256" in (tmp_path / CARDS[0]).read_text()

@@ -24,30 +24,30 @@ def refused(result: tuple[int, str, str], words: str) -> None:
 def test_settings_nested_without_end(run, kit, tmp_path):
     file = tmp_path / "deep.json"
     file.write_text('{"privacy":' * 5000 + "1" + "}" * 5000)
-    refused(run("site-config", "--kit", kit, "--config", file), "not readable as YAML or JSON")
+    refused(run("site", "configure", kit, "--config", file), "not readable as YAML or JSON")
 
 
 def test_a_folder_with_a_nul(run, kit, tmp_path):
     file = tmp_path / "nul.json"
     file.write_text(json.dumps({"state": "a\0b"}))
-    refused(run("site-config", "--kit", kit, "--config", file), "state must name a folder, and has a NUL")
+    refused(run("site", "configure", kit, "--config", file), "state must name a folder, and has a NUL")
 
 
 def test_a_name_that_is_empty(run, kit):
-    refused(run("watch", kit, "--once", "--prometheus", ""), "is no file that can be written")
-    refused(run("doctor", "--offline", "--json", ""), "is no file that can be written")
+    refused(run("site", "watch", kit, "--once", "--prometheus", ""), "is no file that can be written")
+    refused(run("site", "doctor", "--offline", "--json", ""), "is no file that can be written")
 
 
 def test_doctor_writes_over_no_file_of_somebody_else(run, tmp_path):
     file = tmp_path / "thesis.txt"
     file.write_text("all of it")
-    refused(run("doctor", "--offline", "--json", file), "is not a file of doctor's")
+    refused(run("site", "doctor", "--offline", "--json", file), "is not a file of doctor's")
     assert file.read_text() == "all of it"
 
 
 def test_a_pipe_is_not_waited_for(run, kit, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    refused(run("site-config", "--kit", kit, "--config", pipe), "is no file")
+    refused(run("site", "configure", kit, "--config", pipe), "is no file")
     refused(run("enrol", "sign", pipe), "is no file")
-    refused(run("doctor", "--offline", "--json", pipe), "is no file that can be written")
+    refused(run("site", "doctor", "--offline", "--json", pipe), "is no file that can be written")

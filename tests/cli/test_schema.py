@@ -14,9 +14,9 @@ from jsonschema import Draft202012Validator
 
 from medfedaug.cli.schema import File, schema_of
 from medfedaug.errors import ConfigError
-from medfedaug.experiments import experiment
-from medfedaug.experiments.experiment import make_experiment
-from medfedaug.privacy.site_settings import SiteSettings
+from medfedaug.hospital.privacy.site_settings import SiteSettings
+from medfedaug.research.sweeps import experiment
+from medfedaug.research.sweeps.experiment import make_experiment
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 WHOLE = {"data": "hospitals", "methods": "fedavg", "out": "runs"}
@@ -113,7 +113,7 @@ def test_what_the_command_writes_is_valid(run, phantom_dir, tmp_path):
     kit = Hospital(tmp_path / "site_A", phantom_dir / "site_A").kit
     (kit / "local/resources.json.default").write_text('{"components": []}')
     code, _, err = run(
-        *("site-config", "--kit", kit, "--data", phantom_dir / "site_A", "--memory", 1),
+        *("site", "configure", kit, "--data", phantom_dir / "site_A", "--memory", 1),
         *("--epsilon", 8, "--max-rounds", 30, "--allow-methods", "fedavg,fedfa", "--approve"),
         *("--cache", tmp_path, "--allow-plugin", "lesion-methods", "--min-images", 12),
     )

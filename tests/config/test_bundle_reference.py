@@ -15,7 +15,7 @@ from hospitals import Deployment, Hospital
 
 from medfedaug.config import bundle_reference
 from medfedaug.config.run import RunConfig
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
 from medfedaug.federation import Request
@@ -193,15 +193,15 @@ def test_a_sites_rules_hold_for_jobs_with_bundles_too(hospitals, config):
 # ------------------------------------------------------------------ the commands
 
 
-def test_site_config_allows_a_bundle_doctor_shows_it_and_jobs_tells_of_it(
+def test_site_configure_allows_a_bundle_doctor_shows_it_and_jobs_tells_of_it(
     run, kits, lead, hospitals, config, phantom
 ):
     for name in ("hospital-a", "fl-server.example.org"):
         kit = kits / name
-        code, out, err = run("site-config", "--kit", kit, "--allow-bundle", lead)
+        code, out, err = run("site", "configure", kit, "--allow-bundle", lead)
         assert code == 0, err
         assert 'bundles: {"spleen": ' in out
-        assert "nothing to change" in run("site-config", "--kit", kit, "--allow-bundle", lead)[1]
+        assert "nothing to change" in run("site", "configure", kit, "--allow-bundle", lead)[1]
         check = next(check for check in examine(kit) if check.name == "bundle spleen")
         assert check.ok is True
         assert bundle_reference.short_hash(config.bundle["hash"]) in check.found
@@ -209,11 +209,11 @@ def test_site_config_allows_a_bundle_doctor_shows_it_and_jobs_tells_of_it(
     check = next(check for check in examine(kit) if check.name == "bundle spleen")
     assert check.ok is False
     assert "has changed since it was allowed" in check.found
-    code, _, err = run("site-config", "--kit", kit, "--allow-bundle", phantom)
+    code, _, err = run("site", "configure", kit, "--allow-bundle", phantom)
     assert code == 2
     assert "no Bundle that trains" in " ".join(err.split())
     answer(hospitals[0], replace(config, rounds=7))
-    code, out, err = run("jobs", hospitals[0].kit)
+    code, out, err = run("site", "jobs", hospitals[0].kit)
     assert code == 0, err
 
 

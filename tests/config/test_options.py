@@ -12,11 +12,10 @@ from medfedaug.cli.options import Given, read_groups, takes
 from medfedaug.config.options import json_schema, read_text, setting, settings, settings_table
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig
-from medfedaug.data.pacs.archive import Access
 from medfedaug.errors import ConfigError
-from medfedaug.federation import job_summary
-from medfedaug.privacy import JobRules, PrivacyPolicy
-from medfedaug.privacy.site_settings import SETTINGS_FILE, SiteSettings
+from medfedaug.hospital.pacs.archive import Access
+from medfedaug.hospital.privacy import JobRules, PrivacyPolicy, job_summary
+from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE, SiteSettings
 from medfedaug.runs.prediction.options import PredictionOptions, StudyOptions
 
 GROUPS = (

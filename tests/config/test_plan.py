@@ -15,7 +15,7 @@ from running import TINY_NETWORK, TINY_OPTIONS
 from medfedaug.config.machine import Machine
 from medfedaug.config.plan import Plan, load_plan, save_plan
 from medfedaug.config.run import Execution
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.data.preparation.cache import CaseCache
 from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.sites import find_sites
@@ -29,7 +29,7 @@ from medfedaug.federation.planning.plan_request import Planning
 from medfedaug.federation.planning.planner import make_plan, training_bytes
 from medfedaug.federation.pooled import PooledCarrier
 from medfedaug.federation.site.trainer import site_fingerprint
-from medfedaug.privacy import PrivacyPolicy
+from medfedaug.hospital.privacy import PrivacyPolicy
 from medfedaug.runs.evaluate import evaluate_model
 from medfedaug.sampling.patches import patch_centres, patch_window
 from medfedaug.tasks import SegmentationTask

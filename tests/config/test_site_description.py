@@ -13,13 +13,13 @@ from running import TINY_NETWORK
 
 from medfedaug.config.run import RunConfig
 from medfedaug.config.site_description import SiteDescription
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import ConfigError
-from medfedaug.federation.job_summary import summary
 from medfedaug.federation.server.history import RunHistory
 from medfedaug.federation.server.reply_checks import accepted_description
-from medfedaug.privacy import PrivacyLedger
-from medfedaug.privacy.site_settings import SiteSettings
+from medfedaug.hospital.privacy import PrivacyLedger
+from medfedaug.hospital.privacy.job_summary import summary
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 
 FREE = {"min_cases": 1}
 
@@ -98,17 +98,17 @@ def test_yaml_json_and_the_schema_agree(run, tmp_path):
         SiteDescription.of_file(tmp_path / "site")
 
 
-def test_site_config_takes_a_description_and_takes_it_back(run, hospitals, tmp_path):
+def test_site_configure_takes_a_description_and_takes_it_back(run, hospitals, tmp_path):
     (site,) = hospitals(site_A={"min_images": 3})
     (site.kit / "local/resources.json.default").write_text('{"components": []}')
     file, settings = tmp_path / "site.yaml", site.kit / "local/medfedaug.json"
     for values in (OWN, {}):
         file.write_text(yaml.safe_dump(values))
-        code, _, err = run("site-config", "--kit", site.kit, "--describe", file)
+        code, _, err = run("site", "configure", site.kit, "--describe", file)
         assert code == 0, err
         assert json.loads(settings.read_text())["privacy"]["description"] == values
     file.write_text("years: 7")
-    code, _, err = run("site-config", "--kit", site.kit, "--describe", file)
+    code, _, err = run("site", "configure", site.kit, "--describe", file)
     assert (code, err.count("\n")) == (2, 1)
     assert str(file) in err
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from medfedaug.data.federation import arrange, check_federation
-from medfedaug.data.quality.inspection import inspect_sites
 from medfedaug.data.sites import check_voxels, find_sites, open_site
 from medfedaug.errors import DataError
-from medfedaug.experiments.trial import suggest
+from medfedaug.research.comparison.inspection import inspect_sites
+from medfedaug.research.comparison.trial import suggest
 
 CLASSES = ("background", "liver", "spleen", "kidney")
 ROWS = (("training", 2), ("validation", 1), ("test", 1))

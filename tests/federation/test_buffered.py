@@ -11,12 +11,12 @@ from running import TINY_OPTIONS
 
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
-from medfedaug.experiments.cross_site import cross_site
 from medfedaug.federation import FederationServer, Reply, Request, run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.in_process import InProcessCarrier, SitesInProcess
 from medfedaug.federation.simulated_time import SimulatedTime
 from medfedaug.methods import parse_methods
+from medfedaug.research.sweeps.cross_site import cross_site
 from medfedaug.runs.results_schema import check_record
 from medfedaug.simulate import simulate
 
@@ -96,7 +96,7 @@ def test_a_buffer_of_all_sites_gives_the_bits_of_a_run_without(tiny_config, make
 
 @pytest.fixture(scope="module")
 def three_sites(tmp_path_factory):
-    from medfedaug.data.datasets.phantom import make_phantom
+    from medfedaug.data.phantom import make_phantom
 
     root = tmp_path_factory.mktemp("buffered") / "data"
     make_phantom(root, sites=3, patients=5, shape=(32, 32, 4), seed=0)

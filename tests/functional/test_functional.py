@@ -66,9 +66,8 @@ def test_augmentation_in_float32_and_with_a_large_offset():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_zero_noise_is_the_identity(shape, dtype):
-    x, gamma_mean, gamma_std, noise, _ = draw(shape, dtype=dtype)
+def test_zero_noise_is_the_identity(dtype):
+    x, gamma_mean, gamma_std, noise, _ = draw(SHAPES[1], dtype=dtype)
     zero = torch.zeros_like(noise)
     assert torch.equal(F.augment_features(x, gamma_mean, gamma_std, zero, zero), x)
 

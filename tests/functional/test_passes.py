@@ -44,7 +44,7 @@ def test_gradients_equal_the_equations(shape, channels_last):
     torch.testing.assert_close(ours, reference, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [(3, 2, 5), (2, 2, 2, 3, 2)])
 def test_first_and_second_derivative_against_differences(shape):
     torch.manual_seed(0)
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
@@ -59,15 +59,6 @@ def test_gradient_reaches_every_argument_of_perturb_features():
     vectors = [torch.rand(size, dtype=torch.float64) + 0.5 for size in ((3, 2), (3, 2), 2, 2, (3, 2), (3, 2))]
     inputs = [v.requires_grad_() for v in (x, *vectors)]
     assert torch.autograd.gradcheck(F.perturb_features, inputs)
-
-
-def test_gradients_of_torch_func():
-    torch.manual_seed(0)
-    x = torch.randn(3, 2, 4, 5, dtype=torch.float64)
-    arguments = noise(x.shape)
-    ours = torch.func.grad(lambda x: F.augment_features(x, *arguments).pow(3).sum())(x)
-    reference = torch.func.grad(lambda x: line_by_line(x, *arguments).pow(3).sum())(x)
-    torch.testing.assert_close(ours, reference, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-3])
@@ -118,7 +109,7 @@ def test_scaling_by_moments_has_the_gradient_of_the_equation():
 
 def test_moments_of_large_features_far_from_zero_keep_their_digits():
     torch.manual_seed(0)
-    x = (torch.randn(1, 4, 96, 96, 96) + 100).to(memory_format=torch.channels_last_3d)
+    x = (torch.randn(1, 4, 64, 64, 64) + 100).to(memory_format=torch.channels_last_3d)
     mean, variance = F.feature_moments(x)
     exact = x.double().flatten(2)
     torch.testing.assert_close(mean.double(), exact.mean(2), rtol=2e-5, atol=0)

@@ -127,11 +127,11 @@ def test_the_service_is_one_that_systemd_can_read(tmp_path):
     ],
 )
 def test_a_kit_that_is_prepared_and_then_configured_keeps_both(kits, tmp_path, run, runtime, launcher):
-    """`deploy prepare` throws away what `site-config` wrote before it; afterwards, each keeps its own."""
+    """`deploy prepare` throws away what `site configure` wrote before it; afterwards, each keeps its own."""
     settings = yaml.safe_load((DEPLOY / "prepare" / f"{runtime}.yaml").read_text())
     config, prepared = tmp_path / "config.yaml", tmp_path / "prepared"
     config.write_text(yaml.safe_dump(settings))
-    assert run("site-config", "--kit", kits / SITE, "--only-medfedaug", "--forbid-code")[0] == 0
+    assert run("site", "configure", kits / SITE, "--only-medfedaug", "--forbid-code")[0] == 0
     subprocess.run(
         [
             sys.executable,
@@ -154,7 +154,7 @@ def test_a_kit_that_is_prepared_and_then_configured_keeps_both(kits, tmp_path, r
     (path,) = kit.launchers()
     assert path.endswith(launcher)
 
-    code, _, err = run("site-config", "--kit", prepared, "--only-medfedaug", "--forbid-code")
+    code, _, err = run("site", "configure", prepared, "--only-medfedaug", "--forbid-code")
     assert code == 0, err
     assert kit.launchers() == [path]
     assert not kit.lacking_components()
@@ -162,7 +162,7 @@ def test_a_kit_that_is_prepared_and_then_configured_keeps_both(kits, tmp_path, r
     assert "medfedaug.nvflare_jobs.job.executor.SiteExecutor" in resources["class_allow_list"]
     assert len(resources["class_allow_list"]) < 10, "NVFlare's other classes are gone"
     assert {finding.name: finding.ok for finding in check_startup(prepared)}["scripts"] is True
-    _, printed, _ = run("doctor", "--kit", prepared, "--offline")
+    _, printed, _ = run("site", "doctor", prepared, "--offline")
     assert "not ours" in re.sub(r"[\s│]+", " ", printed)
 
 

@@ -212,7 +212,7 @@ def test_a_changed_event_is_shown_or_refused(run, tmp_path, event):
     for place, changed in changes(event, event["event"], 15):
         lines = [*EVENTS_OF_A_JOB[:13], event, changed, event, *EVENTS_OF_A_JOB[20:22]]
         (job / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        result = run("watch", tmp_path, "--once")
+        result = run("site", "watch", tmp_path, "--once")
         if result[0] == 1 and not result[2]:
             continue  # the job failed, which is no fault of the file
         used_or_one_line(result, "events.jsonl", place)
@@ -236,4 +236,4 @@ def test_a_text_that_is_no_record(run, made, tmp_path, text):
         result = run(*command_)
         assert result[0] == 2, name
         used_or_one_line(result, name, text)
-    assert run("watch", tmp_path, "--once")[0] == 0  # a line that is cut short is no fault
+    assert run("site", "watch", tmp_path, "--once")[0] == 0  # a line that is cut short is no fault

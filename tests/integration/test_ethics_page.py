@@ -12,7 +12,7 @@ from medfedaug.cli.console import out_console, print_scores
 from medfedaug.errors import RunFailed
 from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER
 from medfedaug.federation.messages.messages import PREPARE, TEST, TRAIN, VALIDATE
-from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy
+from medfedaug.hospital.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy
 
 PAGE = " ".join((Path(__file__).resolve().parents[2] / "docs/howto/ethics.md").read_text().split())
 ONCE = {
@@ -87,13 +87,13 @@ def test_a_site_with_fewer_patients_sends_no_statistics_and_no_score_and_everybo
     assert reason in server.results()["unvalidated"]["A"]
     assert reason in server.results()["test"]["sites"]["A"]["note"]
     # A site's own log says it, and so does the server's.
-    code, out, err = run("watch", deployment.hospitals["A"].kit)
+    code, out, err = run("site", "watch", deployment.hospitals["A"].kit)
     assert code == 0, err
     assert f"no score leaves: {reason}" in " ".join(out.split())
     log = tmp_path / "job" / JOB_FOLDER / EVENTS
     log.parent.mkdir(parents=True)
     log.write_text("".join(json.dumps(event) + "\n" for event in [*deployment.events, {"event": "finished"}]))
-    code, out, err = run("watch", tmp_path / "job")
+    code, out, err = run("site", "watch", tmp_path / "job")
     assert code == 0, err
     out = " ".join(out.split())
     assert f"A: no validation score: {reason}" in out

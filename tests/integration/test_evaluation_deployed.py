@@ -17,9 +17,9 @@ def test_two_hospitals_score_models_that_neither_trained_alone_with_settings_of_
         system.make_data()
         system.configure(forbid_code=True, only_ours=True)
         system.medfedaug(
-            *("site-config", "--kit", system.kit(summary), "--min-images", "2"),
+            *("site", "configure", system.kit(summary), "--min-images", "2"),
         )
-        checked = system.medfedaug("doctor", "--kit", system.kit(summary), "--offline")
+        checked = system.medfedaug("site", "doctor", system.kit(summary), "--offline")
         assert "each is of 2 patients or more" in " ".join(checked.replace("│", " ").split())
         system.start_poc()
         runs = {}
@@ -35,7 +35,9 @@ def test_two_hospitals_score_models_that_neither_trained_alone_with_settings_of_
         job_id = system.submit(job)
         system.wait(job_id)
         folder = system.collect(job_id, "evaluation.json")
-        watched = " ".join(system.medfedaug("watch", system.kit(summary)).split())  # ends, since the job did
+        watched = " ".join(
+            system.medfedaug("site", "watch", system.kit(summary)).split()
+        )  # ends, since the job did
         assert "score: " in watched
         assert watched.endswith("the job has ended")
         evaluation = json.loads((folder / "evaluation.json").read_text())

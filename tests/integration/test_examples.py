@@ -14,8 +14,8 @@ import torch
 from monai.bundle import ConfigWorkflow
 from running import command
 
-from medfedaug import engines
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
+from medfedaug.federation import engines
 from medfedaug.models import ffa_layers
 from medfedaug.statistics import load_statistics
 from medfedaug.transforms import FedRDNd

@@ -1,8 +1,8 @@
 """What an attack on an earlier state found, through NVFlare as it was found; each was possible then.
 
-That a job inverts a patient is in `tests/privacy/test_job_policy.py`, that names leave in
-`tests/privacy/test_pseudonyms.py`, and what the deployed executors answer to a server that is none of ours,
-or to a job that asks for threads and files, in `tests/privacy/test_job_policy.py` too.
+That a job inverts a patient is in `tests/hospital/privacy/test_job_policy.py`, that names leave in
+`tests/hospital/privacy/test_pseudonyms.py`, and what the deployed executors answer to a server that is none
+of ours, or to a job that asks for threads and files, in `tests/hospital/privacy/test_job_policy.py` too.
 """
 
 from __future__ import annotations

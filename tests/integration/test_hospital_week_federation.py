@@ -44,7 +44,7 @@ def output(system, *arguments, code: int = 0) -> str:
 def doctor(system, name: str) -> tuple[bool, dict[str, dict]]:
     """Whether a kit is ready, and its checks by name."""
     file = system.work / "doctor.json"
-    command("doctor", "--kit", system.kit(name), "--json", file)
+    command("site", "doctor", system.kit(name), "--json", file)
     content = json.loads(file.read_text())
     return content["ready"], {one["name"]: one for one in content["checks"]}
 
@@ -52,7 +52,7 @@ def doctor(system, name: str) -> tuple[bool, dict[str, dict]]:
 def numbers(system, name: str) -> dict[str, float]:
     """The numbers of a kit as Prometheus reads them, by name and labels."""
     file = system.work / "kit.prom"
-    output(system, "watch", system.kit(name), "--once", "--prometheus", file)
+    output(system, "site", "watch", system.kit(name), "--once", "--prometheus", file)
     lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
@@ -61,17 +61,17 @@ def join(system, name: str) -> None:
     """One command a side, the site's settings, and a start that waits for the server."""
     system.enrol(name)
     configured = output(
-        *(system, "site-config", "--kit", system.kit(name), "--data", system.data[name]),
+        *(system, "site", "configure", system.kit(name), "--data", system.data[name]),
         *("--device", "cpu", "--forbid-code", "--only-medfedaug", "--min-images", "4"),
     )
     assert "medfedaug.nvflare_jobs.kit.kit_status.KitStatus" in configured
     assert "allow_log_streaming: false" in configured
-    assert "runs as process" in output(system, "start", system.kit(name), "--timeout", "300")
+    assert "runs as process" in output(system, "site", "start", system.kit(name), "--timeout", "300")
     ready, checks = doctor(system, name)
     assert ready, checks
     assert checks["process"]["found"].endswith("the server answers")
     assert "which the running kit asked" in checks["clock"]["found"]
-    assert output(system, "health", system.kit(name)).endswith("works")
+    assert output(system, "site", "doctor", system.kit(name), "--health").endswith("works")
 
 
 def run_job(system, name: str, sites: int) -> str:
@@ -96,10 +96,12 @@ def test_a_week_of_a_federation(system):
     system.hospitals = (FIRST, SECOND)
     system.kits = system.work / "kits"
     here = ("--server", "localhost", "--port", str(system.port))
-    assert "keep it offline" in output(system, "project", *here, "--own-keys", system.work / "project")
+    assert "keep it offline" in output(
+        system, "enrol", "project", *here, "--own-keys", system.work / "project"
+    )
     system.enrol("localhost", "server", kit=SERVER)
-    assert "jobs-storage" in output(system, "site-config", "--kit", system.kit(SERVER), "--only-medfedaug")
-    assert "runs as process" in output(system, "start", system.kit(SERVER))
+    assert "jobs-storage" in output(system, "site", "configure", system.kit(SERVER), "--only-medfedaug")
+    assert "runs as process" in output(system, "site", "start", system.kit(SERVER))
     for person, kind in (("admin@example.org", "admin"), ("lead@example.org", "lead")):
         system.enrol(person, kind)
     for hospital in system.hospitals:
@@ -119,16 +121,16 @@ def test_a_week_of_a_federation(system):
     # Its machine goes down in the middle, and the hospital is told how to come back.
     system.await_event(job, event="round_started", round=1)
     system.switch_off(SECOND)
-    assert output(system, "health", system.kit(SECOND), code=1)
+    assert output(system, "site", "doctor", system.kit(SECOND), "--health", code=1)
     system.await_event(job, event="waiting", timeout=300)
-    assert f"stalled: waiting for {SECOND}" in output(system, "watch", system.kit(SERVER), "--once")
+    assert f"stalled: waiting for {SECOND}" in output(system, "site", "watch", system.kit(SERVER), "--once")
     states = [name for name, value in numbers(system, SERVER).items() if "job_state" in name and value]
     assert any(f'job="{job}"' in name and 'state="stalled"' in name for name in states)
-    refused = output(system, "restart", system.kit(SERVER), code=2)
+    refused = output(system, "site", "restart", system.kit(SERVER), code=2)
     assert f"job {job} (tuesday) runs, and ends here" in refused
     assert "give --yes to restart while jobs run" in refused
     assert "the server has not answered" not in output(
-        *(system, "restart", system.kit(SECOND), "--timeout", "300")
+        *(system, "site", "restart", system.kit(SECOND), "--timeout", "300")
     )
     system.wait(job)
     assert trained(system, job) == {FIRST, SECOND, LATE}
@@ -140,12 +142,12 @@ def test_a_week_of_a_federation(system):
     assert not ready
     assert "components.resource_manager" in checks["process"]["found"]
     assert "after a restart" in checks["process"]["found"]
-    assert "runs as process" in output(system, "restart", system.kit(FIRST))
+    assert "runs as process" in output(system, "site", "restart", system.kit(FIRST))
     assert doctor(system, FIRST)[0]
     assert [v for name, v in numbers(system, FIRST).items() if "restart_needed" in name] == [0]
 
     # Thursday: a hospital withdraws, and the others go on.
-    assert output(system, "stop", system.kit(LATE)).endswith("has stopped")
+    assert output(system, "site", "stop", system.kit(LATE)).endswith("has stopped")
     assert find_process(system.kit(LATE)) is None
     assert [v for name, v in numbers(system, LATE).items() if "kit_up" in name] == [0]
     assert ProcessRecord.load(system.kit(LATE)).stopping
@@ -162,13 +164,13 @@ def test_a_week_of_a_federation(system):
     for folder in jobs:
         make_old(folder, days=100)
     make_old(kit / "medfedaug", days=100)
-    would = output(system, "clean", "--kit", kit, "--older-than", "90")
+    would = output(system, "site", "clean", kit, "--older-than", "90")
     assert "would go" in would
     assert "ledger" in would
-    left = output(system, "ledger", kit)
-    assert "removed" in output(system, "clean", "--kit", kit, "--older-than", "90", "--yes")
+    left = output(system, "site", "ledger", kit)
+    assert "removed" in output(system, "site", "clean", kit, "--older-than", "90", "--yes")
     assert not any(folder.exists() for folder in jobs)
-    assert output(system, "ledger", kit) == left
+    assert output(system, "site", "ledger", kit) == left
     assert doctor(system, FIRST)[0]
     for name in (FIRST, SECOND, SERVER):
-        assert output(system, "stop", system.kit(name)).endswith("has stopped")
+        assert output(system, "site", "stop", system.kit(name)).endswith("has stopped")

@@ -124,7 +124,7 @@ def test_no_planted_tag_is_in_jobs_ledgers_and_pages(run, tiny_config, tmp_path)
         for name in ("site_A", "site_B")
     ]
     Deployment(sites).run(tiny_config("fedrdn,fedfa", rounds=2))
-    ledger = run("ledger", sites[0].kit, "--every")
+    ledger = run("site", "ledger", sites[0].kit, "--every")
     assert "fedfa" in ledger[1]
     page = run("report", tmp_path / "made/run", "--out", tmp_path / "made/report.html")
     texts = [(name, text.encode()) for name, text in (("said", out), ("err", err))]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import ConfigError
 from medfedaug.statistics import ChannelStatistics, save_statistics
 

@@ -19,6 +19,7 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
 from medfedaug.federation.messages.messages import Reply, Request
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs import FederationController, MedFedAugRecipe
 from medfedaug.nvflare_jobs.job.messages import (
     reply_from_model,
@@ -28,7 +29,6 @@ from medfedaug.nvflare_jobs.job.messages import (
 )
 from medfedaug.nvflare_jobs.simulator import simulator
 from medfedaug.nvflare_jobs.simulator.simulator import LOG_FILE, run_in_simulator
-from medfedaug.privacy.site_settings import SiteSettings
 
 SITES = ["site_A", "site_B", "site_C"]
 
@@ -115,7 +115,7 @@ def test_watch_shows_a_job_from_the_kits_own_files(simulated, tmp_path):
         job = tmp_path / name / "job-1/medfedaug"
         job.mkdir(parents=True)
         (job / "events.jsonl").write_text(simulated.kept[name])
-        code, out, err = command("watch", tmp_path / name, "--once")
+        code, out, err = command("site", "watch", tmp_path / name, "--once")
         assert code == 0, err
         last = results["rounds"][2]["sites"]["site_B"]["train_loss"]
         loss = f"{'site_B' if name == 'server' else 'this site'}: training loss"
@@ -126,16 +126,16 @@ def test_watch_shows_a_job_from_the_kits_own_files(simulated, tmp_path):
     assert json.loads(lines[-1]) == {"event": "ended"}
     # A job that ended without a test of this site, as an evaluation does or one that was aborted.
     events.write_text("".join(line for line in lines if '"task": "test"' not in line))
-    out = command("watch", tmp_path / "site_B")[1]  # it ends, and so does this
+    out = command("site", "watch", tmp_path / "site_B")[1]  # it ends, and so does this
     assert out.endswith("the job has ended\n")
     events.write_text("".join([lines[-1], *lines[:-2]]))  # the site came back
-    assert "round 3 of 3, running" in command("watch", tmp_path / "site_B", "--once")[1]
-    out = command("watch", tmp_path / "server")[1]  # a job that has ended: all lines at once
+    assert "round 3 of 3, running" in command("site", "watch", tmp_path / "site_B", "--once")[1]
+    out = command("site", "watch", tmp_path / "server")[1]  # a job that has ended: all lines at once
     assert "round 3/3  loss" in out
     assert "site_A: tested: dice " in out
     (tmp_path / "empty").mkdir()
-    assert "no job of ours has run here" in command("watch", tmp_path / "empty", "--once")[2]
-    assert "no such folder" in command("watch", tmp_path / "nowhere")[2]
+    assert "no job of ours has run here" in command("site", "watch", tmp_path / "empty", "--once")[2]
+    assert "no such folder" in command("site", "watch", tmp_path / "nowhere")[2]
 
 
 def test_simulator_gives_the_weights_of_the_in_process_runner_bit_for_bit(simulated, phantom_dir):

@@ -7,15 +7,15 @@ import json
 import pytest
 
 from medfedaug.data.base import Case
+from medfedaug.data.content_hash import case_identities
 from medfedaug.data.images import ImageFolder
-from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, JobRefused
 from medfedaug.federation import run_in_process
 from medfedaug.federation.messages.messages import PREPARE, Request
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.privacy import JobRules, PrivacyLedger, PrivacyPolicy
+from medfedaug.hospital.privacy import JobRules, PrivacyLedger, PrivacyPolicy
 from medfedaug.runs.evaluate import evaluate_model
 from medfedaug.simulate import simulate
 

@@ -14,7 +14,7 @@ from page_blocks import blocks, run_shell, shell
 
 from medfedaug.config import bundle_reference
 from medfedaug.config.run import RunConfig
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 
 PAGE, BUNDLE, NETWORK = "docs/pipelines.md", "From a Bundle", "A network of your own"
 
@@ -31,7 +31,7 @@ def test_the_commands_of_a_bundle_run(run, kits, monkeypatch):
     bundle = bundles.write(Path("bundles/spleen"), bundles.volumes())
     done = run_shell(shell(PAGE, BUNDLE), monkeypatch)
     assert len(done) == 5
-    (ready,) = (out for words, out in done if words[0] == "doctor")
+    (ready,) = (out for words, out in done if words[:2] == ["site", "doctor"])
     assert "bundle spleen" in ready
     assert "jobs may use it" in " ".join(ready.split()) or "jobs may" in ready
     results = json.loads(Path("runs/spleen/results.json").read_text())
@@ -67,7 +67,7 @@ def test_the_commands_and_the_package_of_a_network_run(kits, monkeypatch):
         (block,) = blocks(PAGE, language, section=NETWORK)
         Path("our-networks", file).write_text(block.text)
     done = run_shell(shell(PAGE, NETWORK), monkeypatch)
-    assert [words[0] for words, _ in done] == ["networks", "simulate", "simulate", "site-config"]
+    assert [words[0] for words, _ in done] == ["networks", "simulate", "simulate", "site"]
     for name in ("highresnet", "shallow"):
         results = json.loads(Path(f"runs/{name}/results.json").read_text())
         assert RunConfig.from_dict(results["config"]).network.lower().endswith(name)

@@ -9,7 +9,7 @@ from pathlib import Path
 from page_blocks import ROOT, blocks, run_shell, shell
 
 from medfedaug.config.plan import Plan
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 
 PAGE = (ROOT / "docs/plans.md").read_text(encoding="utf-8")
 
@@ -19,7 +19,7 @@ def test_the_commands_run(kits, monkeypatch):
     monkeypatch.chdir(kits)
     make_phantom("data", sites=2, patients=3, spacings=[(8, 8, 8), (10, 10, 10)], seed=0)
     done = run_shell(shell("docs/plans.md").replace("--spacing 2,2,2", "--spacing 8,8,8"), monkeypatch)
-    assert {words[0] for words, _ in done} == {"plan", "simulate", "export", "site-config"}
+    assert {words[0] for words, _ in done} == {"plan", "simulate", "export", "site"}
     runs = {path.parent.name: json.loads(path.read_text()) for path in Path("runs").glob("*/results.json")}
     assert set(runs) == {"planned", "auto", "own"}
     plan = runs["planned"]["config"]["plan"]

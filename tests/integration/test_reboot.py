@@ -110,7 +110,7 @@ def test_a_hospital_that_was_down_in_a_round_under_secure_aggregation_is_in_late
 
 
 def watched(system: Rehearsal, name: str) -> str:
-    return " ".join(command("watch", system.kit(name), "--once")[1].split())
+    return " ".join(command("site", "watch", system.kit(name), "--once")[1].split())
 
 
 def check_goes_on(system: Rehearsal) -> None:

@@ -44,7 +44,7 @@ def refused(run, tmp_path, *words, data="data"):
 
 def doctor(run, folder):
     """What `doctor` says of a folder, without the lines of its table."""
-    out = run("doctor", "--data", folder)[1]
+    out = run("site", "doctor", "--data", folder)[1]
     columns = [line.split("│")[3] for line in out.splitlines() if line.count("│") == 5]
     return "".join("".join(columns).split())
 

@@ -1,4 +1,4 @@
-"""`docs/use.md`: its commands run, and its example is what they write."""
+"""Pages about a finished run: their commands run, and their example is what they write."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from page_blocks import blocks, carry_out
 from written_series import series
 from written_volumes import load_volume
 
-from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.io.formats import read_header
-from medfedaug.data.io.segment_codes import read_segment_codes
+from medfedaug.data.phantom import make_phantom
+from medfedaug.hospital.dicom.segment_codes import read_segment_codes
 from medfedaug.statistics import load_statistics
+
+PAGES = ("use", "dicom", "bundle", "card")
 
 
 def kinds(content: dict) -> dict:
@@ -22,7 +24,7 @@ def kinds(content: dict) -> dict:
 
 
 def test_the_commands_run(tmp_path, monkeypatch):
-    """In the order of the page, with sites whose voxels are kept."""
+    """In the order of the pages, with sites whose voxels are kept."""
     monkeypatch.chdir(tmp_path)
     make_phantom("data", sites=2, patients=3, shape=(32, 32, 6), seed=0)
     files = sorted(Path("data/site_B/images").iterdir())
@@ -32,8 +34,8 @@ def test_the_commands_run(tmp_path, monkeypatch):
             shutil.copy(file, f"{folder}/{name}.nii.gz")
     image = load_volume(files[0]).numpy()[0]
     series(Path("series"), (image * 1000).astype("int16"), read_header(files[0]).affine, "1.2.3")
-    done = carry_out("docs/use.md", monkeypatch)
-    commands = {"simulate", "predict", "benchmark", "bundle", "statistics", "card"}
+    done = [step for page in PAGES for step in carry_out(f"docs/{page}.md", monkeypatch)]
+    commands = {"simulate", "predict", "benchmark", "bundle", "statistics", "report"}
     assert {words[0] for words, _ in done} == commands
     assert len(done) == 13
     pages = {path.parent.name: json.loads(path.read_text()) for path in Path().glob("*/predictions.json")}
@@ -47,7 +49,8 @@ def test_the_commands_run(tmp_path, monkeypatch):
     ]
     used, own = (load_statistics(name) for name in ("runs/fedrdn/statistics.json", "own.json"))
     assert [pair["mean"] for pair in pairs] == [used["site_A"].mean.tolist(), own["site_B"].mean.tolist()]
-    _, codes, example = (block.text for block in blocks("docs/use.md", "json"))
+    (codes,) = (block.text for block in blocks("docs/dicom.md", "json"))
+    _, example = (block.text for block in blocks("docs/use.md", "json"))
     Path("codes.json").write_text(codes)
     assert set(read_segment_codes("codes.json", ("background", "lesion"))) == {"lesion"}
     confidence = pages["one"]["cases"]["patient"]["confidence"]

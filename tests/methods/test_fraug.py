@@ -86,83 +86,6 @@ def begun(steps=3, **args):
     return network, site, step
 
 
-def by_hand(site, head, step, noise, args, weight):
-    """Eq. 2, 3, 5 and 6 for one batch, class by class."""
-    h = nn.Linear(6, 4).double()
-    h.load_state_dict(head.state_dict())
-    u, y = step.inputs, step.targets
-    classes = [0, 1, 3]
-    prototypes = {c: u[y == c].mean(0) for c in classes}
-
-    def residual(z, label):
-        v = site.generator(z[None], torch.tensor([label]))
-        return (site.transformation(v) if args.get("rtnet", True) else v)[0]
-
-    own = torch.stack([u[i] + weight * residual(noise[0][i], int(y[i])) for i in range(len(y))])
-    protos = [prototypes[c] + weight * residual(noise[1][i], c) for i, c in enumerate(classes)]
-    width = float(u.var(dim=0).sum().sqrt())
-
-    def entropy(v):
-        p = torch.softmax(h(v), dim=0)
-        return -(p * p.log()).sum()
-
-    cross_entropy = nn.functional.cross_entropy
-    of_batch = cross_entropy(h(own), y)
-    of_prototypes = sum(-torch.log_softmax(h(v), dim=0)[c] for v, c in zip(protos, classes, strict=True))
-    use_batch, use_prototypes = args.get("embeddings", True), args.get("prototypes", True)
-    syn = use_batch * of_batch + use_prototypes * of_prototypes
-    mmd = F.gaussian_mmd(own, u, width)
-    gen = of_batch - 0.7 * mmd
-    rt = 0
-    if use_batch:
-        rt = rt - torch.stack([entropy(v) for v in own]).mean() + 0.3 * mmd
-    if use_prototypes:
-        for v, c in zip(protos, classes, strict=True):
-            rt = rt - entropy(v) + 0.3 * F.gaussian_mmd(v[None], prototypes[c][None], width)
-    return h, syn, gen, rt
-
-
-@pytest.mark.parametrize(
-    "args", [{}, {"rtnet": False}, {"embeddings": False}, {"prototypes": False}, {"smoothing": False}]
-)
-def test_a_step_is_equations_2_to_6(args):
-    network, site, step = begun(alpha=0.7, beta=0.3, lambda_syn=0.9, learning_rate=0.2, **args)
-    site._begin()
-    torch.manual_seed(9)
-    drawn = torch.randn(12, 5, dtype=torch.float64)  # for the batch, and for each of the four classes
-    noise = [drawn[:8], drawn[8:][[0, 1, 3]]]
-    weight = 0.9 * (math.exp(-5 * 0.7**2) if args.get("smoothing", True) else 1.0)
-    h, syn, _, _ = by_hand(site, network.fc, step, noise, args, weight)
-    torch.manual_seed(9)
-    result = site.loss(step)
-    torch.testing.assert_close(result, syn)
-    for ours, theirs in zip(
-        torch.autograd.grad(result, list(network.fc.parameters())),
-        torch.autograd.grad(syn, list(h.parameters())),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs)
-    # Nothing else is reached: neither the generator nor RTNet.
-    assert all(p.grad is None for p in site.generator.parameters())
-
-    network.fc.weight.data += 0.1  # the main step has been made
-    nets = [site.generator, *([site.transformation] if args.get("rtnet", True) else [])]
-    before = copy.deepcopy([[p.detach() for p in net.parameters()] for net in nets])
-    _, _, gen, rt = by_hand(site, network.fc, step, noise, args, weight)
-    gradients = [
-        torch.autograd.grad(loss, list(net.parameters()), retain_graph=True)
-        for loss, net in zip((gen, rt), nets, strict=False)
-    ]
-    classifier = copy.deepcopy(network.state_dict())
-    site.after_step(step)
-    for net, old, gradient in zip(nets, before, gradients, strict=True):
-        for parameter, start, slope in zip(net.parameters(), old, gradient, strict=True):
-            torch.testing.assert_close(parameter.detach(), start - 0.2 * slope)
-    assert all(torch.equal(value, classifier[key]) for key, value in network.state_dict().items())
-    assert site.steps == 4
-    assert ("rtnet_loss" in site.metrics()) == args.get("rtnet", True)
-
-
 def test_gradients_taken_again_leave_the_prototypes_of_the_first_pass():
     network, site, step = begun(prototype_rate=0.4)
     other, alone, _ = begun(prototype_rate=0.4)
@@ -234,7 +157,12 @@ def trainable(values):
     return {key: value.clone().double().requires_grad_() for key, value in values.items()}
 
 
-def test_the_head_learns_from_synthetic_embeddings(federate):
+@pytest.mark.parametrize(
+    "variant", [{}, {"rtnet": False}, {"embeddings": False}, {"prototypes": False}, {"smoothing": False}]
+)
+def test_the_head_learns_from_synthetic_embeddings(federate, variant):
+    """Eq. 2 to 6 and the ablations of the paper, with the draws of the run."""
+    rtnet, of_batch, of_prototypes = (variant.get(key, True) for key in ("rtnet", "embeddings", "prototypes"))
     settings = {
         "fraug": {
             "alpha": ALPHA,
@@ -245,6 +173,7 @@ def test_the_head_learns_from_synthetic_embeddings(federate):
             "noise": 3,
             "hidden": 6,
             "learning_rate": RATE,
+            **variant,
         }
     }
     run = federate("fraug", plan=UNEVEN, settings=settings, network="reference_convolutional", local_epochs=3)
@@ -262,10 +191,10 @@ def test_the_head_learns_from_synthetic_embeddings(federate):
         network.train()
         for (x, y), drawn in zip(batches, batches.draws, strict=True):
             draws = list(drawn)
-            if "m" not in own:  # the transformation network's first weights
+            if rtnet and "m" not in own:  # the transformation network's first weights
                 names = ("0.weight", "0.bias", "2.weight", "2.bias")
                 own["m"] = trainable({name: draws.pop(0) for name in names})
-            m, means, head = own["m"], own["means"], network.head[2]
+            m, means, head = own.get("m", {}), own["means"], network.head[2]
             u = network.encoder(x).mean((2, 3))
             loss = cross_entropy(head(u), y)
             real = u.detach()
@@ -277,18 +206,18 @@ def test_the_head_learns_from_synthetic_embeddings(federate):
             bases = (real, torch.stack([means[c] for c in sorted(means)]))
             rows = draws[0].double()
             noise = [rows[: len(y)], rows[len(y) :][classes]]
-            share = WEIGHT * ramp(own["steps"])
+            share = WEIGHT * (ramp(own["steps"]) if variant.get("smoothing", True) else 1.0)
 
             def synthetic(noise=noise, bases=bases, y=y, classes=classes, g=g, m=m, share=share):
                 embeddings = []
                 for z, base, labels in zip(noise, bases, (y, classes), strict=True):
-                    residual = perceptron(m, perceptron(g, torch.cat([z, one_hot(labels, 2).double()], 1)))
-                    embeddings.append(base + share * residual)
+                    residual = perceptron(g, torch.cat([z, one_hot(labels, 2).double()], 1))
+                    embeddings.append(base + share * (perceptron(m, residual) if rtnet else residual))
                 return embeddings
 
             embeddings = [one.detach() for one in synthetic()]
-            loss = loss + cross_entropy(head(embeddings[0]), y)
-            loss = loss + cross_entropy(head(embeddings[1]), classes, reduction="sum")
+            loss = loss + of_batch * cross_entropy(head(embeddings[0]), y)
+            loss = loss + of_prototypes * cross_entropy(head(embeddings[1]), classes, reduction="sum")
             parameters = list(network.parameters())
             gradients = torch.autograd.grad(loss, parameters)
             with torch.no_grad():
@@ -300,12 +229,12 @@ def test_the_head_learns_from_synthetic_embeddings(federate):
             u_hat, c_hat = synthetic()
             logits, of_classes = (one @ weight.T + bias for one in (u_hat, c_hat))
             generating = cross_entropy(logits, y) - ALPHA * discrepancy(u_hat, real, width)
-            transforming = -entropy(logits).mean() - entropy(of_classes).sum()
             pairs = zip(c_hat.split(1), bases[1].split(1), strict=True)
-            distances = [discrepancy(a, b, width) for a, b in pairs]
-            transforming = transforming + BETA * (discrepancy(u_hat, real, width) + sum(distances))
+            distances = sum(discrepancy(a, b, width) for a, b in pairs)
+            transforming = of_batch * (BETA * discrepancy(u_hat, real, width) - entropy(logits).mean())
+            transforming = transforming + of_prototypes * (BETA * distances - entropy(of_classes).sum())
             of_g = torch.autograd.grad(generating, list(g.values()), retain_graph=True)
-            of_m = torch.autograd.grad(transforming, list(m.values()))
+            of_m = torch.autograd.grad(transforming, list(m.values())) if rtnet else ()
             with torch.no_grad():
                 for value, gradient in zip((*g.values(), *m.values()), (*of_g, *of_m), strict=True):
                     value -= RATE * gradient

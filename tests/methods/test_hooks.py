@@ -8,8 +8,9 @@ import inspect
 import pytest
 import torch
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.federation import run_in_process
+from medfedaug.hospital.privacy import PrivacyPolicy
 from medfedaug.methods import base, registry
 from medfedaug.methods.base import (
     INTENSITY_MEAN,
@@ -20,7 +21,6 @@ from medfedaug.methods.base import (
     SiteExchange,
     SitePart,
 )
-from medfedaug.privacy import PrivacyPolicy
 
 SITES = ["site_A", "site_B", "site_C"]  # the third has no training cases
 KEPT = "model.1.submodule.0.adn.N.bias"

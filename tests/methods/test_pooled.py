@@ -92,8 +92,7 @@ def test_pooled_images_are_normalised_as_at_their_site(phantom_dir, tiny_config,
         torch.testing.assert_close(torch.as_tensor(result[i][Keys.IMAGE]), image)
 
 
-@pytest.mark.parametrize("methods", ["pooled", "single"])
-def test_they_resume_to_the_bit(phantom_dir, tmp_path, tiny_config, methods):
+def test_a_pooled_run_resumes_to_the_bit(phantom_dir, tmp_path, tiny_config):
     class Stopped(Exception):
         pass
 
@@ -101,12 +100,11 @@ def test_they_resume_to_the_bit(phantom_dir, tmp_path, tiny_config, methods):
         if event["event"] == "round_started" and event["round"] == 2:
             raise Stopped
 
-    config = tiny_config(methods, rounds=3)
-    run_in_process = run_pooled if methods == "pooled" else in_process
-    whole = run_in_process(config, phantom_dir, SITES, "cpu")
+    config = tiny_config("pooled", rounds=3)
+    whole = run_pooled(config, phantom_dir, SITES, "cpu")
     with pytest.raises(Stopped):
-        run_in_process(config, phantom_dir, SITES, "cpu", stop, tmp_path)
-    resumed = run_in_process(config, phantom_dir, SITES, "cpu", state_dir=tmp_path, resume=True)
+        run_pooled(config, phantom_dir, SITES, "cpu", stop, tmp_path)
+    resumed = run_pooled(config, phantom_dir, SITES, "cpu", state_dir=tmp_path, resume=True)
     assert same(resumed.state, whole.state)
     assert resumed.results()["test"] == whole.results()["test"]
 

@@ -6,11 +6,12 @@ import pytest
 import torch
 from results import Page
 
-from medfedaug.analysis import patient_table, summary_table, write_report
+from medfedaug.analysis import summary_table, write_report
 from medfedaug.analysis.report_summary import answer
-from medfedaug.experiments.trial import recommend
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.segmentation import LabelMapScores
+from medfedaug.research.comparison import patient_table
+from medfedaug.research.comparison.trial import recommend
 from medfedaug.runs.load_results import load_run
 
 

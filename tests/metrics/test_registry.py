@@ -27,7 +27,7 @@ ADDED = ("jaccard", "volume_error")
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
-    return install("analysis.md", "### A metric of your own", "lesion_metrics", source, target)
+    return install("scores.md", "## A metric of your own", "lesion_metrics", source, target)
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ def written_out(x, norm, weight_of_own, mean_g, var_g):
     return result
 
 
-@pytest.mark.parametrize("shape", [(4, 3, 6, 5), (2, 3, 4, 3, 5), (1, 3, 7, 7)])
+@pytest.mark.parametrize("shape", [(2, 3, 4, 3, 5), (1, 3, 7, 7)])
 def test_a_mixed_pass_is_equation_2_with_one_u_a_channel(shape):
     net, norm = lively_norm(dims=len(shape) - 2)
     mean_g, var_g = torch.tensor([0.3, -1.0, 2.0]).double(), torch.tensor([0.4, 2.0, 1.5]).double()
@@ -204,12 +204,11 @@ def test_a_resnet_18_gains_as_many_parameters_as_the_paper_says():
     net.load_state_dict(build_network("resnet18", in_channels=3, out_channels=7).state_dict())
 
 
-@pytest.mark.parametrize(("network", "channels", "dims"), [("resnet18", 3, 2), ("basicunet", 1, 3)])
-def test_one_image_at_a_time_gives_what_the_batch_gives(network, channels, dims):
+def test_one_image_at_a_time_gives_what_the_batch_gives():
     torch.manual_seed(0)
-    net = build_network(network, spatial_dims=dims, in_channels=channels, out_channels=3)
+    net = build_network("basicunet", spatial_dims=3, features=(4, 8, 8, 8, 8, 4))
     moved_adapters(insert_instance_adapters(net)).eval()
-    x = torch.randn(3, channels, *[32] * dims) * torch.tensor([0.5, 1.0, 3.0]).reshape(3, *[1] * (dims + 1))
+    x = torch.randn(3, 1, 16, 16, 16) * torch.tensor([0.5, 1.0, 3.0]).reshape(3, 1, 1, 1, 1)
     with torch.no_grad():
         together, alone = net(x), torch.cat([net(image[None]) for image in x])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
@@ -217,10 +216,10 @@ def test_one_image_at_a_time_gives_what_the_batch_gives(network, channels, dims)
 
 def test_the_network_stands_still_while_the_adapters_train_and_the_other_way_round():
     torch.manual_seed(0)
-    net = insert_instance_adapters(build_network("alexnet", in_channels=3, out_channels=4))
+    net = insert_instance_adapters(build_network("lenet5", in_channels=3, out_channels=4))
     insert_ffa(net)
     net.train()
-    x, y = torch.rand(4, 3, 64, 64), torch.tensor([0, 1, 2, 3])
+    x, y = torch.rand(4, 3, 32, 32), torch.tensor([0, 1, 2, 3])
     adapters = [p for adapter in instance_adapters(net).values() for p in adapter.parameters()]
 
     def snapshot(tensors):

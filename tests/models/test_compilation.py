@@ -59,7 +59,7 @@ def losses(network, part):
 
 
 @pytest.mark.filterwarnings("ignore::medfedaug.errors.MedFedAugWarning")
-@pytest.mark.parametrize(("method", "graphs"), [("fedfa", 2), ("fedfd", 3), ("fedfd_a", 3), ("fraug", 2)])
+@pytest.mark.parametrize(("method", "graphs"), [("fedfa", 2), ("fedfd_a", 3)])
 def test_a_network_compiles_without_graph_breaks(traced, method, graphs):
     """Training, FedFD's second pass and inference are one graph each, with the numbers of plain calls."""
     network, part = prepared(method)

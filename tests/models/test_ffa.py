@@ -57,21 +57,9 @@ def test_active_layer_equals_algorithm_2(shape, variance):
     torch.manual_seed(7)
     expected, new_std = algorithm_2(x.numpy(), noise, variance, eps=1e-6)
     np.testing.assert_allclose(layer(x).numpy(), expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(x, features(shape))
     assert layer.sampled_std_count == new_std.size
     assert layer.negative_std_count == (new_std < 0).sum()
-
-
-def test_gamma_matters_channel_by_channel():
-    x = features()
-    out = []
-    for gamma in (torch.zeros(3), torch.tensor([0.0, 5.0, 0.0])):
-        layer = FFALayer(3, prob=1.0)
-        layer.set_gamma(gamma, torch.zeros(3))
-        torch.manual_seed(0)
-        out.append(layer(x))
-    change = (out[0] - out[1]).abs().amax(dim=(0, 2, 3))
-    assert change[1] > 0.1
-    assert change[0] == change[2] == 0
 
 
 def test_statistics_accumulate_as_equation_5():
@@ -87,22 +75,6 @@ def test_statistics_accumulate_as_equation_5():
     np.testing.assert_allclose(got[0].numpy(), mean, rtol=1e-5)
     np.testing.assert_allclose(got[1].numpy(), std, rtol=1e-5)
     assert layer.num_active_batches == 5
-
-
-def test_statistics_accumulate_only_when_active():
-    layer = FFALayer(3, prob=0.5, momentum=0.9)
-    plain = FFALayer(3, prob=1.0, momentum=0.9)
-    torch.manual_seed(0)
-    active = 0
-    for step in range(40):
-        x = features(seed=step)
-        if layer(x) is not x:
-            active += 1
-            plain(x)
-    assert 5 < active < 35
-    assert layer.num_active_batches == active
-    assert torch.equal(layer.running_mean, plain.running_mean)
-    assert torch.equal(layer.running_std, plain.running_std)
 
 
 def test_bias_correction_removes_the_start_values():
@@ -154,19 +126,9 @@ def test_evaluation_returns_its_argument():
     before = copy.deepcopy(dict(layer.named_buffers()))
     for x in (features(), features().requires_grad_(), torch.zeros(2, 7)):
         assert layer(x) is x
-    assert all(torch.equal(value, before[name]) for name, value in layer.named_buffers())
-
-
-def test_probability_zero_returns_its_argument():
     x = features()
     assert FFALayer(3, prob=0.0)(x) is x
-
-
-def test_input_is_not_modified():
-    x = features()
-    before = x.clone()
-    FFALayer(3, prob=1.0)(x)
-    assert torch.equal(x, before)
+    assert all(torch.equal(value, before[name]) for name, value in layer.named_buffers())
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 6, 5), (1, 3, 4, 4, 4), (1, 3, 1, 1), (4, 3, 1, 1)])
@@ -195,18 +157,6 @@ def test_gradient():
 
     assert torch.autograd.gradcheck(forward, (features((3, 3, 2, 3)).requires_grad_(),))
     assert not any(buffer.requires_grad for buffer in layer.buffers())
-
-
-def test_autocast():
-    net = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), FFALayer(3, prob=1.0), torch.nn.Conv2d(3, 1, 3))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = net(torch.rand(4, 1, 12, 12) * 100)
-        loss = out.float().square().mean()
-    loss.backward()
-    assert out.dtype == torch.bfloat16
-    assert torch.isfinite(out).all()
-    assert all(torch.isfinite(p.grad).all() for p in net.parameters())
-    assert net[1].running_mean.dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -296,14 +246,6 @@ def test_torchscript(variance):
     torch.testing.assert_close(scripted(x), expected)
     torch.testing.assert_close(scripted.running_std, layer.running_std)
     assert torch.equal(scripted.eval()(x), x)
-
-
-def test_torchscript_activity():
-    scripted = torch.jit.script(FFALayer(3, prob=0.5))
-    torch.manual_seed(0)
-    for _ in range(60):
-        scripted(features((2, 3, 2, 2), dtype=torch.float32))
-    assert 10 < scripted.num_active_batches < 50
 
 
 def test_compiles_to_one_graph():

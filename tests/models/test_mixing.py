@@ -6,8 +6,6 @@ import pytest
 import torch
 from small_networks import build_small
 
-from medfedaug.methods import ManifoldMixUp, MixStyle, MoEx
-from medfedaug.methods.base import SiteContext
 from medfedaug.models import (
     FeatureMixLayer,
     FFALayer,
@@ -21,6 +19,8 @@ from medfedaug.models import (
     stage_layers,
 )
 from medfedaug.models.stages import known_stages
+from medfedaug.research.methods.mixstyle import MixStyle
+from medfedaug.research.methods.moex import MoEx
 
 KINDS = [MixStyleLayer, MomentExchangeLayer, FeatureMixLayer]
 
@@ -30,9 +30,8 @@ def features(spatial_dims=2, batch=4, seed=0):
     return 3 * torch.randn(batch, 3, *[5] * spatial_dims, generator=generator, dtype=torch.float64) + 1
 
 
-@pytest.mark.parametrize("spatial_dims", [2, 3])
-def test_mixstyle_is_its_equation(spatial_dims):
-    x = features(spatial_dims)
+def test_mixstyle_of_volumes_is_its_equation():
+    x = features(3)
     layer = MixStyleLayer(3, prob=1.0, alpha=0.6, eps=1e-6)
     torch.manual_seed(1)
     result = layer(x)
@@ -70,13 +69,12 @@ def test_mixstyle_is_active_as_often_as_asked():
     assert layer.eval()(x) is x
 
 
-@pytest.mark.parametrize("spatial_dims", [2, 3])
 @pytest.mark.parametrize("moments", ["positional", "instance"])
-def test_moment_exchange_is_its_equation(moments, spatial_dims):
-    x = features(spatial_dims)
+def test_moment_exchange_of_volumes_is_its_equation(moments):
+    x = features(3)
     layer = MomentExchangeLayer(3, moments=moments, eps=1e-5)
     layer.partners = torch.tensor([2, 0, 3, 1])
-    dims = (0,) if moments == "positional" else tuple(range(1, spatial_dims + 1))
+    dims = (0,) if moments == "positional" else (1, 2, 3)
     for result, own, other in zip(layer(x), x, x[layer.partners], strict=True):
 
         def moment(v):
@@ -149,50 +147,6 @@ def test_moments_are_exchanged_within_a_network(name):
     network(torch.rand(2, 1, 64, 64))
     assert not torch.equal(seen["x"], seen["y"])
     torch.testing.assert_close(seen["y"].mean(1), seen["x"][[1, 0]].mean(1), rtol=1e-3, atol=1e-3)
-
-
-def test_moex_mixes_labels_with_those_whose_moments_it_gives():
-    network = MoEx().prepare_network(build_network("lenet5"))
-    part = MoEx(prob=0.5, weight=0.9).at_site(SiteContext("A", network))
-    (layer,) = stage_layers(network, MomentExchangeLayer).values()
-    x, y, active = torch.rand(6, 1, 32, 32), torch.arange(6), 0
-    torch.manual_seed(0)
-    for _ in range(200):
-        inputs, targets = part.mix(x, [(1.0, y)])
-        assert inputs is x
-        if layer.partners is None:
-            assert targets == [(1.0, y)]
-            continue
-        active += 1
-        (own, labels), (other, partners) = targets
-        assert (own, other) == pytest.approx((0.9, 0.1))
-        assert labels is y
-        assert torch.equal(partners, y[layer.partners])
-    assert 70 < active < 130
-
-
-def test_manifold_mixup_mixes_at_one_place_drawn_anew():
-    network = ManifoldMixUp().prepare_network(build_network("lenet5", in_channels=1)).train()
-    layers = stage_layers(network, FeatureMixLayer)
-    part = ManifoldMixUp(alpha=1.0).at_site(SiteContext("A", network))
-    x, y, places = torch.rand(4, 1, 32, 32), torch.arange(4), []
-    torch.manual_seed(0)
-    for _ in range(300):
-        inputs, ((weight, own), (rest, other)) = part.mix(x, [(1.0, y)])
-        active = [name for name, layer in layers.items() if layer.partners is not None]
-        assert own is y
-        assert weight + rest == pytest.approx(1)
-        if active:
-            (place,) = active
-            assert inputs is x
-            assert layers[place].weight == weight
-            assert torch.equal(other, y[layers[place].partners])
-        else:
-            place = "input"
-            torch.testing.assert_close(inputs, weight * x + rest * x[other])
-        places.append(place)
-    assert set(places) == {"input", *layers}
-    assert min(places.count(place) for place in set(places)) > 25
 
 
 def test_arguments_out_of_range_are_refused():

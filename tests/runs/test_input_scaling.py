@@ -10,8 +10,8 @@ from running import TINY_NETWORK, TINY_OPTIONS
 
 from medfedaug.analysis import summary_table
 from medfedaug.config.run import RunConfig
-from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.quality.intensity_scales import find_uneven_scales
+from medfedaug.data.intensity_scales import find_uneven_scales
+from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import open_site, site_statistics
 from medfedaug.methods import parse_methods
 from medfedaug.runs.load_results import load_run

@@ -33,7 +33,9 @@ def test_a_changed_record_is_used_or_refused_in_one_line(run, made, tmp_path, na
     content = json.loads((folder / name).read_text())
     for path, changed in changes(content, f"{name} {seed}"):
         (folder / name).write_text(json.dumps(changed))
-        code, _, err = run("card", folder, "--out", tmp_path / "card")  # any other exception fails the test
+        code, _, err = run(
+            "report", folder, "--card", "--out", tmp_path / "card"
+        )  # any other exception fails the test
         assert code in (0, 2), path
         if code == 2:
             assert "medfedaug: " in err, path
@@ -62,7 +64,7 @@ OTHERS = [(name, "no method") for name in ("evaluate", "predict", "bundle")] + [
 ]
 
 
-@pytest.mark.parametrize(("command", "fault"), [*(("card", fault) for fault in NINE), *OTHERS])
+@pytest.mark.parametrize(("command", "fault"), [*(("report --card", fault) for fault in NINE), *OTHERS])
 def test_a_crafted_record_is_refused_by_every_command(run, made, phantom_dir, tmp_path, command, fault):
     folder = shutil.copytree(made, tmp_path / "run")
     record = json.loads((folder / "results.json").read_text())
@@ -77,10 +79,10 @@ def test_a_crafted_record_is_refused_by_every_command(run, made, phantom_dir, tm
         "evaluate": ("--model", folder, "--data", phantom_dir, "--out", out),
         "predict": ("--model", folder, "--images", phantom_dir / "site_A", "--out", out),
         "bundle": (folder, "--out", out, "--site", "site_A"),
-        "card": (folder,),
+        "report --card": (folder, "--card"),
         "report": (folder, "--out", tmp_path / "page.html"),
     }[command]
-    code, _, err = run(command, *arguments)
+    code, _, err = run(command.split()[0], *arguments)
     assert code == 2, err
     assert "results.json" in err
     assert "medfedaug: " in err
@@ -91,7 +93,7 @@ def test_a_crafted_record_is_refused_by_every_command(run, made, phantom_dir, tm
 def test_a_text_that_is_no_record_is_refused(run, made, tmp_path, name, text):
     folder = shutil.copytree(made, tmp_path / "run")
     (folder / name).write_text(text)
-    code, _, err = run("card", folder)
+    code, _, err = run("report", folder, "--card")
     assert code == 2
     assert name in err
 

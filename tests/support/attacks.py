@@ -32,7 +32,7 @@ def persistor_of_nvflare(mark: Path) -> Component:
 def function(mark: Path) -> Component:
     """NVFlare calls whatever the path leads to, and functions of ours write files."""
     return {
-        "path": "medfedaug.data.datasets.phantom.make_phantom",
+        "path": "medfedaug.data.phantom.make_phantom",
         "args": {"out_dir": str(mark), "sites": 1, "patients": 3, "shape": [16, 16, 2]},
     }
 

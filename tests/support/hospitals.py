@@ -19,9 +19,9 @@ from medfedaug.federation import FederationServer
 from medfedaug.federation.messages.messages import Reply, Request
 from medfedaug.federation.protocol import Carrier
 from medfedaug.federation.protocol import run as run_protocol
+from medfedaug.hospital.privacy.account_mark import ACCOUNT_MARK
 from medfedaug.nvflare_jobs.job.executor import SiteExecutor
 from medfedaug.nvflare_jobs.job.messages import reply_from_model, request_to_model
-from medfedaug.privacy.account_mark import ACCOUNT_MARK
 from medfedaug.utils import plugins
 
 

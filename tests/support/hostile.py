@@ -27,12 +27,12 @@ from medfedaug.federation.messages.messages import (
     Reply,
     Request,
 )
-from medfedaug.federation.secure import masks as masks_module
-from medfedaug.federation.secure.agreement import threshold
-from medfedaug.federation.secure.keys import KeyPair, derived
-from medfedaug.federation.secure.masks import RoundMasking
-from medfedaug.federation.secure.unmasking import ServerMasks
-from medfedaug.privacy import job_hash
+from medfedaug.hospital.privacy import job_hash
+from medfedaug.hospital.secure import masks as masks_module
+from medfedaug.hospital.secure.agreement import threshold
+from medfedaug.hospital.secure.keys import KeyPair, derived
+from medfedaug.hospital.secure.masks import RoundMasking
+from medfedaug.hospital.secure.unmasking import ServerMasks
 from medfedaug.utils.secure_random import stream
 
 STEPS = (KEYS, SHARES, TRAIN, CONFIRM, OPEN)

@@ -32,7 +32,7 @@ FEWER = {"--seeds", "--folds", "--rounds"}
 """Options of a page that take the most time, and are left out above `MANY`."""
 MANY = 3
 OWN_NETWORK = ("--network", "--network-args", "--bundle", "--loop")
-UNDONE = (["doctor", "--kit", "hospital-a"], ["init", "hospital-a"])
+UNDONE = (["site", "doctor", "hospital-a"], ["init", "hospital-a"])
 """Commands that end with 1: a hospital's data are not here, and nobody answers the question."""
 SHORT = {"rounds": 1, "engine": "inprocess", "device": "cpu", "report": False, **TINY_NETWORK}
 """Settings that `mfa.simulate` is given besides those of its page."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from medfedaug.config.run import RunConfig
 from medfedaug.federation import FederationServer, Reply, Request, Site, SiteTrainer
-from medfedaug.privacy import PrivacyPolicy
+from medfedaug.hospital.privacy import PrivacyPolicy
 
 
 def private(**changes) -> PrivacyPolicy:

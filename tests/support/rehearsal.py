@@ -97,7 +97,7 @@ def rehearse_provisioned(work: str | Path, say: Callable[[str], None] = print) -
         with system.phase("start"):
             system.start_kits()
         with system.phase("doctor"):  # which connects to the server
-            doctor = system.medfedaug("doctor", "--kit", system.kit(HOSPITALS[0]))
+            doctor = system.medfedaug("site", "doctor", system.kit(HOSPITALS[0]))
         folder, scores = _one_job(system)
         with system.phase("refuse a job with code"):
             refusal = system.refusal(system.work / "jobs" / "job")
@@ -145,9 +145,7 @@ def rehearse_own_keys(
         with system.phase("start"):
             system.start_kits()
         with system.phase("doctor"):
-            doctor = [
-                system.medfedaug("doctor", "--kit", system.kit(name)) for name in (SERVER, hospitals[0])
-            ]
+            doctor = [system.medfedaug("site", "doctor", system.kit(name)) for name in (SERVER, hospitals[0])]
         folder, scores = _one_job(system)
         with system.phase("stop"):
             system.stop_kits()
@@ -164,7 +162,7 @@ def _job_under_masks(system: Rehearsal) -> dict[str, Any]:
         page = system.approve(before)
         system.wait(job_id)
     folder = system.collect(job_id)
-    ledger = system.medfedaug("ledger", system.kit(HOSPITALS[0]))
+    ledger = system.medfedaug("site", "ledger", system.kit(HOSPITALS[0]))
     results = _results(folder)
     return {"folder": str(folder), "results": results, "page": page, "ledger": ledger, "job": job_id}
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import psutil
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.privacy import JOBS_FOLDER
+from medfedaug.hospital.privacy import JOBS_FOLDER
 
 __all__ = ["HOSPITALS", "PATIENT", "Rehearsal"]
 
@@ -180,7 +180,7 @@ class Rehearsal:
             RunFailed: when a private key is in what was sent to the project administrator or back.
         """
         here = ("--server", "localhost", "--port", str(self.port))
-        self.medfedaug("project", *here, "--own-keys", self.work / "project")
+        self.medfedaug("enrol", "project", *here, "--own-keys", self.work / "project")
         self.kits = self.work / "kits"
         self.enrol("localhost", "server", kit=SERVER)
         for hospital in self.hospitals:
@@ -220,7 +220,7 @@ class Rehearsal:
         self.wait_for_clients()
 
     def configure(self, *, forbid_code: bool = False, only_ours: bool = False) -> None:
-        """``medfedaug site-config`` for each kit.
+        """``medfedaug site configure`` for each kit.
 
         Args:
             forbid_code: whether the sites refuse jobs that carry code.
@@ -228,19 +228,19 @@ class Rehearsal:
         """
         only = ["--only-medfedaug"] if only_ours else []
         policy = ["--forbid-code"] if forbid_code else []
-        self.medfedaug("site-config", "--kit", self.kit(SERVER), *only)
+        self.medfedaug("site", "configure", self.kit(SERVER), *only)
         for name, data in self.data.items():
             kit = self.kit(name)
-            self.medfedaug("site-config", "--kit", kit, "--data", data, *_SITE, *only, *policy)
+            self.medfedaug("site", "configure", kit, "--data", data, *_SITE, *only, *policy)
 
     def configure_sites(self, *options: str) -> None:
-        """More options of ``medfedaug site-config``, for each hospital."""
+        """More options of ``medfedaug site configure``, for each hospital."""
         for name in self.hospitals:
             self.configure_site(name, *options)
 
     def configure_site(self, name: str, *options: str) -> None:
-        """More options of ``medfedaug site-config``, for one hospital."""
-        self.medfedaug("site-config", "--kit", self.kit(name), *options)
+        """More options of ``medfedaug site configure``, for one hospital."""
+        self.medfedaug("site", "configure", self.kit(name), *options)
 
     def jobs_seen(self) -> set[str]:
         """The hashes of the jobs that have come to the first hospital."""
@@ -259,7 +259,7 @@ class Rehearsal:
 
         def waits() -> bool:
             nonlocal page, waiting
-            page = self.medfedaug("jobs", self.kit(self.hospitals[0]))
+            page = self.medfedaug("site", "jobs", self.kit(self.hospitals[0]))
             waiting = set(re.findall(r"^job ([0-9a-f]{64})$", page, re.MULTILINE)) - set(before)
             return bool(waiting)
 
@@ -267,7 +267,7 @@ class Rehearsal:
         (job,) = waiting
         for name in self.hospitals:
             self._await_job(name, job, timeout)
-            self.medfedaug("approve", self.kit(name), job[:12])
+            self.medfedaug("site", "approve", self.kit(name), job[:12])
         return page
 
     def _await_job(self, name: str, job: str, timeout: float) -> None:
@@ -483,7 +483,7 @@ class Rehearsal:
             RunFailed: when a process is still running.
         """
         for name in (*self.hospitals, SERVER):
-            self.medfedaug("stop", self.kit(name))
+            self.medfedaug("site", "stop", self.kit(name))
         _until(lambda: not self.processes(), timeout, "the system did not end")
 
     def _start_kit(self, kit: Path) -> None:

@@ -32,15 +32,15 @@ from running import TINY_NETWORK, command
 from medfedaug.analysis import page
 from medfedaug.config import bundle_reference as content
 from medfedaug.config.run import RunConfig
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.sites import find_sites
+from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
 from medfedaug.methods import parse_methods, registry
 from medfedaug.metrics.registry import METRICS
 from medfedaug.models import networks
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.nvflare_jobs.simulator import simulator
-from medfedaug.privacy.site_settings import SETTINGS_FILE
 from medfedaug.simulate import configure
 from medfedaug.utils import plugins
 

@@ -18,8 +18,8 @@ from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation import SiteTrainer
 from medfedaug.federation.messages.messages import PREPARE, Request
 from medfedaug.federation.site.site import Site
+from medfedaug.hospital.privacy import PrivacyPolicy
 from medfedaug.methods import parse_methods
-from medfedaug.privacy import PrivacyPolicy
 from medfedaug.simulate import configure
 from medfedaug.tasks import ClassificationTask, EvaluationCase, make_task
 

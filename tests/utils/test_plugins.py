@@ -20,13 +20,13 @@ from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError
 from medfedaug.federation import FederationServer, Request, run_in_process
 from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER
+from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
 from medfedaug.methods import build_methods, method_names, parse_methods
 from medfedaug.models import build_network, network_names
 from medfedaug.nvflare_jobs import FederationController, SiteExecutor
 from medfedaug.nvflare_jobs.job.messages import reply_from_model, request_to_model
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import open_kit
-from medfedaug.privacy.site_settings import SETTINGS_FILE
 from medfedaug.utils import plugins
 
 PACKAGE, SITES = "lesion-methods", ["site_A", "site_B"]
@@ -113,15 +113,15 @@ def execute(kit: Path, config: RunConfig):
 def test_a_site_runs_what_its_own_settings_allow_and_nothing_else(run, kits, config, phantom_dir):
     kit = kits / "hospital-a"
     limits = ("--min-images", 1, "--min-cases", 1)
-    assert run("site-config", "--kit", kit, "--data", phantom_dir / "site_A", *limits)[0] == 0
+    assert run("site", "configure", kit, "--data", phantom_dir / "site_A", *limits)[0] == 0
     sys.modules.pop("lesion_methods")
     reply = execute(kit, config)
     assert "method 'cautious' of the package lesion-methods is not allowed here" in reply.error
     assert "lesion_methods" not in sys.modules
-    code, out, _ = run("site-config", "--kit", kit, "--allow-plugin", PACKAGE)
+    code, out, _ = run("site", "configure", kit, "--allow-plugin", PACKAGE)
     assert code == 0
     assert 'plugins: ["lesion-methods"]' in out
-    assert "nothing to change" in run("site-config", "--kit", kit, "--allow-plugin", PACKAGE)[1]
+    assert "nothing to change" in run("site", "configure", kit, "--allow-plugin", PACKAGE)[1]
     reply = execute(kit, config)
     assert not reply.error
     assert reply.num_samples > 0
@@ -130,7 +130,7 @@ def test_a_site_runs_what_its_own_settings_allow_and_nothing_else(run, kits, con
 def test_the_page_of_a_job_is_of_what_the_site_allows(run, kits, config):
     kit = kits / "hospital-a"
     open_kit(kit).job_book().note(config)
-    code, out, _ = run("jobs", kit)
+    code, out, _ = run("site", "jobs", kit)
     assert code == 0
     page = " ".join(out.split())
     assert "it cannot run here (method 'cautious' of the package lesion-methods is not allowed here" in page
@@ -182,7 +182,7 @@ def test_doctor_names_the_packages_and_what_jobs_may_use_of_them(run, kits, pack
         assert the(kit).ok is None
         assert the(kit).found == "cautious, small_unet: jobs may not use them"
         assert "lesion_methods" not in sys.modules
-        assert run("site-config", "--kit", kit, "--allow-plugin", PACKAGE)[0] == 0
+        assert run("site", "configure", kit, "--allow-plugin", PACKAGE)[0] == 0
         assert the(kit).ok is True
         sys.modules.pop("lesion_methods")
     assert json.loads((kit / "local/medfedaug.json").read_text()) == {"plugins": [PACKAGE]}

@@ -25,11 +25,11 @@ from medfedaug.analysis.text_table import TextTable
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, RunFailed, own, replace_own
+from medfedaug.hospital.privacy import JobBook
+from medfedaug.hospital.privacy.job_log import Decision, JobEntry, Origin, job_hash
 from medfedaug.nvflare_jobs.job.controller import FederationController
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.executor import SiteExecutor
-from medfedaug.privacy import JobBook
-from medfedaug.privacy.job_log import Decision, JobEntry, Origin, job_hash
 from medfedaug.utils.event_text import EventLines, follow
 from medfedaug.utils.printable import log_printable, printable
 
@@ -70,7 +70,7 @@ def without_colours(text: str) -> str:
 
 @pytest.fixture
 def shown(run, monkeypatch):
-    """What a command prints in this process, as for a terminal: `shown("watch", KIT, width=100)`."""
+    """What a command prints in this process, as for a terminal: `shown("site", "watch", KIT, width=100)`."""
 
     def show(*args: object, width: int = 100) -> str:
         with monkeypatch.context() as patch:
@@ -171,15 +171,15 @@ def test_the_pages_on_which_a_job_is_approved_cannot_be_forged(kit, run, shown):
     entries = evil_entries(book)
     printed = lambda *args: "".join(run(*args)[1:])  # noqa: E731
     for show in (in_a_terminal, shown, printed):
-        listed = show("jobs", kit.kit)
+        listed = show("site", "jobs", kit.kit)
         assert_clean(listed)
         assert all(entry.hash in listed for entry in entries)
-    recorded = shown("jobs", kit.kit, "--record")
+    recorded = shown("site", "jobs", kit.kit, "--record")
     assert_clean(recorded)
     assert recorded.count("Record of a job at site_A") == len(entries)
     # The list has the page of each job that waits; alone, a job's page is made the same way.
-    assert_clean(shown("jobs", kit.kit, entries[0].hash[:12]))
-    assert shown("approve", kit.kit, entries[0].hash[:12]) == f"{entries[0].hash}: approved\n"
+    assert_clean(shown("site", "jobs", kit.kit, entries[0].hash[:12]))
+    assert shown("site", "approve", kit.kit, entries[0].hash[:12]) == f"{entries[0].hash}: approved\n"
 
 
 @pytest.fixture
@@ -248,12 +248,12 @@ def test_a_federation_with_a_site_whose_names_and_errors_are_such(
             assert_clean(json.dumps(event, ensure_ascii=False))
     seen = ""
     for arguments in (
-        ("watch", server_kit, "--once"),
-        ("watch", tmp_path / "kits/site_B", "--once"),
-        ("ledger", tmp_path / "kits/site_B", "--every"),
-        ("names", tmp_path / "kits/site_B"),
-        ("doctor", "--kit", tmp_path / "kits/site_B"),
-        ("jobs", tmp_path / "kits/site_B", "--record"),
+        ("site", "watch", server_kit, "--once"),
+        ("site", "watch", tmp_path / "kits/site_B", "--once"),
+        ("site", "ledger", tmp_path / "kits/site_B", "--every"),
+        ("site", "ledger", tmp_path / "kits/site_B", "--names"),
+        ("site", "doctor", tmp_path / "kits/site_B"),
+        ("site", "jobs", tmp_path / "kits/site_B", "--record"),
         ("inspect", "--data", evil_site.parent, "--out", tmp_path / "inspect.html"),
         ("statistics", "--data", evil_site.parent),
     ):
@@ -285,7 +285,7 @@ def test_a_site_that_answers_with_such_an_error_forges_no_line_at_the_server(
     for event in deployment.events:
         record(event)
     record.close()
-    text = shown("watch", tmp_path / "server", "--once")
+    text = shown("site", "watch", tmp_path / "server", "--once")
     assert_clean(text)
     assert r"\x1b[2J" in text
     folder = tmp_path / "run"
@@ -351,10 +351,10 @@ def test_no_field_of_an_event_reaches_a_terminal_as_it_is(phantom_dir, tmp_path,
         for event in events:
             # As they are in a file that somebody else wrote.
             out.write(json.dumps({**texts_replaced(event, EVIL), "event": event["event"]}) + "\n")
-    text = shown("watch", tmp_path / "server", "--once")
+    text = shown("site", "watch", tmp_path / "server", "--once")
     assert_clean(text)
     assert r"\x1b[2J" in text
-    assert_clean("".join(run("watch", tmp_path / "server")[1:]))
+    assert_clean("".join(run("site", "watch", tmp_path / "server")[1:]))
 
 
 class Told(TextTable):

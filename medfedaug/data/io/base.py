@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from medfedaug.data.io.dicom_segmentation import Segments
+    from medfedaug.hospital.dicom.segmentation import Segments
 
 _UPRIGHT = float(np.cos(np.deg2rad(20)))
 _COLOURS = 3

@@ -8,10 +8,10 @@ from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 
-from medfedaug.data.io import dicom
 from medfedaug.data.io.base import FileState, Header, ImageFormat, file_state
 from medfedaug.errors import ConfigError
 from medfedaug.utils import plugins
+from medfedaug.utils.layers import added_modules
 
 
 def image_suffix(name: str) -> str:
@@ -150,8 +150,11 @@ def _formats(folder: Path, package: str) -> tuple[ImageFormat, ...]:
     return tuple(import_module(f"{package}.{name}").FORMAT for name in sorted(names))
 
 
-_BUILT_IN = _formats(Path(__file__).parent, __name__.rpartition(".")[0])
+_BUILT_IN = (
+    *_formats(Path(__file__).parent, __name__.rpartition(".")[0]),
+    *(module.FORMAT for module in added_modules("dicom.image_format")),
+)
 _BY_SUFFIX = {suffix: form for form in _BUILT_IN for suffix in form.suffixes}
-_WITHOUT_SUFFIX = dicom.FORMAT
+_WITHOUT_SUFFIX = _BUILT_IN[-1]
 BUILT_IN_SUFFIXES = tuple(suffix.removeprefix(".") for suffix in _BY_SUFFIX)
 """Suffixes that no other package may take, without the dot."""

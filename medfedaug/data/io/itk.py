@@ -14,7 +14,7 @@ from medfedaug.data.io.base import Header, ImageFormat, channels_first, volume_h
 if TYPE_CHECKING:
     import SimpleITK as sitk
 
-    from medfedaug.data.io.dicom_segmentation import Segments
+    from medfedaug.hospital.dicom.segmentation import Segments
 
 _DETACHED = {"mhd": "zraw", "nhdr": "raw.gz"}
 _RAW = re.compile(rb"(?im)^(?:ElementDataFile\s*=|data ?file:)\s*(.+?)\s*$")

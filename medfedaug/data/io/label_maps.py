@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from medfedaug.data.io.dicom_identity import ObjectKind
 from medfedaug.data.io.formats import format_of
 from medfedaug.errors import StorageError
+from medfedaug.hospital.dicom.identity import ObjectKind
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from medfedaug.data.io.dicom_segmentation import Segments
+    from medfedaug.hospital.dicom.segmentation import Segments
 
 
 def label_bits(classes: int) -> int:
@@ -82,8 +82,8 @@ def write_object(
         DataError: for a series that lacks what the object needs.
         StorageError: when the file cannot be written.
     """
-    from medfedaug.data.io.dicom_report import write_report
-    from medfedaug.data.io.dicom_rtstruct import write_rtstruct
+    from medfedaug.hospital.dicom.rtstruct import write_rtstruct
+    from medfedaug.hospital.dicom.structured_report import write_report
 
     voxels = label[0].numpy()
     if kind is ObjectKind.RTSTRUCT:

@@ -17,7 +17,7 @@ from PIL import ExifTags, Image
 from medfedaug.data.io.base import Header, ImageFormat
 
 if TYPE_CHECKING:
-    from medfedaug.data.io.dicom_segmentation import Segments
+    from medfedaug.hospital.dicom.segmentation import Segments
 
 _DEEP = (".png", ".tif", ".tiff")  # formats that may hold more than 8 bits
 _WHITE = 65535

@@ -10,10 +10,10 @@ import SimpleITK as sitk
 from monai.data import ImageReader
 from monai.utils import MetaKeys, SpaceKeys, ensure_tuple
 
-from medfedaug.data.io.dicom_series import load_series, open_series
 from medfedaug.data.io.formats import is_dicom
 from medfedaug.data.io.itk import FORMAT as ITK
 from medfedaug.data.io.itk import array_of, ras_affine, read_image
+from medfedaug.hospital.dicom.series import load_series, open_series
 
 
 class SimpleITKReader(ImageReader):

@@ -13,13 +13,13 @@ from monai.utils import convert_to_tensor
 from torch import Tensor
 
 from medfedaug.methods.base import Payload
-from medfedaug.privacy.census import Contributors
+from medfedaug.methods.census import Contributors
 
 FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST = "fingerprint", "prepare", "train", "validate", "test"
 KEYS, SHARES, CONFIRM, OPEN = "keys", "shares", "confirm", "open"
 
 MASK_TASKS = (KEYS, SHARES, CONFIRM, OPEN)
-"""The tasks before and after each round under secure aggregation (`medfedaug.federation.secure`)."""
+"""The tasks before and after each round under secure aggregation (`medfedaug.hospital.secure`)."""
 
 TASKS = (FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST, *MASK_TASKS)
 """The tasks of a federation."""
@@ -89,7 +89,8 @@ class Reply:
         payload: the methods' exchange, with keys ``<method>/<key>``.
         num_samples: the number of training samples of the site, which is the weight of its update.
         metrics: numbers by name, e.g. ``train_loss``, ``val_dice``, ``seconds``; for ``test``, one entry per
-            case below ``cases``. `medfedaug.privacy.sent_numbers` lists those that leave a real site.
+            case below ``cases``. `medfedaug.hospital.privacy.sent_numbers` lists those that leave a real
+            site.
         error: one line, if the request failed; the server then ignores all other fields.
         masks: under secure aggregation, the site's messages to other sites; in an update the masked numbers
             of weights and payload, below `MASKED`.

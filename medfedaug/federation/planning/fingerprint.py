@@ -17,9 +17,9 @@ from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, PrivacyRefused, UpdateRefused
 from medfedaug.federation.job_folder import LEVELS, SPACING
-from medfedaug.federation.messages.privacy_guard import PrivacyGuard
+from medfedaug.hospital.privacy.guard import PrivacyGuard
 from medfedaug.methods.base import Payload, Shapes, SiteExchange
-from medfedaug.privacy.census import Census, Contributors
+from medfedaug.methods.census import Census, Contributors
 from medfedaug.utils.validation import is_number
 
 PLAN = "plan"

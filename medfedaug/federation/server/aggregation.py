@@ -18,11 +18,11 @@ from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.messages import Reply, by_method, namespaced, num_bytes, own_entries
 from medfedaug.federation.messages.refusal import refusal
 from medfedaug.federation.messages.site_sampling import LEAST_SITES, lowered_shares
-from medfedaug.federation.secure.layout import SumLayout
-from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.federation.server.outlier_checks import Plausibility, Sizes, check_payload, judge_steps
 from medfedaug.federation.server.step_comparison import ComparedStep, StepComparison
 from medfedaug.functional.weighted_mean import WeightedMean, capped_weights
+from medfedaug.hospital.secure.layout import SumLayout
+from medfedaug.hospital.secure.unmasking import ServerMasks
 from medfedaug.methods.base import Aggregator, Payload, RoundMean, ServerContext, ServerExchange, SiteUpdate
 from medfedaug.models.substitution import shared_by_name
 from medfedaug.statistics import ChannelStatistics
@@ -54,7 +54,7 @@ class Aggregation:
         weights: the weight in the mean of each site whose update of this round was accepted.
         lowered: the sites whose share of the last round's mean was lowered, with the share before and after.
         compared: the compared steps of the last round, by site, if steps are limited.
-        layout: the layout of masked sums, under secure aggregation (`medfedaug.federation.secure`).
+        layout: the layout of masked sums, under secure aggregation (`medfedaug.hospital.secure`).
         masks: the server's half of secure aggregation.
     """
 

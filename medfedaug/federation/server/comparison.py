@@ -24,7 +24,6 @@ from medfedaug.metrics.convergence import is_converged
 from medfedaug.metrics.gains import Difference, Gain, mean_gain
 from medfedaug.metrics.nothing_learned import nothing_learned_at, nothing_learned_in
 from medfedaug.metrics.registry import METRICS
-from medfedaug.privacy import job_hash
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import parse_versioned, write_versioned
 
@@ -92,7 +91,7 @@ class Comparison:
         self.task = composition.task()
         self._sign = 1 if METRICS[self.task.metric].higher_is_better else -1
         self.record: dict[str, Any] = {
-            "config": job_hash(config.to_dict()),
+            "config": config.to_dict(),
             "stages": [],
             "seconds": 0.0,
             "stopped": {},
@@ -277,7 +276,9 @@ class Comparison:
     @property
     def nothing_learned(self) -> str:
         """The reason why FedAvg learned nothing in any training; empty if it did."""
-        reasons = [self._entry(t)["nothing_learned"] for t in self.config.trainings() if t.method == REFERENCE]
+        reasons = [
+            self._entry(t)["nothing_learned"] for t in self.config.trainings() if t.method == REFERENCE
+        ]
         return str(min(reasons)) if all(reasons) else ""
 
     def results(self) -> dict[str, Any]:

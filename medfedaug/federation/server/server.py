@@ -38,13 +38,13 @@ from medfedaug.federation.server.aggregation import Aggregation
 from medfedaug.federation.server.history import RunHistory
 from medfedaug.federation.server.model_selection import Selection
 from medfedaug.federation.server.reply_checks import ReplyChecks
-from medfedaug.federation.server.secure_aggregation import SecureAggregation
 from medfedaug.federation.server.step_comparison import StepComparison
+from medfedaug.hospital.privacy import job_hash
+from medfedaug.hospital.secure.aggregation import SecureAggregation
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.convergence import has_stalled
 from medfedaug.metrics.registry import METRICS
 from medfedaug.models.substitution import shared_by_name
-from medfedaug.privacy import job_hash
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.versions import software_versions

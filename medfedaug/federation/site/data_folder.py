@@ -11,7 +11,7 @@ from medfedaug.data.benchmarks import is_federation
 from medfedaug.data.folders import is_site
 from medfedaug.data.sites import open_site
 from medfedaug.errors import DataError
-from medfedaug.privacy.site_settings import DATA_VARIABLE
+from medfedaug.hospital.privacy.site_settings import DATA_VARIABLE
 
 
 def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
@@ -31,7 +31,7 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
             "no data folder", site=site, hint=f"Set {DATA_VARIABLE} to the folder with dataset.json."
         )
     if not Path(root).exists():
-        hint = f"Mount or correct it: {DATA_VARIABLE} or site-config --data names it."
+        hint = f"Mount or correct it: {DATA_VARIABLE} or site configure --data names it."
         raise DataError("the data folder is missing", site=site, path=root, hint=hint)
     if is_federation(Path(root)):
         return Path(root)

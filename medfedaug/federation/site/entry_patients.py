@@ -1,4 +1,4 @@
-"""The patients behind the entries of an update: `medfedaug.privacy.census` applied to a network."""
+"""The patients behind the entries of an update: `medfedaug.methods.census` applied to a network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfedaug.errors import PrivacyRefused
 from medfedaug.federation.messages.messages import Reply
-from medfedaug.privacy.census import Census, Contributors, contributors_of
+from medfedaug.methods.census import Census, Contributors, contributors_of
 
 LARGEST_MOMENTUM = 0.5
 """The largest share of a batch in the running statistics of a norm layer at a site of a real federation."""

@@ -19,9 +19,6 @@ from medfedaug.federation.messages.messages import (
     num_bytes,
     split_frozen,
 )
-from medfedaug.federation.secure.history import SumHistory, SumRules
-from medfedaug.federation.secure.identity import Identity
-from medfedaug.federation.secure.masks import SiteMasks
 from medfedaug.federation.site.data_folder import resolve_data_folder
 from medfedaug.federation.site.entry_patients import (
     LARGEST_MOMENTUM,
@@ -29,11 +26,8 @@ from medfedaug.federation.site.entry_patients import (
     strange_momentum,
 )
 from medfedaug.federation.site.job_text import without_job_text
-from medfedaug.federation.site.release_log import Account, enter_message
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.methods.compatibility import methods_with
-from medfedaug.metrics.significance import PatientTest
-from medfedaug.privacy import (
+from medfedaug.hospital.privacy import (
     JobBook,
     JobEntry,
     JobRules,
@@ -43,8 +37,14 @@ from medfedaug.privacy import (
     all_scores,
     released_difference,
 )
-from medfedaug.privacy.job_log import APPROVED, REFUSED
-from medfedaug.privacy.sent_numbers import sent_numbers
+from medfedaug.hospital.privacy.job_log import APPROVED, REFUSED
+from medfedaug.hospital.privacy.release_log import Account, enter_message
+from medfedaug.hospital.privacy.sent_numbers import sent_numbers
+from medfedaug.hospital.secure.history import SumHistory, SumRules
+from medfedaug.hospital.secure.identity import Identity
+from medfedaug.hospital.secure.masks import SiteMasks
+from medfedaug.methods.compatibility import methods_with
+from medfedaug.metrics.significance import PatientTest
 
 _log = logging.getLogger(__name__)
 

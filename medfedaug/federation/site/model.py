@@ -27,12 +27,12 @@ from medfedaug.federation.site.samples import SiteSamples
 from medfedaug.federation.site.script_components import ScriptComponents, ScriptSamples, script_scores
 from medfedaug.federation.site.state import LocalState
 from medfedaug.methods.base import Payload, SiteContext, SitePart
+from medfedaug.methods.census import Census
 from medfedaug.methods.compatibility import methods_with
 from medfedaug.models.compilation import compile_calls
 from medfedaug.models.memory_format import lay_out
 from medfedaug.models.modes import evaluating
 from medfedaug.models.precision import run_in_bfloat16
-from medfedaug.privacy.census import Census
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import EvaluationCase, Sample
 

@@ -29,10 +29,10 @@ from medfedaug.federation.messages.messages import (
     own_entries,
 )
 from medfedaug.federation.messages.site_sampling import site_weight
-from medfedaug.federation.secure.masks import Member, OutOfTurn, RoundMasking
 from medfedaug.federation.site.gate import Gate
 from medfedaug.federation.site.trainer import SiteTrainer, site_fingerprint
-from medfedaug.privacy import job_hash
+from medfedaug.hospital.privacy import job_hash
+from medfedaug.hospital.secure.masks import Member, OutOfTurn, RoundMasking
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.validation import is_number
 

@@ -17,7 +17,7 @@ from medfedaug.config.plan import PLANNED
 from medfedaug.config.run import RunConfig, derive_seed
 from medfedaug.config.site_description import DESCRIPTION
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.quality.content_hash import case_identities
+from medfedaug.data.content_hash import case_identities
 from medfedaug.errors import ConfigError, MedFedAugError, warn
 from medfedaug.federation.job_folder import SPACING
 from medfedaug.federation.messages.initial_weights import INITIAL
@@ -36,7 +36,6 @@ from medfedaug.federation.messages.messages import (
     own_entries,
     portable,
 )
-from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.federation.planning.fingerprint import PLAN, FingerprintExchange, site_spacing
 from medfedaug.federation.site.entry_patients import check_contributors, step_weights
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining, learning_rate
@@ -44,13 +43,14 @@ from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, ScriptSession
 from medfedaug.federation.site.state import LocalState, RoundMemory
+from medfedaug.hospital.privacy import PrivacyLedger, PrivacyPolicy, job_hash
+from medfedaug.hospital.privacy.guard import PrivacyGuard
 from medfedaug.methods.base import Payload
+from medfedaug.methods.census import Contributors
 from medfedaug.models.compilation import call_plainly
 from medfedaug.models.memory_format import lay_out
 from medfedaug.models.precision import bfloat16_speedup, run_in_bfloat16
 from medfedaug.models.supervision import DeepSupervision
-from medfedaug.privacy import PrivacyLedger, PrivacyPolicy, job_hash
-from medfedaug.privacy.census import Contributors
 from medfedaug.sampling.prefetch import on_device
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.utils.validation import check_choice, check_keys
@@ -472,6 +472,6 @@ def _local_training(
     if not policy.sgd_noise_multiplier:
         return LocalTraining(model)
     # Imported here: Opacus is an extra, and its import takes seconds.
-    from medfedaug.federation.site.dp_sgd import PrivateTraining
+    from medfedaug.hospital.privacy.dp_sgd import PrivateTraining
 
     return PrivateTraining(model, clip=policy.sgd_clip, noise=policy.sgd_noise_multiplier, spend=guard.train)

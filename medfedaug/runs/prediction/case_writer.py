@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.io.dicom_identity import ModelIdentity, ObjectKind
-from medfedaug.data.io.dicom_segmentation import Segments
 from medfedaug.data.io.formats import format_of, is_dicom
 from medfedaug.data.io.label_maps import write_label_map, write_map, write_object, write_probabilities
-from medfedaug.data.io.segment_codes import SegmentCodes
 from medfedaug.data.volumes import VolumeFolder
+from medfedaug.hospital.dicom.identity import ModelIdentity, ObjectKind
+from medfedaug.hospital.dicom.segment_codes import SegmentCodes
+from medfedaug.hospital.dicom.segmentation import Segments
 from medfedaug.runs.prediction.case_quality import case_quality
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.pass_agreement import PassAgreement

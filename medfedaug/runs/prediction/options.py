@@ -39,7 +39,8 @@ class PredictionOptions(Settings):
     codes: File | None = setting(
         None,
         "Codes of the classes for DICOM SEG, for example of SNOMED CT: a JSON file with category, type and, "
-        "optionally, anatomic_region of each class (`medfedaug.data.io.segment_codes.read_segment_codes`). "
+        "optionally, anatomic_region of each class "
+        "(`medfedaug.hospital.dicom.segment_codes.read_segment_codes`). "
         "Without it, each class's name is its code.",
     )
     rtstruct: bool = setting(

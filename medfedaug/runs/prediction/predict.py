@@ -13,16 +13,17 @@ from typing import Any
 import torch
 
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.io.dicom_identity import ModelIdentity
-from medfedaug.data.io.dicom_segmentation import check_highdicom
-from medfedaug.data.io.dicom_series import open_series
 from medfedaug.data.io.formats import files_of, is_dicom
-from medfedaug.data.io.segment_codes import SegmentCodes
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
 from medfedaug.federation.job_folder import STATISTICS
+from medfedaug.hospital.dicom.identity import ModelIdentity
+from medfedaug.hospital.dicom.object_identity import further_series, object_identity, read_codes
+from medfedaug.hospital.dicom.segment_codes import SegmentCodes
+from medfedaug.hospital.dicom.segmentation import check_highdicom
+from medfedaug.hospital.dicom.series import open_series
 from medfedaug.runs.annotated import Annotated
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.folder import only_process
@@ -30,7 +31,6 @@ from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.prediction.case_writer import CaseWriter, object_kinds
 from medfedaug.runs.prediction.ensemble import Ensemble, mean_prediction
 from medfedaug.runs.prediction.input_drift import DriftReference
-from medfedaug.runs.prediction.object_identity import further_series, object_identity, read_codes
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.pass_agreement import PassAgreement
 from medfedaug.runs.prediction.predictions_file import Predictions
@@ -69,7 +69,7 @@ def predict_images(
         out: the folder to write to: a label map for each case (``NAME`` with the suffix of its image),
             ``previews/NAME.png``, ``probabilities/NAME``, and ``predictions.json``.
         options: settings; ``None`` for the defaults.
-        again: see `medfedaug.data.io.dicom_identity.ModelIdentity`.
+        again: see `medfedaug.hospital.dicom.identity.ModelIdentity`.
         further: SeriesInstanceUIDs of the images' series after the first, by case and channel; by default
             they are read from the DICOM files.
         among: names of all cases where a task is predicted in parts; failed cases of the other parts stay in

@@ -10,7 +10,7 @@ import pytest
 
 from medfedaug.data.io.formats import format_of
 from medfedaug.data.io.nifti_file import save_nifti
-from medfedaug.data.pacs.volume import write_nifti
+from medfedaug.hospital.pacs.volume import write_nifti
 
 
 def test_bytes_of_a_file_follow_from_the_image_alone(tmp_path, monkeypatch):

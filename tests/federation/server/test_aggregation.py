@@ -8,7 +8,7 @@ import pytest
 import torch
 from robustness_script import script as script
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
 from medfedaug.federation.messages.messages import TRAIN

@@ -15,21 +15,28 @@ import pytest
 from results import Page
 from running import command
 
-from medfedaug.analysis.local_vs_global import worth_table
 from medfedaug.config.run import RunConfig
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.experiments.site_evaluation import evaluate_sites, evaluated_runs
 from medfedaug.federation.in_process import SitesInProcess
 from medfedaug.federation.messages.messages import Reply
 from medfedaug.federation.protocol import evaluate
-from medfedaug.federation.secure.identity import Identity
 from medfedaug.federation.server.evaluation import FEDERATION, Evaluation
 from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.gate import GuardedGate
 from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.hospital.privacy import (
+    LEDGER_FILE,
+    JobBook,
+    JobRules,
+    PrivacyLedger,
+    PrivacyPolicy,
+    Pseudonyms,
+)
+from medfedaug.hospital.secure.identity import Identity
 from medfedaug.metrics.significance import compare_patients
-from medfedaug.privacy import LEDGER_FILE, JobBook, JobRules, PrivacyLedger, PrivacyPolicy, Pseudonyms
+from medfedaug.research.comparison.local_vs_global import worth_table
+from medfedaug.runs.site_evaluation import evaluate_sites, evaluated_runs
 
 SITES = ("site_A", "site_B")
 

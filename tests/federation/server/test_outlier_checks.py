@@ -20,7 +20,7 @@ SITES = list("ABCDE")
 
 @pytest.fixture(scope="module")
 def five(tmp_path_factory):
-    from medfedaug.data.datasets.phantom import make_phantom
+    from medfedaug.data.phantom import make_phantom
 
     root = tmp_path_factory.mktemp("five") / "data"
     made = make_phantom(root, sites=5, patients=5, shape=(16, 16, 8), seed=0)

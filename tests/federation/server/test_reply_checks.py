@@ -12,7 +12,7 @@ from reference import same
 from running import TINY_OPTIONS
 
 from medfedaug.config.run import Execution
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import RunFailed
 from medfedaug.federation import run_in_process
 from medfedaug.federation.in_process import InProcessCarrier

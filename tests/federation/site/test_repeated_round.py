@@ -14,7 +14,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.federation import FederationServer, Site, SiteTrainer
 from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.protocol import Carrier, run
-from medfedaug.privacy import PrivacyPolicy
+from medfedaug.hospital.privacy import PrivacyPolicy
 
 KILLED, ROUND, STEPS = "B", 2, 3
 """The site whose process ends, its round, and the steps that it took in it."""

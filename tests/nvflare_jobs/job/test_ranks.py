@@ -11,12 +11,12 @@ from script_site import ScriptSite
 
 from medfedaug.config.run import RunConfig
 from medfedaug.config.training_scripts import loop_reference
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import ConfigError
 from medfedaug.federation import FederationServer, Reply, Request, Site, SiteTrainer
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.job import ranks
-from medfedaug.privacy.site_settings import SiteSettings
 
 NETWORK = {"features": [4, 4, 8, 8, 8, 4], "norm": ["instance", {"affine": True}]}
 

@@ -1,4 +1,4 @@
-"""Kits as `site-config --forbid-code` leaves them."""
+"""Kits as `site configure --forbid-code` leaves them."""
 
 from pathlib import Path
 

@@ -46,7 +46,7 @@ def job(tmp_path, tiny_config) -> Path:
 
 
 def configure(kits: Path, side: str, only: bool = False) -> Path:
-    """A kit as `medfedaug site-config` leaves it."""
+    """A kit as `medfedaug site configure` leaves it."""
     kit = open_kit(kits / (SERVER if side == "server" else SITE))
     kit.write(kit.plan(forbid=True, only=only))
     return kit.path

@@ -59,7 +59,7 @@ def odd_jobs(honest: Path, folder: Path) -> list[Path]:
 
 
 def configured(run, kits: Path, side: str) -> Path:
-    code, out, err = run("site-config", "--kit", kits / SIDES[side], "--forbid-code")
+    code, out, err = run("site", "configure", kits / SIDES[side], "--forbid-code")
     assert code == 0, err
     assert f"app_validator: {VALIDATOR}" in out
     return kits / SIDES[side]

@@ -179,7 +179,7 @@ def test_a_broken_kit_is_not_called_ready_without_a_word(kit, root, request, nam
     assert problems[check].advice
 
 
-def test_a_server_that_was_moved_is_found_and_site_config_mends_it(kits, tmp_path):
+def test_a_server_that_was_moved_is_found_and_site_configure_mends_it(kits, tmp_path):
     kit = open_kit(kits / SERVER)
     kit.write(kit.plan(forbid=True))
     moved = open_kit(shutil.move(kit.path, tmp_path / "elsewhere"))
@@ -196,14 +196,14 @@ def the_process(kit: Path):
     return check_process(open_kit(kit))
 
 
-def test_a_process_that_was_started_before_site_config_is_not_ready(kit, run_as, run):
+def test_a_process_that_was_started_before_site_configure_is_not_ready(kit, run_as, run):
     assert the_process(kit).found == "does not run"
     run_as(kit)
     found = the_process(kit)
     assert found.ok is False
     assert "without the components of site-config" in found.found
-    assert found.advice == f"medfedaug restart {kit}"
-    code, out, _ = run("doctor", "--kit", kit, "--offline")
+    assert found.advice == f"medfedaug site restart {kit}"
+    code, out, _ = run("site", "doctor", kit, "--offline")
     assert (code, out.splitlines()[-1]) == (1, "not ready: process")
 
 
@@ -266,7 +266,7 @@ def test_a_record_of_other_types_is_no_record(kit, run_as, run, values):
     edit(kit / "running.json", **values)
     assert ProcessRecord.load(kit) is None
     assert the_process(kit).ok is False
-    assert run("health", kit)[0] == 1
+    assert run("site", "doctor", kit, "--health")[0] == 1
 
 
 def test_the_script_of_another_kit_is_not_taken_for_a_kits_own(kits, tmp_path, run):
@@ -275,7 +275,7 @@ def test_the_script_of_another_kit_is_not_taken_for_a_kits_own(kits, tmp_path, r
     script = kits / HOSPITALS[1] / "startup" / "sub_start.sh"
     with subprocess.Popen(["bash", "-c", "sleep 60; true", str(script)]) as other:
         (copy / "daemon_pid.fl").write_text(str(other.pid))
-        code, out, err = run("stop", copy, "--timeout", "1")
+        code, out, err = run("site", "stop", copy, "--timeout", "1")
         other.kill()
     assert (code, err) == (0, "")
     assert "does not run" in out
@@ -294,6 +294,6 @@ def test_a_start_script_that_cannot_run_is_said_in_one_line(kit, run, mode, text
     script = kit / "startup/start.sh"
     script.write_text(text)
     script.chmod(mode)
-    code, _, err = run("start", kit, "--timeout", "1")
+    code, _, err = run("site", "start", kit, "--timeout", "1")
     assert (code, "Traceback" in err) == (2, False)
     assert words in " ".join(err.split())

@@ -1,4 +1,4 @@
-"""What `medfedaug clean` removes of a kit's old jobs, and what it never removes."""
+"""What `medfedaug site clean` removes of a kit's old jobs, and what it never removes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_old_jobs_go_and_what_is_needed_stays(federation, tiny_config, run, tmp_
     before = needed_files(kit)
     listed = sorted(kit.rglob("*"))
 
-    code, out, err = run("clean", "--kit", kit, "--older-than", 30)
+    code, out, err = run("site", "clean", kit, "--older-than", 30)
     assert code == 0, err
     assert sorted(kit.rglob("*")) == listed  # it only says so
     for path in (kit / old, run_of, kit / "log.txt.3", dead, kit / "medfedaug/site_A/.run.pt.0123abcd"):
@@ -95,7 +95,7 @@ def test_old_jobs_go_and_what_is_needed_stays(federation, tiny_config, run, tmp_
     for words in ("the account of releases", "the key of the pseudonyms", "the record of jobs and approvals"):
         assert words in out
     assert f"would go: {kit / recent}" not in out
-    code, out, err = run("clean", "--kit", kit, "--older-than", 30, "--yes")
+    code, out, err = run("site", "clean", kit, "--older-than", 30, "--yes")
     assert code == 0, err
     for path in (kit / old, run_of, kit / "log.txt.3", kit / "log.json.2", dead):
         assert not path.exists()
@@ -103,11 +103,11 @@ def test_old_jobs_go_and_what_is_needed_stays(federation, tiny_config, run, tmp_
     for path in (kit / recent, kit / "log.txt", kit / "medfedaug/site_A/notes.txt", kit / "startup"):
         assert path.exists()
     assert needed_files(kit) == before
-    assert "0 of" in run("clean", "--kit", kit, "--older-than", 30)[1]
+    assert "0 of" in run("site", "clean", kit, "--older-than", 30)[1]
 
     # What the site knows is as before, the recent run can be tested again, and a new job runs.
-    assert old in run("jobs", kit, "--record")[1]
-    assert old in run("ledger", kit)[1]
+    assert old in run("site", "jobs", kit, "--record")[1]
+    assert old in run("site", "ledger", kit)[1]
     hospital = federation.hospitals["site_A"]
     hospital.start(tiny_config("fedbn", rounds=1, seed=1), recent)
     again = hospital.answer(server.test())
@@ -122,12 +122,12 @@ def test_nothing_of_a_job_that_runs_goes_however_old_it_is(federation, tiny_conf
     job, _ = finish(federation, config, end=False)
     for folder in (kit, tmp_path / "cache"):
         age(folder, 400)
-    _, out, _ = run("clean", "--kit", kit, "--older-than", 1, "--yes")
+    _, out, _ = run("site", "clean", kit, "--older-than", 1, "--yes")
     assert "0 of" in out
     assert "a job is running here" in out
-    assert "1 running" in run("jobs", kit)[1]
+    assert "1 running" in run("site", "jobs", kit)[1]
     federation.hospitals["site_A"].end()
-    assert "1 ended" in run("jobs", kit)[1]
+    assert "1 ended" in run("site", "jobs", kit)[1]
     age(kit, 400)
-    _, out, _ = run("clean", "--kit", kit, "--older-than", 1, "--yes")
+    _, out, _ = run("site", "clean", kit, "--older-than", 1, "--yes")
     assert f"removed: {kit / job} " in out

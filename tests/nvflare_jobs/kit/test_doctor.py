@@ -1,4 +1,4 @@
-"""What `medfedaug doctor` says of a site, and that it says so of what is really wrong."""
+"""What `medfedaug site doctor` says of a site, and that it says so of what is really wrong."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch
 from benchmark_files import write_volume
 
 from medfedaug.errors import ConfigError
+from medfedaug.hospital.privacy.policy import OPEN_PROMISE
 from medfedaug.nvflare_jobs.kit import doctor
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import open_kit
-from medfedaug.privacy.policy import OPEN_PROMISE
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def test_a_site_that_is_ready(kit, run):
     assert {"python", "monai", "torch", "nvflare", "nibabel", "SimpleITK"} <= verdicts(checks).keys()
     assert "10 training" in the(checks, "data").found
     assert "1 x 16 x 16 x 4" in the(checks, "one image").found
-    code, out, err = run("doctor", "--kit", kit, "--offline")
+    code, out, err = run("site", "doctor", kit, "--offline")
     assert code == 0, err
     assert "state folder" in out
     assert out.endswith("ready\n")
@@ -75,7 +75,7 @@ def test_empty_label_maps_in_all_training_cases_are_not_ready(kit, own_data, run
     rewrite_labels(own_data, np.zeros_like)
     found = the(examine(kit), "outlines")
     assert (found.ok, found.found) == (False, "all 10 label maps of training cases that were read are empty")
-    assert run("doctor", "--kit", kit, "--offline")[0] == 1
+    assert run("site", "doctor", kit, "--offline")[0] == 1
 
 
 def test_a_declared_class_that_no_label_map_shows_is_noted(kit, own_data):
@@ -90,10 +90,10 @@ def test_a_declared_class_that_no_label_map_shows_is_noted(kit, own_data):
 
 
 def test_a_kit_as_provisioned_is_not_ready_and_the_table_says_why(kits, run):
-    code, out, _ = run("doctor", "--kit", kits / "hospital-b", "--offline")
+    code, out, _ = run("site", "doctor", kits / "hospital-b", "--offline")
     assert code == 1
     assert "not ready: allow-list, job files, components, launcher, logs, data" in out
-    assert "site-config" in out
+    assert "site configure" in out
     checks = examine(kits / "hospital-b")
     assert the(checks, "policy").ok is None
     assert "project_admin, lead" in the(checks, "policy").found

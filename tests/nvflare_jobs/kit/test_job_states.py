@@ -10,9 +10,9 @@ import pytest
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 
 from medfedaug.config.run import RunConfig
+from medfedaug.hospital.privacy.job_log import Origin
 from medfedaug.nvflare_jobs.kit import kit_process, kit_start
 from medfedaug.nvflare_jobs.kit.job_states import job_standings
-from medfedaug.privacy.job_log import Origin
 
 
 def stored(server, job, status, *, name="brain", submitted=1.0, days=0.0):
@@ -88,20 +88,20 @@ def test_a_job_that_waits_for_approval_says_so_until_it_is_approved_or_gone(kit)
 def test_watch_says_that_a_job_waits_for_approval_until_it_is_approved(kit, run):
     entry = kit.job_book().note(RunConfig(), "j1", Origin(name="brain", asked=1.0))
     events(kit, "j1", {"event": "warning", "text": "none"})
-    assert run("watch", kit.path, "--once")[1].startswith("j1: waits for approval")
+    assert run("site", "watch", kit.path, "--once")[1].startswith("j1: waits for approval")
     kit.job_book().judge(entry.hash, "approved")
-    assert run("watch", kit.path, "--once")[1].startswith("j1: round 0 of 0, running")
+    assert run("site", "watch", kit.path, "--once")[1].startswith("j1: round 0 of 0, running")
 
 
 def test_restart_names_running_jobs_and_asks(server, run, monkeypatch):
     stored(server, "j1", "RUNNING")
     monkeypatch.setattr(kit_process, "find_process", lambda kit: object())
     monkeypatch.setattr(kit_start, "restart", lambda kit, timeout: "runs as process 7")
-    code, out, err = run("restart", server.path)
+    code, out, err = run("site", "restart", server.path)
     assert code == 2
     assert "job j1 (brain) runs, and ends here; the lead submits it again with --resume" in " ".join(
         out.split()
     )
     assert "give --yes" in err
-    code, out, _ = run("restart", server.path, "--yes")
+    code, out, _ = run("site", "restart", server.path, "--yes")
     assert (code, out.strip().endswith("runs as process 7")) == (0, True)

@@ -1,4 +1,4 @@
-"""NVFlare's kits as `medfedaug site-config` leaves them."""
+"""NVFlare's kits as `medfedaug site configure` leaves them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from nvflare.security.security import COMMAND_CATEGORIES
 from medfedaug import __version__
 from medfedaug.errors import ConfigError
 from medfedaug.federation.messages.messages import Request
+from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.kit.allowed import needed_classes, our_classes
 from medfedaug.nvflare_jobs.kit.kit import LAUNCHER, OWN_COMPONENTS, forbid_code, open_kit
-from medfedaug.privacy.site_settings import SiteSettings
 
 
 def content(kit: Path, name: str) -> dict:
@@ -36,7 +36,7 @@ def test_a_sites_kit_gets_what_is_missing_and_keeps_the_rest(run, kits, tmp_path
     data.mkdir()
     before = content(kit, "resources.json.default")
     code, out, err = run(
-        "site-config", "--kit", kit, "--also-nvflare", "--data", data, "--min-images", 20, "--state", tmp_path
+        "site", "configure", kit, "--also-nvflare", "--data", data, "--min-images", 20, "--state", tmp_path
     )
     assert code == 0, err
     for word in ("class_allow_list", LAUNCHER, "min_images", str(data)):
@@ -65,36 +65,36 @@ def test_a_site_limits_the_memory_of_prepared_images(run, kits, tmp_path, monkey
     for name in ("MEDFEDAUG_MEMORY", "MEDFEDAUG_CACHE"):
         monkeypatch.delenv(name, raising=False)
     kit = kits / "hospital-a"
-    code, _, err = run("site-config", "--kit", kit, "--memory", 0.5, "--cache", tmp_path / "prepared")
+    code, _, err = run("site", "configure", kit, "--memory", 0.5, "--cache", tmp_path / "prepared")
     assert code == 0, err
     settings = SiteSettings.load(kit)
     assert (settings.max_bytes, settings.cache) == (2**29, tmp_path / "prepared")
-    assert run("site-config", "--kit", kit, "--memory", 0)[0] == 0
+    assert run("site", "configure", kit, "--memory", 0)[0] == 0
     assert content(kit, "medfedaug.json")["memory"] == 0
     assert content(kit, "medfedaug.json")["cache"] == str(tmp_path / "prepared")
     before = (kit / "local/medfedaug.json").read_bytes()
-    code, _, err = run("site-config", "--kit", kit, "--memory", "inf")
+    code, _, err = run("site", "configure", kit, "--memory", "inf")
     assert code == 2
     assert "memory must be a number of GiB, got inf" in err
     assert (kit / "local/medfedaug.json").read_bytes() == before
-    code, _, err = run("site-config", "--kit", kits / "fl-server.example.org", "--memory", 0)
+    code, _, err = run("site", "configure", kits / "fl-server.example.org", "--memory", 0)
     assert code == 2
     assert "a server has no memory of its own" in " ".join(err.split())
 
 
-def test_site_config_is_idempotent_and_keeps_what_it_is_not_asked_to_change(run, kits, tmp_path):
+def test_site_configure_is_idempotent_and_keeps_what_it_is_not_asked_to_change(run, kits, tmp_path):
     kit = kits / "hospital-b"
-    assert run("site-config", "--kit", kit, "--device", "cuda:1", "--min-images", 30)[0] == 0
+    assert run("site", "configure", kit, "--device", "cuda:1", "--min-images", 30)[0] == 0
     settings = kit / "local/medfedaug.json"
     settings.write_text(
         json.dumps({"device": "cuda:1", "privacy": {"min_images": 30, "cases_per_patient": 2}})
     )
     files = {path: path.read_bytes() for path in (kit / "local").iterdir()}
-    code, out, _ = run("site-config", "--kit", kit)
+    code, out, _ = run("site", "configure", kit)
     assert code == 0
     assert "nothing to change" in out
     assert {path: path.read_bytes() for path in (kit / "local").iterdir()} == files
-    assert run("site-config", "--kit", kit, "--min-images", 12)[0] == 0
+    assert run("site", "configure", kit, "--min-images", 12)[0] == 0
     assert content(kit, "medfedaug.json") == {
         "privacy": {"min_images": 12, "cases_per_patient": 2},
         "device": "cuda:1",
@@ -104,19 +104,19 @@ def test_site_config_is_idempotent_and_keeps_what_it_is_not_asked_to_change(run,
 def test_check_says_what_is_missing_and_writes_nothing(run, kits):
     kit = kits / "hospital-a"
     files = {path.name for path in (kit / "local").iterdir()}
-    code, out, _ = run("site-config", "--kit", kit, "--check", "--forbid-code")
+    code, out, _ = run("site", "configure", kit, "--check", "--forbid-code")
     assert code == 1
     for word in ("class_allow_list", "process_launcher", "min_images", "permissions.lead.byoc"):
         assert word in out
     assert {path.name for path in (kit / "local").iterdir()} == files
-    assert run("site-config", "--kit", kit, "--forbid-code")[0] == 0
-    assert run("site-config", "--kit", kit, "--check", "--forbid-code")[0] == 0
+    assert run("site", "configure", kit, "--forbid-code")[0] == 0
+    assert run("site", "configure", kit, "--check", "--forbid-code")[0] == 0
 
 
 def test_the_servers_kit_gets_the_allow_list_and_a_job_store_of_its_own(run, kits):
     kit = kits / "fl-server.example.org"
     assert "/tmp/nvflare" in (kit / "local/resources.json.default").read_text()
-    code, _, err = run("site-config", "--kit", kit)
+    code, _, err = run("site", "configure", kit)
     assert code == 0, err
     text = (kit / "local/resources.json").read_text()
     assert "/tmp/nvflare" not in text
@@ -125,7 +125,7 @@ def test_the_servers_kit_gets_the_allow_list_and_a_job_store_of_its_own(run, kit
     assert set(our_classes(server=True)) <= set(content(kit, "resources.json")["class_allow_list"])
     assert LAUNCHER not in text
     assert not (kit / "local/medfedaug.json").exists()
-    code, _, err = run("site-config", "--kit", kit, "--device", "cpu")
+    code, _, err = run("site", "configure", kit, "--device", "cpu")
     assert code == 2
     assert "a server has no device of its own" in err
 
@@ -133,49 +133,49 @@ def test_the_servers_kit_gets_the_allow_list_and_a_job_store_of_its_own(run, kit
 @pytest.mark.parametrize("name", ["hospital-a", "fl-server.example.org"])
 def test_entries_that_allow_more_than_needed_are_replaced_class_by_class(run, kits, name):
     kit, server = kits / name, name.startswith("fl-")
-    assert run("site-config", "--also-nvflare", "--kit", kit)[0] == 0
+    assert run("site", "configure", kit, "--also-nvflare")[0] == 0
     now = content(kit, "resources.json")
     theirs = [entry for entry in now["class_allow_list"] if entry not in our_classes(server)]
     theirs += ["hospital.tools.Reader"]
     older = ["medfedaug.", "medfedaug.nvflare_jobs.", "medfedaug.nvflare_jobs.persistor.ModelPersistor"]
     values = {**now, "class_allow_list": [*theirs, *older]}
     (kit / "local/resources.json").write_text(json.dumps(values))
-    code, out, _ = run("site-config", "--also-nvflare", "--kit", kit, "--check")
+    code, out, _ = run("site", "configure", kit, "--also-nvflare", "--check")
     assert code == 1
     assert f"class_allow_list: without {', '.join(older)}" in out
-    code, out, _ = run("doctor", "--kit", kit, "--offline")
+    code, out, _ = run("site", "doctor", kit, "--offline")
     assert code == 1
     assert "not ready: allow-list" in out
-    assert run("site-config", "--also-nvflare", "--kit", kit)[0] == 0
+    assert run("site", "configure", kit, "--also-nvflare")[0] == 0
     assert content(kit, "resources.json")["class_allow_list"] == [*theirs, *our_classes(server)]
-    assert run("site-config", "--also-nvflare", "--kit", kit, "--check")[0] == 0
+    assert run("site", "configure", kit, "--also-nvflare", "--check")[0] == 0
 
 
 @pytest.mark.parametrize("command", ["doctor", "start", "restart"])
 def test_a_kit_of_another_version_is_refused_with_both_until_it_is_configured_again(run, kits, command):
     kit = kits / "hospital-a"
-    assert run("site-config", "--kit", kit)[0] == 0
+    assert run("site", "configure", kit)[0] == 0
     values = {**content(kit, "resources.json"), "medfedaug": "9.8.7"}
     (kit / "local/resources.json").write_text(json.dumps(values))
-    arguments = ("--kit", kit, "--offline") if command == "doctor" else (kit,)
-    code, out, err = run(command, *arguments)
+    arguments = (kit, *(["--offline"] if command == "doctor" else []))
+    code, out, err = run("site", command, *arguments)
     assert code in (1, 2)
     assert f"configured by 9.8.7, this is {__version__}" in " ".join((out + err).replace("│", " ").split())
-    assert run("site-config", "--kit", kit)[0] == 0
+    assert run("site", "configure", kit)[0] == 0
     open_kit(kit).check_version()
 
 
 def test_a_kit_that_recorded_no_version_is_not_configured_over(run, kits):
     kit = kits / "hospital-a"
-    assert run("site-config", "--kit", kit)[0] == 0
+    assert run("site", "configure", kit)[0] == 0
     values = content(kit, "resources.json")
     del values["medfedaug"]
     (kit / "local/resources.json").write_text(json.dumps(values))
-    code, _, err = run("site-config", "--kit", kit)
+    code, _, err = run("site", "configure", kit)
     assert code == 2
     assert f"configured by 0.3 or earlier, this is {__version__}: remove local/resources.json" in err
     (kit / "local/resources.json").unlink()
-    assert run("site-config", "--kit", kit)[0] == 0
+    assert run("site", "configure", kit)[0] == 0
 
 
 @pytest.mark.parametrize("name", ["hospital-a", "fl-server.example.org"])
@@ -184,14 +184,14 @@ def test_a_kit_may_allow_what_our_jobs_need_and_nothing_else(run, kits, name):
     values = content(kit, "resources.json.default")
     values |= {"class_allow_list": ["*"], "class_list_enforcement_mode": "warn"}
     (kit / "local/resources.json").write_text(json.dumps(values))
-    code, out, _ = run("site-config", "--kit", kit, "--only-medfedaug")
+    code, out, _ = run("site", "configure", kit, "--only-medfedaug")
     assert code == 0
     assert "without *" in out
     now = content(kit, "resources.json")
     assert now["class_allow_list"] == list(needed_classes(server))
     assert "class_list_enforcement_mode" not in now
     # It stays so when the kit is configured again.
-    assert run("site-config", "--kit", kit)[0] == 0
+    assert run("site", "configure", kit)[0] == 0
     assert content(kit, "resources.json") == now
 
 

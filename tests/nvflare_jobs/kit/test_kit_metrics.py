@@ -131,17 +131,17 @@ def test_a_process_that_was_killed_is_down_at_once_and_one_in_another_container_
     record = replace(running(kit, heard=time.time()), pid=ended.pid, namespace=pid_namespace())
     record.save(kit.path)
     assert value(kit_metrics(kit), "kit_up") == 0
-    assert run("health", kit.path)[0] == 1
+    assert run("site", "doctor", kit.path, "--health")[0] == 1
     replace(record, pid=os.getpid()).save(kit.path)
-    assert run("health", kit.path)[0] == 0
+    assert run("site", "doctor", kit.path, "--health")[0] == 0
     replace(record, namespace="of another container").save(kit.path)
-    assert run("health", kit.path)[0] == 0
+    assert run("site", "doctor", kit.path, "--health")[0] == 0
     assert value(kit_metrics(kit), "kit_up") == 1
 
 
 def test_a_site_that_the_server_has_never_answered_does_not_work(kit, run):
     running(kit)
-    code, out, _ = run("health", kit.path)
+    code, out, _ = run("site", "doctor", kit.path, "--health")
     assert (code, "the server has not answered for" in out) == (1, True)
 
 
@@ -152,7 +152,7 @@ def test_the_file_is_whole_for_everybody_and_prometheus_takes_it(server, kit, ru
     running(kit, heard=1234.0, clock=-0.5)
     for opened in (server, kit):
         file = tmp_path / "kit.prom"
-        code, _, err = run("watch", opened.path, "--once", "--prometheus", file)
+        code, _, err = run("site", "watch", opened.path, "--once", "--prometheus", file)
         assert code == 0, err
         assert file.stat().st_mode & 0o044, "another user runs the collector"
         text = file.read_text()
@@ -173,7 +173,7 @@ def test_names_with_odd_characters_stay_one_label():
 
 def test_doctor_writes_checks_and_numbers_for_scripts(kit, run, tmp_path):
     file = tmp_path / "doctor.json"
-    code, _, _ = run("doctor", "--kit", kit.path, "--offline", "--json", file)
+    code, _, _ = run("site", "doctor", kit.path, "--offline", "--json", file)
     content = json.loads(file.read_text())
     assert code == 1
     assert content["ready"] is False

@@ -146,7 +146,7 @@ def test_a_server_that_cannot_be_reached_is_not_ready(startup, run):
             (found,) = check_connection(startup.parent)
             assert (found.name, found.ok) == ("server", False)
             assert text in found.found
-    code, out, _ = run("doctor", "--kit", startup.parent)
+    code, out, _ = run("site", "doctor", startup.parent)
     assert code == 1
     assert out.endswith("not ready: server\n")
 
@@ -227,7 +227,7 @@ def test_another_python3_on_the_path_is_not_ready_and_is_not_started(
     (found,) = [check for check in check_startup(startup.parent) if check.name == "python3"]
     assert found.ok is False
     assert words in found.found
-    code, _, err = run("start", startup.parent)
+    code, _, err = run("site", "start", startup.parent)
     assert code == 2
     assert words in " ".join(err.split())
 
@@ -282,7 +282,7 @@ def test_the_way_to_a_running_server_and_the_log_of_a_site_whose_certificate_has
 
         system.until(lambda: server()[0], "the server does not answer")
         assert f"{SERVER}, its certificate is valid until" in server()[1]
-        assert system.medfedaug("doctor", "--kit", kit).endswith("ready\n")
+        assert system.medfedaug("site", "doctor", kit).endswith("ready\n")
 
         before = shutil.copytree(kit / "startup", tmp_path / "startup")
         for breakage, text in (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import typer
 
-from medfedaug.cli.enrol import enrol
+from medfedaug.cli import enrol
 from medfedaug.nvflare_jobs.kit.startup import check_startup
 from medfedaug.nvflare_jobs.provisioning.enrolment import read_request
 
@@ -36,7 +35,9 @@ def places(federation, tmp_path, run, monkeypatch):
     monkeypatch.setenv("HOME", str(federation / "home"))
     project = federation / "project"
     if not project.exists():
-        code, out, err = run("project", "--server", "fl.example.org", "--port", "9000", "--own-keys", project)
+        code, out, err = run(
+            "enrol", "project", "--server", "fl.example.org", "--port", "9000", "--own-keys", project
+        )
         assert code == 0, err
         assert "next: each participant runs medfedaug enrol request NAME" in " ".join(out.split())
     hospital = tmp_path / "hospital"
@@ -96,13 +97,13 @@ def test_a_hospital_enrols_and_its_key_never_leaves_it(places, run):
         assert not any(b"PRIVATE KEY" in archive.read(name) for name in archive.namelist())
     code, out, err = run("enrol", "accept", answer, "--fingerprint", root)
     assert code == 0, err
-    assert "next: medfedaug site-config --kit basel" in " ".join(out.split())
+    assert "next: medfedaug site configure basel" in " ".join(out.split())
     kit = hospital / "basel"
     assert (kit / "startup/client.key").read_bytes() == key
     assert not (hospital / "requests/basel").exists(), "the key is in the kit alone"
     target = json.loads((kit / "startup/fed_client.json").read_text())["servers"][0]["service"]["target"]
     assert target == "fl.example.org:9000"
-    assert run("site-config", "--kit", kit, "--only-medfedaug")[0] == 0
+    assert run("site", "configure", kit, "--only-medfedaug")[0] == 0
     assert all(finding.ok is not False for finding in check_startup(kit))
 
     # Three years later: the same commands, and all but startup/ stays.
@@ -114,7 +115,7 @@ def test_a_hospital_enrols_and_its_key_never_leaves_it(places, run):
     answer, root = signed(run, request, said, project)
     code, out, err = run("enrol", "accept", answer, "--fingerprint", root)
     assert code == 0, err
-    assert "next: medfedaug restart basel" in " ".join(out.split())
+    assert "next: medfedaug site restart basel" in " ".join(out.split())
     assert (kit / "startup/client.crt").read_bytes() != before
     assert (kit / "startup/client.key").read_bytes() != key
     assert (kit / "local/medfedaug.json").read_text() == settings
@@ -182,7 +183,7 @@ def test_a_request_that_was_changed_on_its_way_is_not_signed_even_where_the_tele
 def test_an_answer_with_another_root_makes_no_kit(places, basel, answered, run):
     _, hospital, work = places
     request, said = basel
-    assert run("project", "--own-keys", work / "other", "--server", "evil.example.org")[0] == 0
+    assert run("enrol", "project", "--own-keys", work / "other", "--server", "evil.example.org")[0] == 0
     _, root = answered
     answer, _ = signed(run, request, said, work / "other")
     code, _, err = run("enrol", "accept", answer, "--fingerprint", root)
@@ -201,7 +202,7 @@ def test_a_kit_keeps_its_root_until_its_owner_says_otherwise(places, basel, answ
     shutil.rmtree("requests", ignore_errors=True)
     shutil.copytree("kept", "requests")
     before = (hospital / "basel/startup/rootCA.pem").read_bytes()
-    assert run("project", "--own-keys", work / "other", "--server", "evil.example.org")[0] == 0
+    assert run("enrol", "project", "--own-keys", work / "other", "--server", "evil.example.org")[0] == 0
     evil, other = signed(run, *basel, work / "other")
     code, _, err = run("enrol", "accept", evil, "--fingerprint", other)
     assert code == 2
@@ -260,7 +261,7 @@ def test_a_person_at_a_terminal_compares(places, basel, run, monkeypatch, agrees
             raise typer.Abort
 
     terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr(sys.modules[enrol.registered_commands[0].callback.__module__], "sys", terminal)
+    monkeypatch.setattr(enrol, "sys", terminal)
     monkeypatch.setattr(typer, "confirm", confirm)
     code, _, _ = run("enrol", "sign", request, "--project", project, "--another-key")
     assert questions == [("Does the other side read the same on the telephone?", True)]

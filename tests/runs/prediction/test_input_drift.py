@@ -13,7 +13,7 @@ from running import TINY_ARGS
 
 from medfedaug.federation import FederationServer
 from medfedaug.federation.messages.messages import PREPARE, Reply
-from medfedaug.privacy import PrivacyLedger
+from medfedaug.hospital.privacy import PrivacyLedger
 
 FREE = {"min_cases": 1, "allow_limit": True}
 

@@ -15,7 +15,7 @@ from finished_runs import FEW, balanced, dice_of, simulated
 from PIL import Image
 from written_volumes import AFFINE, load_volume, turn, write
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.prediction.predictions_file import Predictions
 

@@ -13,13 +13,13 @@ from finished_runs import FEW, balanced, dice_of, simulated
 from PIL import Image
 from written_volumes import load_volume
 
-from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.io.photographs import FORMAT as PHOTOGRAPHS
+from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import open_site, site_statistics
-from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.federation.site.state import RoundMemory
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.privacy import PrivacyLedger
+from medfedaug.hospital.privacy import PrivacyLedger
+from medfedaug.hospital.privacy.guard import PrivacyGuard
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.statistics import load_statistics
 

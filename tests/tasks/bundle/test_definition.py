@@ -17,7 +17,7 @@ from monai.engines import SupervisedEvaluator, SupervisedTrainer
 
 from medfedaug.config import bundle_reference
 from medfedaug.config.run import RunConfig, derive_seed
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation import run_in_process

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bundles
 import pytest
 
-from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation import run_in_process

@@ -1,0 +1,188 @@
+"""The list of all commands, and their registration.
+
+A command belongs to a layer of the package, and a copy without that layer has no such command. Its panel in
+``medfedaug --help`` says who uses it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand
+
+from medfedaug.errors import ConfigError
+
+
+class Entry(NamedTuple):
+    """A command.
+
+    Args:
+        layer: the layer of `LAYERS` that brings it.
+        function: its module below `medfedaug.cli`, and its name there.
+        example: an example, which begins with the command's name, or with those of its group and its own.
+        hidden: whether the list of commands leaves it out.
+        in_a_row: whether its repeatable options take several values in a row.
+    """
+
+    layer: str
+    function: str
+    example: str
+    hidden: bool = False
+    in_a_row: bool = False
+
+
+LAYERS = {"core": "medfedaug.config", "hospital": "medfedaug.hospital", "research": "medfedaug.research"}
+"""A package of each layer, by which the layer is found."""
+
+GROUPS = {
+    "site": "Run a site, or the server: the commands for an NVFlare kit, KIT.",
+    "enrol": "Enrol a participant, whose private key stays there: a command on each side, and a call.",
+}
+"""The text of each group of commands."""
+
+COMMANDS: dict[str, tuple[Entry, ...]] = {
+    "For researchers: methods on one machine": (
+        Entry("research", "demo:demo", "demo --out demo --seed 1 --json demo.json"),
+        Entry("core", "methods:methods", "methods fedrdn"),
+        Entry("core", "methods:networks", "networks dynunet"),
+        Entry("research", "methods:datasets", "datasets prostate_mri"),
+        Entry("research", "data:phantom", "phantom --out hospitals --sites 3"),
+        Entry("core", "data:statistics", "statistics --data data/site_A --out statistics.json"),
+        Entry("core", "data:plan", "plan --data data --out plan.json"),
+        Entry("core", "run:simulate", "simulate --data data --methods fedrdn --out runs/fedrdn"),
+        Entry(
+            "research",
+            "benchmark:benchmark",
+            "benchmark --data data --methods fedavg fedrdn --out runs",
+            in_a_row=True,
+        ),
+        Entry("core", "evaluate:evaluate", "evaluate --model runs/fedrdn --data data"),
+        Entry("core", "report:report", "report runs/* --reference fedrdn"),
+        Entry("core", "schema:schema", "schema experiment > experiment.schema.json", hidden=True),
+    ),
+    "For hospitals: own images, and a site of a federation": (
+        Entry("hospital", "import_:import_", "import --folder dicom --studies studies.csv --out site_A"),
+        Entry("core", "init:init", "init data/site_A"),
+        Entry("research", "data:inspect", "inspect --data data"),
+        Entry("research", "compare:compare", "compare --data data"),
+        Entry("core", "predict:predict", "predict --model runs/fedrdn --images new --out predicted"),
+        Entry("hospital", "site:configure", "site configure hospital-a --data images --min-images 20"),
+        Entry("hospital", "site:start", "site start hospital-a"),
+        Entry("hospital", "site:stop", "site stop hospital-a"),
+        Entry("hospital", "site:restart", "site restart hospital-a"),
+        Entry("hospital", "site:doctor", "site doctor hospital-a --json doctor.json"),
+        Entry("hospital", "site:jobs", "site jobs hospital-a"),
+        Entry("hospital", "site:approve", "site approve hospital-a 1f3c"),
+        Entry("hospital", "site:ledger", "site ledger hospital-a"),
+        Entry("hospital", "watch:watch", "site watch hospital-a --prometheus /var/lib/hospital-a.prom"),
+        Entry("hospital", "site:clean", "site clean hospital-a --older-than 30"),
+    ),
+    "For the lead of a federation": (
+        Entry("hospital", "enrol:project", "enrol project --own-keys project"),
+        Entry("hospital", "enrol:request", "enrol request hospital-a"),
+        Entry("hospital", "enrol:sign", "enrol sign hospital-a.request.zip --project project"),
+        Entry("hospital", "enrol:accept", "enrol accept hospital-a.signed.zip"),
+        Entry("hospital", "run:export", "export --methods fedrdn --rounds 50 --out jobs/fedrdn"),
+        Entry("core", "bundle:bundle", "bundle runs/fedrdn --out bundle --site site_A"),
+    ),
+}
+"""All commands, by the panels of ``medfedaug --help``."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of the layers that this copy has."""
+    layers = {layer for layer, package in LAYERS.items() if find_spec(package)}
+    groups: dict[str, typer.Typer] = {}
+    for panel, entries in COMMANDS.items():
+        for entry in entries:
+            if entry.layer not in layers:
+                continue
+            first, second, *_ = f"{entry.example} -".split()
+            if first not in GROUPS:
+                _add(app, first, entry, panel)
+                continue
+            if first not in groups:
+                groups[first] = typer.Typer(no_args_is_help=True)
+                text = {"help": GROUPS[first], "epilog": f"Example: medfedaug {entry.example}"}
+                app.add_typer(groups[first], name=first, rich_help_panel=panel, **text)
+            _add(groups[first], second, entry, None)
+
+
+def _add(app: typer.Typer, name: str, entry: Entry, panel: str | None) -> None:
+    module, _, function = entry.function.partition(":")
+    command: Callable[..., None] = getattr(import_module(f"medfedaug.cli.{module}"), function)
+    app.command(
+        name,
+        cls=ValuesInARow if entry.in_a_row else None,
+        rich_help_panel=panel,
+        epilog=f"Example: medfedaug {entry.example}",
+        # Without the breaks of source lines, which Typer keeps in all paragraphs but the first.
+        help=re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(command) or ""),
+        hidden=entry.hidden,
+    )(with_help_all(command))
+
+
+class ValuesInARow(TyperCommand):
+    """A command whose repeatable options also take several values in a row: ``--methods fedavg fedrdn``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        repeatable = {name for p in self.params if getattr(p, "multiple", False) for name in p.opts}
+        repeated: list[str] = []
+        option, values = "", 0
+        for arg, following in zip(args, [*args[1:], "--"], strict=True):
+            if arg in repeatable and following.startswith("--"):
+                raise ConfigError(f"{arg} needs a value, or several in a row")
+            if arg.startswith("--"):
+                name, with_value, _ = arg.partition("=")
+                option, values = name if name in repeatable else "", len(with_value)
+            else:
+                repeated += [option] if option and values else []
+                values += 1
+            repeated.append(arg)
+        return super().parse_args(ctx, repeated)
+
+
+def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the option ``--help-all`` to a command with rare options, which ``--help`` leaves out."""
+    signature = inspect.signature(command, eval_str=True)
+    options = [
+        one for p in signature.parameters.values() for one in getattr(p.annotation, "__metadata__", ())
+    ]
+    if not (rare := sum(option.hidden for option in options)):
+        return command
+
+    def show(context: typer.Context, shown: bool) -> None:
+        if not shown:
+            return
+        hidden = [parameter for parameter in context.command.params if getattr(parameter, "hidden", False)]
+        for parameter in hidden:
+            parameter.hidden = False
+        typer.echo(context.get_help())
+        for parameter in hidden:
+            parameter.hidden = True
+        raise typer.Exit
+
+    @functools.wraps(command)
+    def call(*args: Any, help_all: bool = False, **values: Any) -> None:
+        command(*args, **values)
+
+    option = typer.Option(
+        "--help-all",
+        is_eager=True,
+        callback=show,
+        help=f"Show {rare} rare options too.",
+    )
+    more = inspect.Parameter(
+        "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]
+    )
+    parameters = [*signature.parameters.values(), more]
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call

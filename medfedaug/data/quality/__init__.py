@@ -1,1 +1,0 @@
-"""Checks of a site's data: duplicates, changed files, intensity scales."""

@@ -1,1 +1,0 @@
-"""The papers' experiments: presets, sweeps over them, and their tables next to the published numbers."""

@@ -1,0 +1,69 @@
+"""The engines by name: those of this package, of other packages, and of a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from medfedaug.errors import ConfigError, first_line
+from medfedaug.federation.engine import Engine
+from medfedaug.federation.in_process import InProcessEngine
+from medfedaug.utils import plugins
+from medfedaug.utils.validation import not_known
+
+
+def _nvflare() -> Engine:
+    # Imported here: the other engines work without NVFlare, and its import takes seconds.
+    from medfedaug.nvflare_jobs.simulator.simulator import NVFlareEngine
+
+    return NVFlareEngine()
+
+
+_ENGINES: dict[str, Callable[[], Engine]] = {"nvflare": _nvflare, "inprocess": InProcessEngine}
+
+
+def register(engine: type[Engine]) -> type[Engine]:
+    """Register an engine of a script under its name; a class decorator."""
+    if engine.name in _ENGINES:
+        raise ConfigError(f"an engine {engine.name!r} exists already; give the new one another name")
+    _ENGINES[engine.name] = engine
+    return engine
+
+
+def engine_names() -> list[str]:
+    """List the names that `find_engine` knows."""
+    return [*_ENGINES, *plugins.names(plugins.ENGINES, _ENGINES)]
+
+
+def find_engine(name: str) -> Engine:
+    """Return the engine of a name.
+
+    Raises:
+        ConfigError: for an unknown name, with similar names; for a package that cannot be loaded, or whose
+            entry point is no engine.
+    """
+    if name in _ENGINES:
+        return _ENGINES[name]()
+    plugin = plugins.find(plugins.ENGINES, name, _ENGINES)
+    if plugin is None:
+        raise ConfigError(f"engine {name!r} {not_known(name, engine_names())}")
+    engine = plugin.load()
+    if not (isinstance(engine, type) and issubclass(engine, Engine)):
+        raise ConfigError(f"{plugin.what} is not a subclass of medfedaug.federation.engine.Engine")
+    return engine()
+
+
+def check_device(device: str) -> None:
+    """Check that a device can be used.
+
+    Raises:
+        ConfigError: naming it and the reason.
+    """
+    if device == "auto":
+        return
+    try:
+        if torch.empty(0, device=device).is_meta:
+            raise RuntimeError("it computes nothing")
+    except (RuntimeError, AssertionError) as error:  # the latter where torch is built without CUDA
+        raise ConfigError(f"device {device} cannot be used: {first_line(error)}") from error

@@ -1,0 +1,301 @@
+"""Read the voxels of DICOM files; check pixels against the header before and after they are decoded.
+
+Decoders trust headers: GDCM fills up short pixels with memory of its process. So pydicom reads uncompressed
+pixels and RLE. Images of other compressions go one by one to SimpleITK's GDCM, each in an object that holds
+its description and nothing else; pydicom's plugins read the images that GDCM cannot.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydicom
+from pydicom import Dataset
+from pydicom.dataset import FileMetaDataset
+from pydicom.encaps import encapsulate, generate_frames
+from pydicom.pixels import apply_modality_lut, get_decoder
+from pydicom.pixels.utils import get_expected_length
+from pydicom.uid import UID, ImplicitVRLittleEndian, RLELossless, SecondaryCaptureImageStorage, generate_uid
+
+from medfedaug.errors import ReaderError, first_line
+from medfedaug.hospital.dicom.codestreams import describe, unwrapped
+from medfedaug.hospital.dicom.headers import DicomInstance, DicomSlice, units_of
+from medfedaug.hospital.dicom.pixel_format import PixelFormat
+
+# Syntaxes of JPEG, lossless JPEG, JPEG-LS and JPEG 2000, which SimpleITK's GDCM decodes.
+_BY_GDCM = {f"1.2.840.10008.1.2.4.{number}" for number in (50, 51, 57, 70, 80, 81, 90, 91)}
+_OVERLAY_BIT = 0x0102
+
+
+def undecodable(instance: DicomInstance) -> str:
+    """Return the reason why the voxels of a file cannot be decoded; empty where they can."""
+    if instance.frames > len(instance.slices):
+        return "all its slices are in one file, which does not say where each lies"
+    if instance.syntax in _BY_GDCM:
+        return ""
+    name = UID(instance.syntax).name
+    try:
+        decoder = get_decoder(UID(instance.syntax))
+    except NotImplementedError:
+        return f"compressed as {name}, which nothing here can read; have it sent uncompressed"
+    if decoder.is_available:
+        return ""
+    requirements = decoder.missing_dependencies[0].rpartition("requires ")[2].split(" and ")
+    packages = " ".join(requirement.partition(">")[0] for requirement in requirements)
+    return f"compressed as {name}, which needs packages that are not installed: pip install {packages}"
+
+
+def read_slices(slices: Sequence[DicomSlice]) -> np.ndarray:
+    """Read the voxels of slices in the units of their modality.
+
+    Each slice is rescaled by its own slope and intercept, as in PET, or by the modality LUT of its file.
+    Values of MONOCHROME1 without a unit are inverted first.
+
+    Returns:
+        (Z, Y, X), or in colour (Z, Y, X, C), float32.
+
+    Raises:
+        ReaderError: for pixels that contradict their header, or cannot be decoded; names the file last, after
+            ``; look at``.
+    """
+    by_file: dict[Path, list[int]] = defaultdict(list)
+    for index, piece in enumerate(slices):
+        by_file[piece.file].append(index)
+    voxels: np.ndarray | None = None
+    for file, places in by_file.items():
+        number = slices[places[0]].number
+        try:
+            intensities = _intensities(file, [slices[index] for index in places])
+        except ReaderError as error:
+            image = f" (image {number})" if number is not None else ""
+            raise ReaderError(f"{error}{image}: fetch or export it again; look at {file.name}") from error
+        if voxels is None:
+            voxels = np.empty((len(slices), *intensities.shape[1:]), np.float32)
+        voxels[places] = intensities
+    assert voxels is not None
+    return voxels
+
+
+def _intensities(file: Path, slices: Sequence[DicomSlice]) -> np.ndarray:
+    """Read slices of one file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of values that break the standard
+        try:
+            dataset = pydicom.dcmread(file, force=True)
+            stored, form = stored_frames(dataset), PixelFormat.of(dataset)
+            values = stored[[piece.frame for piece in slices]].astype(np.float64)
+            if form.inverted and not units_of(dataset):
+                values = form.lowest + form.highest - values
+            if dataset.get("ModalityLUTSequence"):
+                values = _by_modality_lut(dataset, form, values)
+        except ReaderError:
+            raise
+        except Exception as error:  # a damaged object fails anywhere in pydicom
+            raise ReaderError(f"its pixels cannot be decoded ({first_line(error)})") from error
+    axes = (1,) * (values.ndim - 1)
+    slope, intercept = (
+        np.reshape(values, (-1, *axes)) for values in zip(*(p.rescale for p in slices), strict=True)
+    )
+    with np.errstate(over="ignore"):
+        result = (values * slope + intercept).astype(np.float32)
+    if not np.isfinite(result).all():
+        raise ReaderError("its voxels are not finite once they are rescaled")
+    return result
+
+
+def _by_modality_lut(dataset: Dataset, form: PixelFormat, values: np.ndarray) -> np.ndarray:
+    """Map values by the table of a header, PS3.3 C.11.1."""
+    table, *more = dataset.ModalityLUTSequence
+    entries = int(table.LUTDescriptor[0]) or 2**16
+    data = table.LUTData
+    # Bytes hold 8 or 16 bits an entry.
+    fits = len(data) in ((entries, 2 * entries) if isinstance(data, bytes) else (entries,))
+    if more or not fits:
+        raise ReaderError(f"its modality LUT has not the {entries} entries that its header says")
+    rescaled = (dataset.get("RescaleSlope", 1), dataset.get("RescaleIntercept", 0)) != (1, 0)
+    if form.inverted or form.colour or rescaled:
+        raise ReaderError("its header has a modality LUT beside MONOCHROME1, colours or a slope")
+    return np.asarray(apply_modality_lut(values.astype(np.int64), dataset), np.float64)
+
+
+def stored_frames(dataset: Dataset) -> np.ndarray:
+    """Decode the pixels of an object as they are stored.
+
+    Returns:
+        (frames, rows, columns), or in colour (frames, rows, columns, 3) as RGB; whole numbers.
+    """
+    if "PixelData" not in dataset:
+        raise ReaderError("it has no pixels, or its file breaks off within them")
+    form, syntax, frames = PixelFormat.of(dataset), syntax_of(dataset), _number_of_frames(dataset)
+    if form.photometric == "PALETTE COLOR" and dataset.get("SegmentationType") != "LABELMAP":
+        raise ReaderError("its pixels are colours of a palette, and no intensities")
+    if syntax.is_encapsulated:
+        pixels = np.stack([_decompressed(image, form, syntax) for image in compressed_frames(dataset)])
+    else:
+        _check_length(dataset, form, frames)
+        pixels = _by_pydicom(dataset, syntax)
+        pixels = pixels[None] if frames == 1 else pixels
+    pixels = _stored_values(dataset, form, pixels)
+    if pixels.shape != (frames, *form.shape):
+        raise ReaderError(
+            f"its pixels are {_sizes(pixels.shape)}, and its header says {_sizes((frames, *form.shape))}"
+        )
+    if pixels.min() < form.lowest or pixels.max() > form.highest:
+        raise ReaderError(f"its pixels have values beyond the {form.stored} bits of its header (BitsStored)")
+    return pixels
+
+
+def syntax_of(dataset: Dataset) -> UID:
+    """Return the transfer syntax of an object as read; the standard's default where it has none."""
+    return UID(str(dataset.file_meta.get("TransferSyntaxUID") or ImplicitVRLittleEndian))
+
+
+def expected_bytes(dataset: Dataset) -> int:
+    """Return the length of uncompressed pixels by their header, without a filling byte."""
+    return get_expected_length(dataset, unit="bytes")
+
+
+def compressed_frames(dataset: Dataset) -> list[bytes]:
+    """Return the compressed images of an object, each whole and of the size in the header."""
+    form, frames = PixelFormat.of(dataset), _number_of_frames(dataset)
+    tables = dataset.get("ExtendedOffsetTable"), dataset.get("ExtendedOffsetTableLengths")
+    offsets = (tables[0], tables[1]) if tables[0] and tables[1] else None
+    try:
+        encoded = [*generate_frames(dataset.PixelData, number_of_frames=frames, extended_offsets=offsets)]
+    except ValueError as error:
+        raise ReaderError(f"its compressed pixels are damaged ({first_line(error)})") from error
+    images = [unwrapped(image) for image in encoded]
+    if len(images) != frames:
+        raise ReaderError(
+            f"its pixels hold {len(images)} images, and its header says {frames} (NumberOfFrames)"
+        )
+    if syntax_of(dataset) != RLELossless:
+        for image in images:
+            _check_codestream(image, form)
+    return images
+
+
+def _check_codestream(image: bytes, form: PixelFormat) -> None:
+    stream = describe(image)
+    sizes = (stream.columns, stream.rows, stream.samples)
+    expected = (form.columns, form.rows, form.samples)
+    if sizes != expected:
+        raise ReaderError(
+            f"its compressed pixels are {_sizes(sizes)}, and its header says {_sizes(expected)}"
+        )
+    if stream.bits > form.allocated:
+        raise ReaderError(
+            f"its compressed pixels have {stream.bits} bits, and its header {form.allocated} (BitsAllocated)"
+        )
+
+
+def _number_of_frames(dataset: Dataset) -> int:
+    return int(dataset.get("NumberOfFrames") or 1)
+
+
+def _check_length(dataset: Dataset, form: PixelFormat, frames: int) -> None:
+    """Check the length of uncompressed pixels; some programs fill them up with zeros."""
+    length, expected = len(dataset.PixelData), expected_bytes(dataset)
+    filling = dataset.PixelData[expected:]
+    excess = len(filling) > 1 and (any(filling) or len(filling) >= expected // frames)
+    if length < expected or excess:
+        raise ReaderError(
+            f"its pixels are {length} bytes, and {_sizes((frames, form.columns, form.rows, form.samples))} "
+            f"of {form.allocated} bits are {expected}"
+        )
+
+
+def _stored_values(dataset: Dataset, form: PixelFormat, pixels: np.ndarray) -> np.ndarray:
+    """Return the values of the stored bits; the other bits repeat the sign, are 0, or hold an overlay."""
+    unused = 8 * pixels.dtype.itemsize - form.stored
+    if form.allocated == 1 or not unused:
+        return pixels
+    values = (pixels << unused) >> unused
+    same = (pixels == values) | (pixels == (values & (2**form.stored - 1)))
+    overlay = any(tag.group & 0xFF01 == 0x6000 and tag.element == _OVERLAY_BIT for tag in [*dataset.keys()])
+    if not overlay and not same.all():
+        raise ReaderError(f"its pixels have values beyond the {form.stored} bits of its header (BitsStored)")
+    return values
+
+
+def _by_pydicom(dataset: Dataset, syntax: UID) -> np.ndarray:
+    options: dict[str, Any] = {"allow_excess_frames": False, "correct_unused_bits": False}
+    pixels, _ = get_decoder(syntax).as_array(dataset, **options)
+    return pixels
+
+
+def _decompressed(image: bytes, form: PixelFormat, syntax: UID) -> np.ndarray:
+    """Decode one compressed image to its stored values."""
+    dataset = _image_object(image, form, syntax)
+    try:
+        if syntax in _BY_GDCM:
+            try:
+                return _by_gdcm(dataset)
+            except RuntimeError:
+                if not get_decoder(syntax).is_available:
+                    raise
+        return _by_pydicom(dataset, syntax)
+    except RuntimeError as error:
+        raise ReaderError(f"its pixels cannot be decoded as {syntax.name}") from error
+
+
+def _image_object(image: bytes, form: PixelFormat, syntax: UID) -> Dataset:
+    """Make an object of one compressed image and its description."""
+    dataset = Dataset()
+    dataset.file_meta = FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = syntax
+    dataset.SOPClassUID, dataset.SOPInstanceUID = SecondaryCaptureImageStorage, generate_uid()
+    dataset.Rows, dataset.Columns, dataset.SamplesPerPixel = form.rows, form.columns, form.samples
+    dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = form.allocated, form.stored, form.stored - 1
+    dataset.PixelRepresentation = int(form.signed)
+    # GDCM would invert MONOCHROME1, too.
+    dataset.PhotometricInterpretation = form.photometric if form.colour else "MONOCHROME2"
+    if form.colour:
+        dataset.PlanarConfiguration = 0
+    dataset.PixelData = encapsulate([image])
+    dataset["PixelData"].VR = "OB"
+    return dataset
+
+
+def _by_gdcm(dataset: Dataset) -> np.ndarray:
+    import SimpleITK as sitk
+
+    written = BytesIO()
+    pydicom.dcmwrite(written, dataset, enforce_file_format=True)
+    warnings_shown = sitk.ProcessObject.GetGlobalWarningDisplay()
+    sitk.ProcessObject.SetGlobalWarningDisplay(False)
+    try:
+        with _path_to(written.getbuffer()) as path:
+            pixels: np.ndarray = sitk.GetArrayFromImage(sitk.ReadImage(path))
+    finally:
+        sitk.ProcessObject.SetGlobalWarningDisplay(warnings_shown)
+    return pixels[0]
+
+
+@contextmanager
+def _path_to(content: memoryview) -> Iterator[str]:
+    """Yield a path by which a library opens content, which lies in memory where the system can do that."""
+    if hasattr(os, "memfd_create"):
+        handle = os.memfd_create("image")
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            yield f"/proc/self/fd/{handle}"
+    else:
+        with tempfile.NamedTemporaryFile(suffix=".dcm") as temporary:
+            temporary.write(content)
+            temporary.flush()
+            yield temporary.name
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    return " x ".join(map(str, sizes))

@@ -1,0 +1,194 @@
+"""DICOM SEG: the prediction of a DICOM series, in a file that a PACS stores with the series.
+
+highdicom writes it, which is an extra: ``pip install 'medfedaug[dicom]'``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydicom
+from pydicom import Dataset
+from pydicom.valuerep import CUSTOMIZABLE_CHARSET_VR
+
+from medfedaug.errors import ConfigError, DataError, first_line
+from medfedaug.hospital.dicom.identity import ModelIdentity, ObjectKind
+from medfedaug.hospital.dicom.segment_codes import Code, SegmentCodes
+from medfedaug.hospital.dicom.series import open_series
+from medfedaug.hospital.dicom.volumes import DicomSeries
+
+OWN_CODES = "99MEDFEDAUG"
+"""Coding scheme of classes without a code, and of measures that no scheme has."""
+_SEG, _CONVERT = "DICOM SEG", "Convert the series to NIfTI."
+_NEEDED = ("PatientID", "StudyInstanceUID", "FrameOfReferenceUID")
+_COLOURS = ((230, 60, 50), (60, 130, 230), (60, 180, 75), (245, 180, 40), (145, 60, 180), (70, 200, 200))
+_UTF8, _REPLACEMENT = "ISO_IR 192", "\ufffd"
+_PLACED = ("ImageOrientationPatient", "PixelSpacing")
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Segments of a label map.
+
+    Args:
+        codes: of the classes; a class without codes has its name in `OWN_CODES`.
+        notes: descriptions of segments, by class.
+    """
+
+    classes: tuple[str, ...]
+    model: ModelIdentity
+    codes: Mapping[str, SegmentCodes] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def codes_of(self, number: int) -> SegmentCodes:
+        """Return the codes of the class with a number."""
+        name = self.classes[number]
+        category = Code("309825002", "SCT", "Spatial and Relational Concept")
+        default = SegmentCodes(category, Code(f"CLASS{number}", OWN_CODES, name[:64]))
+        return self.codes.get(name, default)
+
+
+def check_highdicom() -> None:
+    """Check that highdicom is installed; else name the command that installs it."""
+    if find_spec("highdicom") is None:
+        raise ConfigError(
+            "a DICOM series is given, and DICOM SEG is written by highdicom, which is not installed: "
+            "pip install 'medfedaug[dicom]'"
+        )
+
+
+def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: Segments) -> None:
+    """Write a DICOM SEG on the grid of a series.
+
+    Args:
+        series: the folder with the series, or one of its files; the segmentation refers to its slices,
+            patient and study.
+        voxels: (X, Y, Z), integer: the label map, written as binary segments without the background; or
+            (X, Y, Z, K), floating point: probabilities, written as fractional ones.
+    """
+    import highdicom as hd
+
+    volume = open_series(series)
+    slices = [pydicom.dcmread(file, stop_before_pixels=True) for file in volume.files]
+    _check(series, volume, slices, voxels.shape)
+    step = volume.gap
+    if volume.first.frames == 1:
+        for slice_ in slices:  # a slice without a thickness is as thick as the step
+            slice_.SliceThickness = slice_.get("SliceThickness") or step
+    measures = hd.PixelMeasuresSequence(
+        pixel_spacing=list(volume.slices[0].spacing or ()),
+        slice_thickness=float(slices[0].get("SliceThickness") or step),
+        spacing_between_slices=step,
+    )
+    algorithm = segments.model.algorithm()
+    descriptions = []
+    for number, name in enumerate(segments.classes[1:], start=1):
+        codes = segments.codes_of(number)
+        description = hd.seg.SegmentDescription(
+            segment_number=number,
+            segment_label=name[:64],
+            segmented_property_category=concept(codes.category),
+            segmented_property_type=concept(codes.type),
+            anatomic_regions=[concept(codes.anatomic_region)] if codes.anatomic_region else None,
+            algorithm_type=hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
+            algorithm_identification=algorithm,
+            tracking_uid=segments.model.tracking_uid(volume, number),
+            tracking_id=name[:64],
+            display_color=hd.color.CIELabColor.from_rgb(*colour(number)),
+        )
+        if name in segments.notes:
+            description.SegmentDescription = segments.notes[name]
+        descriptions.append(description)
+    fractional = voxels.ndim > 3
+    kind = ObjectKind.PROBABILITIES if fractional else ObjectKind.SEGMENTATION
+    # highdicom expects slices, rows, columns; a column is a step along x.
+    frames = voxels[..., 1:].transpose(2, 1, 0, 3) if fractional else voxels.transpose(2, 1, 0)
+    if volume.first.frames > 1:  # and the frames of one file in their stored order
+        frames = frames[np.argsort([piece.frame for piece in volume.slices])]
+    with writing(_SEG, series, _CONVERT):
+        made = hd.seg.Segmentation(
+            source_images=slices,
+            pixel_array=np.ascontiguousarray(np.clip(frames, 0, 1) if fractional else frames),
+            segmentation_type="FRACTIONAL" if fractional else "BINARY",
+            segment_descriptions=descriptions,
+            pixel_measures=measures,
+            **segments.model.of_series(volume, kind),
+            omit_empty_frames=not fractional and bool(voxels.any()),
+        )
+        save_object(made, slices[0], path)
+
+
+@contextmanager
+def writing(kind: str, series: Path, hint: str) -> Iterator[None]:
+    """Turn an error of highdicom into a `DataError`, and silence its warnings about names without carets."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise _unfit(kind, series, first_line(error), hint) from error
+
+
+def save_object(made: Dataset, source: Dataset, path: Path) -> None:
+    """Save an object in the character set of its image, or in UTF-8 where that lacks a character."""
+    declared, texts = source.get("SpecificCharacterSet"), [*_texts(made)]
+    if any(_REPLACEMENT in text for text in texts):
+        raise ValueError("its header has a text that its character set cannot decode")
+    # Without a character set, the bytes of a name are kept: nobody knows which letters they mean.
+    known = declared or all(map(str.isascii, _texts(source)))
+    for characters in (declared, _UTF8) if known else (None,):
+        made.SpecificCharacterSet = characters
+        if not characters:
+            del made.SpecificCharacterSet
+        with suppress(UnicodeEncodeError):
+            made.save_as(path, enforce_file_format=True)
+            if [*_texts(pydicom.dcmread(path, stop_before_pixels=True))] == texts:
+                return
+    raise ValueError("its header has a text, such as the patient's name, that would change")
+
+
+def _texts(dataset: Dataset) -> Iterator[str]:
+    """Yield all values that a character set encodes, also those of items."""
+    for element in dataset.iterall():
+        if element.VR in CUSTOMIZABLE_CHARSET_VR:
+            yield str(element.value or "")
+
+
+def colour(number: int) -> tuple[int, int, int]:
+    """Return the colour, RGB, in which viewers should show a class."""
+    return _COLOURS[(number - 1) % len(_COLOURS)]
+
+
+def concept(code: Code) -> Any:
+    """Convert a code for highdicom."""
+    import highdicom as hd
+
+    return hd.sr.CodedConcept(code.value, code.scheme, code.meaning)
+
+
+def _check(series: Path, volume: DicomSeries, slices: Sequence[Any], shape: tuple[int, ...]) -> None:
+    frames = volume.first.frames
+    if frames > 1 and frames * len(slices) != len(volume.slices):
+        raise _unfit(
+            _SEG, series, "its file holds other frames, too", "Export the series into a separate file."
+        )
+    if frames > 1 and len(slices) > 1:
+        raise _unfit(_SEG, series, "its frames are in several files", "Export the series into one file.")
+    needed = _NEEDED if frames > 1 else (*_NEEDED, *_PLACED)
+    missing = [name for name in needed if name not in slices[0]]
+    if missing:
+        raise _unfit(_SEG, series, f"its files have no {', '.join(missing)}", _CONVERT)
+    if shape[:3] != volume.shape:
+        sizes = f"{' x '.join(map(str, volume.shape))} voxels, and {shape[:3]} were read"
+        raise _unfit(_SEG, series, sizes, _CONVERT)
+
+
+def _unfit(kind: str, series: Path, reason: str, hint: str) -> DataError:
+    return DataError(f"no {kind} can be written for it: {reason}", path=series, hint=hint)

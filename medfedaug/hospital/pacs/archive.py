@@ -1,0 +1,347 @@
+"""`Archive`: find studies and series in a DICOM archive, fetch a series, store objects.
+
+`medfedaug.hospital.pacs.dicomweb`, `medfedaug.hospital.pacs.dimse` and `medfedaug.hospital.pacs.folder`
+implement it. Their errors name the archive and never a patient, a study or a series, for which the caller
+has pseudonyms.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import ssl
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from medfedaug.config.options import File, Settings, setting, settings
+from medfedaug.errors import ConfigError, MedFedAugError
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+StudyKey = Literal["StudyInstanceUID", "AccessionNumber", "PatientID"]
+STUDY_KEYS: tuple[StudyKey, ...] = ("StudyInstanceUID", "AccessionNumber", "PatientID")
+"""Attributes by which a study is queried, the most exact first."""
+STUDY_FIELDS = ("StudyInstanceUID", "PatientID", "IssuerOfPatientID", "AccessionNumber")
+"""Attributes of an `ArchiveStudy`."""
+SERIES_FIELDS = (
+    *("SeriesInstanceUID", "Modality", "SeriesNumber", "SeriesDescription"),
+    "NumberOfSeriesRelatedInstances",
+)
+"""Attributes of an `ArchiveSeries`; a file has no number of objects."""
+DATES = tuple((f"{kind}Date", f"{kind}Time") for kind in ("Content", "StructureSet", "InstanceCreation"))
+OBJECT_FIELDS = tuple(chain(*DATES))
+"""Attributes that change when an object is replaced under its UID."""
+
+MOST_FOUND = 10_000
+"""Studies of a search, and series of a study."""
+MOST_OBJECTS = 100_000
+"""Objects of a series."""
+LONGEST_VALUE = 1024
+"""Characters of a value in an answer."""
+
+_UID = re.compile(r"[0-9]+(\.[0-9]+)*")
+_LONGEST_UID = 64
+_COUNT = re.compile(r"[0-9]{1,9}")
+_LIBRARIES = ("dicomweb_client", "highdicom", "pydicom", "pynetdicom", "urllib3")
+
+
+class _ArchiveProblem(MedFedAugError):
+    """Problem with an archive; ``timed_out`` where it is silent or cannot be reached."""
+
+    def __init__(self, text: str, *, timed_out: bool = False) -> None:
+        self.timed_out = timed_out
+        super().__init__(text)
+
+
+class ArchiveError(_ArchiveProblem):
+    """The archive cannot be used: it does not answer, or refuses."""
+
+
+class RequestRefused(ArchiveError):
+    """The archive answers, and refuses one request; others may succeed."""
+
+
+class UnusableAnswer(RequestRefused):
+    """The archive answers one request with unusable data; others may succeed."""
+
+
+class FetchError(_ArchiveProblem):
+    """One series cannot be fetched; others may be."""
+
+
+@dataclass(frozen=True)
+class StudyQuery:
+    """Query for studies: one attribute and its value."""
+
+    key: StudyKey
+    value: str
+
+    def __post_init__(self) -> None:
+        if not self.value or set(self.value) & set("*?\\"):
+            raise ConfigError(f"a value of {self.key} is empty or has a wildcard; name each study")
+        if self.key == "StudyInstanceUID" and not valid_uid(self.value):
+            raise ConfigError("a value of StudyInstanceUID is no UID; a UID has digits and dots alone")
+
+
+@dataclass(frozen=True)
+class ArchiveStudy:
+    """Study in an archive."""
+
+    uid: str
+    patient: str = ""
+    issuer: str = ""
+    accession: str = ""
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, str]) -> ArchiveStudy:
+        """Make a study from values of `STUDY_FIELDS`; all but the UID may be missing."""
+        return cls(
+            uid=values["StudyInstanceUID"],
+            patient=values.get("PatientID", ""),
+            issuer=values.get("IssuerOfPatientID", ""),
+            accession=values.get("AccessionNumber", ""),
+        )
+
+    @property
+    def person(self) -> str:
+        """Identity of the patient, for a pseudonym; without PatientID, each study is a patient."""
+        return f"{self.issuer}\\{self.patient}" if self.patient else self.uid
+
+    def matches(self, query: StudyQuery) -> bool:
+        """Return whether the study has the value of a query: archives may match loosely."""
+        values = {"StudyInstanceUID": self.uid, "AccessionNumber": self.accession, "PatientID": self.patient}
+        return values[query.key].strip() == query.value.strip()
+
+
+@dataclass(frozen=True)
+class ArchiveSeries:
+    """Series in an archive, as it answers; only a folder knows ImageType, and so localisers."""
+
+    study: str
+    uid: str
+    modality: str = ""
+    number: str = ""
+    description: str = ""
+    instances: int | None = None
+    localiser: bool = False
+    patient: str = field(default="", repr=False)
+    issuer: str = field(default="", repr=False)
+
+    @classmethod
+    def of_values(cls, study: ArchiveStudy, values: Mapping[str, str]) -> ArchiveSeries:
+        """Make a series from values of `SERIES_FIELDS`; all but the UID may be missing."""
+        count = values.get("NumberOfSeriesRelatedInstances", "")
+        return cls(
+            study=study.uid,
+            uid=values["SeriesInstanceUID"],
+            modality=values.get("Modality", ""),
+            number=values.get("SeriesNumber", ""),
+            description=values.get("SeriesDescription", ""),
+            localiser="LOCALIZER" in values.get("ImageType", ""),
+            instances=int(count) if _COUNT.fullmatch(count) else None,
+            patient=study.patient,
+            issuer=study.issuer,
+        )
+
+
+def known_fields(values: Mapping[str, object] | Dataset, names: Iterable[str]) -> dict[str, str]:
+    """Return the values of attributes as text; leave out missing and empty ones."""
+    texts = {name: str(values.get(name) or "").strip() for name in names}
+    return {name: text for name, text in texts.items() if text}
+
+
+@settings
+class Access(Settings):
+    """Access to an archive, apart from its address."""
+
+    PANEL: ClassVar[str] = "The archive"
+
+    timeout: float = setting(60.0, "Seconds that the archive may be silent.", above=0)
+    attempts: int = setting(
+        3, "Times that a request is made before it counts as failed.", at_least=1, flags=None
+    )
+    user: str | None = setting(
+        None,
+        "User of DICOMweb; the password is in MEDFEDAUG_PACS_PASSWORD (basic authentication).",
+    )
+    password: str | None = setting(None, "Password of this user.", flags=None, secret=True)
+    token: str | None = setting(
+        None, "Bearer token of HTTP, in place of user and password.", flags=None, secret=True
+    )
+    tls: bool = setting(False, "Encrypt DIMSE; DICOMweb encrypts where the URL says https.", flags=("--tls",))
+    authority: File | None = setting(None, "PEM file of the authority of the archive's certificate.")
+    certificate: File | None = setting(None, "PEM file of the site's certificate, if the archive wants one.")
+    key: File | None = setting(None, "PEM file of its private key, where --certificate does not hold it.")
+    aet: str = setting("MEDFEDAUG", "AE title of the site.")
+    receive: int | None = setting(None, "Port to receive on by C-MOVE, in place of C-GET.")
+    receive_on: str | None = setting(
+        None,
+        "Address of this machine on which --receive listens; by default the one from which the archive is "
+        "reached.",
+    )
+    sender: str | None = setting(
+        None,
+        "AET@HOST that sends to --receive, where it differs from --dimse; other senders are refused.",
+    )
+    connections: int = setting(
+        4,
+        "Parallel DICOMweb requests for single objects, of all series together, after a request for a whole "
+        "series failed.",
+        at_least=1,
+    )
+
+    def __post_init__(self) -> None:
+        for file in (self.authority, self.certificate, self.key):
+            if file is not None and not file.is_file():
+                raise ConfigError(f"{file}: there is no such file")
+        if self.key is not None and self.certificate is None:
+            raise ConfigError("a private key is given without its certificate")
+        if not 0 < len(self.aet) <= 16 or not self.aet.isascii() or "\\" in self.aet:
+            raise ConfigError(f"{self.aet!r} is no AE title: 1 to 16 ASCII characters without a backslash")
+        if self.token is not None and self.user is not None:
+            raise ConfigError("a user and a token are given for one archive; give one of the two")
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token):
+            raise ConfigError("the token of the archive is empty, or no single line of ASCII characters")
+        self.context()
+
+    def context(self, *, server: bool = False) -> ssl.SSLContext:
+        """Make the TLS context of connections, or of the receiver, which demands a certificate."""
+        purpose = ssl.Purpose.CLIENT_AUTH if server else ssl.Purpose.SERVER_AUTH
+        try:
+            context = ssl.create_default_context(purpose, cafile=self.authority)
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(f"{self.authority}: no certificate of an authority in PEM") from error
+        if self.certificate is not None:
+            try:
+                # Without a password argument OpenSSL would prompt for one at the terminal.
+                context.load_cert_chain(self.certificate, self.key, password="")
+            except OSError as error:
+                raise ConfigError(
+                    f"{self.certificate}: not usable with the private key in {self.key or self.certificate}; "
+                    "give PEM files that belong together, the key without a password"
+                ) from error
+        if server:
+            context.verify_mode = ssl.CERT_REQUIRED  # nobody but the archive sends
+        return context
+
+
+class Archive(ABC):
+    """Source of DICOM objects.
+
+    Methods may be called from several threads at once. Its context manager closes it at the end, and keeps
+    DICOM libraries from logging values of headers. A search raises `RequestRefused` where the archive refuses
+    it, and `ArchiveError` where the archive does not answer.
+
+    Attributes:
+        place: address for messages, without user and password.
+    """
+
+    place: str
+    _quiet: AbstractContextManager[None]
+
+    def find_studies(self, query: StudyQuery) -> list[ArchiveStudy]:
+        """Find the studies that match, sorted by UID."""
+        studies = map(ArchiveStudy.of_values, self._studies(query))
+        return sorted((study for study in studies if study.matches(query)), key=lambda study: study.uid)
+
+    def find_series(self, study: ArchiveStudy) -> list[ArchiveSeries]:
+        """Find all series of a study, sorted by number and UID."""
+        rows = (ArchiveSeries.of_values(study, row) for row in self._series(study))
+        return sorted(rows, key=lambda series: (series.number.zfill(9), series.uid))
+
+    def find_objects(self, series: ArchiveSeries) -> dict[str, dict[str, str]]:
+        """List the objects of a series: by SOPInstanceUID the known values of `OBJECT_FIELDS`."""
+        return {row["SOPInstanceUID"]: known_fields(row, OBJECT_FIELDS) for row in self._objects(series)}
+
+    @abstractmethod
+    def _studies(self, query: StudyQuery) -> Iterable[Mapping[str, str]]:
+        """Return values of `STUDY_FIELDS` of studies that may match."""
+
+    @abstractmethod
+    def _series(self, study: ArchiveStudy) -> Iterable[Mapping[str, str]]:
+        """Return values of `SERIES_FIELDS` of the series of a study."""
+
+    @abstractmethod
+    def _objects(self, series: ArchiveSeries) -> Iterable[Mapping[str, str]]:
+        """Return UIDs, and values of `OBJECT_FIELDS`, of the objects of a series."""
+
+    @abstractmethod
+    def fetch(
+        self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] = lambda: None
+    ) -> list[Path]:
+        """Fetch all objects of a series into one file each, and return the files, sorted.
+
+        Files of an interrupted call are kept. Their names contain nothing of the header.
+
+        Raises:
+            ObjectRefused: where objects are of another patient, study or series than the archive said, or
+                beyond all limits.
+            FetchError: where objects are missing.
+            RequestRefused: where the archive refuses to list the objects.
+        """
+
+    @abstractmethod
+    def store(self, datasets: Iterable[Dataset]) -> None:
+        """Store objects, each with its ``file_meta``.
+
+        Raises:
+            ArchiveError: where the archive does not answer, or refuses an object; earlier ones are stored.
+        """
+
+    def close(self) -> None:
+        """Close connections."""
+
+    def __enter__(self) -> Archive:
+        self._quiet = quiet_libraries()
+        self._quiet.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        self._quiet.__exit__(kind, error, trace)
+
+
+def require_pacs(*modules: str) -> None:
+    """Check that packages of the extra ``pacs`` are installed; else name the command that installs them."""
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        packages = ", ".join(name.replace("_", "-") for name in missing)
+        raise ConfigError(f"{packages}: not installed; pip install 'medfedaug[pacs]'")
+
+
+def valid_uid(text: str) -> bool:
+    """Return whether a text is a UID: digits and dots, at most 64.
+
+    Example:
+        >>> valid_uid("1.2.840.10008.1.2"), valid_uid("../1.2")
+        (True, False)
+    """
+    return len(text) <= _LONGEST_UID and _UID.fullmatch(text) is not None
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Keep DICOM libraries in all threads from writing values of headers into logs and warnings."""
+    loggers = [logging.getLogger(name) for name in _LIBRARIES]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        for name in _LIBRARIES:
+            warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL + 1)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

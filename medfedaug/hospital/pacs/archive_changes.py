@@ -1,0 +1,129 @@
+"""`find_changes`: differences between an archive and earlier imports of its studies."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from medfedaug.hospital.pacs.archive import (
+    OBJECT_FIELDS,
+    Archive,
+    ArchiveError,
+    ArchiveSeries,
+    StudyQuery,
+    known_fields,
+)
+from medfedaug.hospital.pacs.choice import NO_STUDY, StudyPlan
+from medfedaug.hospital.pacs.label_objects import LabelObject
+from medfedaug.hospital.pacs.patience import Patience
+
+_IMAGE, _LABEL, _OTHER = "image", "label", "possible image"
+
+SeriesRecords = dict[str, dict[str, Any]]
+
+
+def describe_series(
+    plan: StudyPlan, images: Mapping[str, Sequence[str]], labels: Sequence[LabelObject]
+) -> SeriesRecords:
+    """Describe the series of an import for the site's list.
+
+    Returns:
+        By SeriesInstanceUID the kind and modality; for an image the number of its objects and a hash of their
+        UIDs, since the list of all studies is written again after each; for label objects the dates by
+        SOPInstanceUID.
+    """
+    records: SeriesRecords = {}
+    for one in plan.images:
+        kind = _IMAGE if one.uid in images else _OTHER
+        uids = {*images.get(one.uid, ())}
+        records[one.uid] = {"kind": kind, "modality": one.modality, "count": len(uids), "uids": _hash(uids)}
+    for one in plan.labels:
+        objects = {
+            label.uid: known_fields(label.dataset, OBJECT_FIELDS)
+            for label in labels
+            if label.series == one.uid
+        }
+        records[one.uid] = {"kind": _LABEL, "modality": one.modality, "objects": objects}
+    return records
+
+
+def find_changes(
+    archive: Archive,
+    plans: Sequence[StudyPlan],
+    queries: Sequence[StudyQuery],
+    pseudonym: Callable[[str, str], str],
+    studies: Mapping[str, Mapping[str, Any]],
+) -> dict[str, list[str]]:
+    """Compare the studies of an archive with earlier imports.
+
+    The comparison covers the patient, the series, and the number of an image's objects; for label objects
+    also UIDs, and dates where the archive has them. It misses an object that was replaced under its UID with
+    the same dates.
+
+    Returns:
+        Differences by case, as text without values of headers; unchanged cases are left out.
+    """
+    changes_by_case: dict[str, list[str]] = {}
+    patience = Patience(archive.place, answered=True)
+    for plan in plans:
+        if plan.study is None or plan.case not in studies:
+            continue
+        try:
+            changes = _changes(archive, plan, studies[plan.case])
+            patience.heard()
+        except ArchiveError as error:
+            changes = [f"not compared: {patience.problem(error)}"]
+        if changes:
+            changes_by_case[plan.case] = changes
+    unanswered = {plan.case for plan in plans if plan.study is None and plan.problem != NO_STUDY}
+    present = {plan.case for plan in plans if plan.study is not None}
+    answered = [query for query in queries if pseudonym(query.value, "case") not in unanswered]
+    for case, entry in studies.items():
+        if case not in present and any(entry.get(query.key) == query.value for query in answered):
+            changes_by_case[case] = ["the study is gone"]
+    return changes_by_case
+
+
+def _changes(archive: Archive, plan: StudyPlan, entry: Mapping[str, Any]) -> list[str]:
+    records: SeriesRecords = entry["series"]
+    now = {series.uid: series for series in (*plan.images, *plan.labels)}
+    changes = ["another patient"] if plan.patient != entry["patient"] else []
+    changes += [f"new {series.modality} series" for uid, series in now.items() if uid not in records]
+    changes += [
+        f"gone {record['modality']} series"
+        for uid, record in records.items()
+        if uid not in now and record["kind"] != _OTHER
+    ]
+    for uid, series in now.items():
+        if uid in records:
+            changes += _changes_of_series(archive, series, records[uid])
+    return changes
+
+
+def _changes_of_series(archive: Archive, series: ArchiveSeries, record: Mapping[str, Any]) -> list[str]:
+    if record["kind"] == _OTHER:
+        return []
+    if record["kind"] == _IMAGE:
+        count, same = series.instances, series.instances == record["count"]
+        if count is None:  # the archive does not say
+            uids = archive.find_objects(series).keys()
+            count, same = len(uids), _hash(uids) == record["uids"]
+        return [] if same else [f"{series.modality} series of {count} objects, {record['count']} before"]
+    before: Mapping[str, Mapping[str, str]] = record["objects"]
+    now = archive.find_objects(series)
+    counts = {
+        "new": len(now.keys() - before.keys()),
+        "gone": len(before.keys() - now.keys()),
+        # By dates that both have: an archive may lack some.
+        "rewritten": sum(
+            any(now[uid].get(name, date) != date for name, date in dates.items())
+            for uid, dates in before.items()
+            if uid in now
+        ),
+    }
+    return [f"{count} {change} {series.modality}" for change, count in counts.items() if count]
+
+
+def _hash(uids: Collection[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(uids)).encode()).hexdigest()

@@ -1,0 +1,296 @@
+"""`DicomWebArchive`: an archive with a DICOMweb service (QIDO-RS, WADO-RS, STOW-RS)."""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pydicom
+import requests
+from dicomweb_client.web import DICOMwebClient
+from pydicom import Dataset
+
+from medfedaug.errors import ConfigError, MedFedAugWarning, ReaderError
+from medfedaug.hospital.pacs.archive import (
+    LONGEST_VALUE,
+    MOST_FOUND,
+    MOST_OBJECTS,
+    OBJECT_FIELDS,
+    SERIES_FIELDS,
+    STUDY_FIELDS,
+    Access,
+    Archive,
+    ArchiveError,
+    ArchiveSeries,
+    ArchiveStudy,
+    FetchError,
+    RequestRefused,
+    StudyQuery,
+    UnusableAnswer,
+    valid_uid,
+)
+from medfedaug.hospital.pacs.arrival import Arrival, Failure
+from medfedaug.hospital.pacs.object_check import ObjectRefused
+from medfedaug.hospital.pacs.web_session import AnswerRefused, WebSession, parts_of
+
+_PAGE = 1000
+_MOST_PAGES = 1000
+_OBJECTS = {"Accept": 'multipart/related; type="application/dicom"; transfer-syntax=*'}
+
+
+class DicomWebArchive(Archive):
+    """Archive with a DICOMweb service at a URL, the part before ``/studies``."""
+
+    def __init__(self, url: str, access: Access) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError("--dicomweb takes a URL, such as https://pacs.example.org/dicom-web")
+        if parts.username or parts.password:
+            raise ConfigError(
+                "the URL of the archive holds a user or a password; give them by --user instead"
+            )
+        self.place = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
+        if parts.scheme == "http" and (access.token or access.user) and not _is_here(parts.hostname):
+            warnings.warn(
+                "the token or the password of the archive goes over http, where all on the way can read it; "
+                "give an https URL",
+                MedFedAugWarning,
+                stacklevel=2,
+            )
+        self._access = access
+        self._thread = threading.local()
+        self._sessions: list[WebSession] = []
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(access.connections)
+
+    def _studies(self, query: StudyQuery) -> list[dict[str, str]]:
+        search = partial(self._client().search_for_studies, search_filters={query.key: query.value})
+        return self._rows("StudyInstanceUID", search, STUDY_FIELDS, MOST_FOUND)
+
+    def _series(self, study: ArchiveStudy) -> list[dict[str, str]]:
+        search = partial(self._client().search_for_series, study.uid)
+        return self._rows("SeriesInstanceUID", search, SERIES_FIELDS, MOST_FOUND)
+
+    def _objects(self, series: ArchiveSeries, fields: Sequence[str] = OBJECT_FIELDS) -> list[dict[str, str]]:
+        search = partial(self._client().search_for_instances, series.study, series.uid)
+        return self._rows("SOPInstanceUID", search, fields, MOST_OBJECTS)
+
+    def _rows(
+        self, key: str, search: Callable[..., list[dict[str, Any]]], fields: Sequence[str], most: int
+    ) -> list[dict[str, str]]:
+        """Return all answers of a search, page by page, until a page has nothing new."""
+        rows: dict[str, dict[str, str]] = {}
+        answered = 0
+        with self._requesting():
+            for _ in range(_MOST_PAGES):
+                page = search(fields=[*fields] or None, limit=_PAGE, offset=answered)
+                texts = [_texts(row) for row in page if isinstance(row, Mapping)]
+                new = {row[key]: row for row in texts if valid_uid(row.get(key, "")) and row[key] not in rows}
+                rows.update(new)
+                answered += len(page)
+                if not new:  # ends also where a server ignores the offset and repeats a page
+                    return list(rows.values())
+                if len(rows) > most:
+                    break
+            raise AnswerRefused("answers a search without end")
+
+    def fetch(
+        self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] = lambda: None
+    ) -> list[Path]:
+        """Fetch a series by WADO as it is stored, in one request; then request missing objects one by one.
+
+        At most ``access.connections`` of these, of all series, are under way and in memory.
+        """
+        uids = sorted(row["SOPInstanceUID"] for row in self._objects(series, ()))
+        if not uids:
+            raise FetchError("the archive lists no object of it")
+        arrival = Arrival(series, folder, uids, on_instance)
+        address = f"{self.place}/studies/{series.study}/series/{series.uid}"
+        failure, before = Failure(), arrival.missing
+        if len(before) > 1:
+            failure = self._receive(arrival, address)
+        # A broken object or connection must not cost the other objects. An archive that sent nothing was
+        # already asked ``attempts`` times.
+        silent = failure.timed_out and arrival.missing == before
+        if arrival.missing and not silent:
+            failure = self._one_by_one(arrival, address)
+        return arrival.files(failure)
+
+    def _one_by_one(self, arrival: Arrival, series: str) -> Failure:
+        """Fetch the missing objects one by one, in several threads; return the gravest failure.
+
+        Requests end where the archive is silent.
+        """
+        waiting, over = deque(arrival.missing), threading.Event()
+
+        def work() -> list[Failure]:
+            failures = []
+            try:
+                while waiting and not over.is_set():
+                    try:
+                        uid = waiting.popleft()
+                    except IndexError:  # another thread was faster
+                        break
+                    failure = self._one(arrival, f"{series}/instances/{uid}", uid)
+                    if failure is not None:
+                        failures.append(failure)
+                        if failure.timed_out:
+                            over.set()
+            except BaseException:
+                over.set()
+                raise
+            return failures
+
+        workers = [self._pool.submit(work) for _ in range(self._access.connections)]
+        wait(workers)
+        failures = [failure for worker in workers for failure in worker.result()]
+        return max(failures, key=lambda failure: failure.timed_out, default=Failure())
+
+    def _one(self, arrival: Arrival, address: str, uid: str) -> Failure | None:
+        """Fetch one object in up to ``attempts`` requests; return ``None`` where it came."""
+        for _ in range(self._access.attempts):
+            failure = self._receive(arrival, address)
+            if arrival.has(uid):
+                return None
+            if not failure.passing or failure.timed_out:
+                break
+        return failure
+
+    def _receive(self, arrival: Arrival, address: str) -> Failure:
+        """Accept the objects of an address; return the reason why some may be missing."""
+        try:
+            with self._session().get(
+                address, headers=_OBJECTS, stream=True, timeout=self._access.timeout
+            ) as response:
+                response.raise_for_status()
+                for part in parts_of(response):
+                    arrival.accept(part)
+        except AnswerRefused as error:
+            raise FetchError(f"{self.place} {error}") from error
+        except requests.RequestException as error:
+            return _failure(error, self.place)
+        except OSError as error:
+            raise ArchiveError(f"a fetched object cannot be written ({error.strerror})") from error
+        except ObjectRefused:
+            raise
+        except ReaderError as error:
+            return Failure(str(error), passing=False)
+        return Failure("the archive lists them and does not send them")
+
+    def store(self, datasets: Iterable[Dataset]) -> None:
+        """Store objects by STOW, one a request."""
+        for dataset in datasets:
+            with self._requesting("store"):
+                answer = self._client().store_instances([dataset])
+                failed = [item.get("FailureReason") for item in answer.get("FailedSOPSequence") or []]
+                reason = f" (reason {int(failed[0]):#06x})" if failed and failed[0] is not None else ""
+                stored = {
+                    item.get("ReferencedSOPInstanceUID") for item in answer.get("ReferencedSOPSequence") or []
+                }
+            if failed:
+                raise RequestRefused(f"{self.place} refuses to store an object{reason}")
+            if dataset.SOPInstanceUID not in stored:
+                raise RequestRefused(f"{self.place} does not say that it stored an object; look for it there")
+
+    def close(self) -> None:
+        """Close the connections of all threads."""
+        self._pool.shutdown(cancel_futures=True)
+        with self._lock:
+            for session in self._sessions:
+                session.close()
+            self._sessions.clear()
+            self._thread = threading.local()
+
+    def _session(self) -> WebSession:
+        session: WebSession | None = getattr(self._thread, "session", None)
+        if session is None:
+            session = self._thread.session = WebSession(self.place, self._access)
+            with self._lock:
+                self._sessions.append(session)
+        return session
+
+    def _client(self) -> DICOMwebClient:
+        client: DICOMwebClient | None = getattr(self._thread, "client", None)
+        if client is None:
+            client = self._thread.client = DICOMwebClient(
+                self.place, session=self._session(), timeout=self._access.timeout, permissive_uid=True
+            )
+            client.set_http_retry_params(retry=False)
+        return client
+
+    @contextmanager
+    def _requesting(self, action: str = "search") -> Iterator[None]:
+        """Turn errors of a request into one line without the path, which names a study."""
+        try:
+            yield
+        except AnswerRefused as error:
+            raise UnusableAnswer(f"{self.place} {error}") from error
+        # Invalid JSON, and JSON nested without end, raise no `RequestException`.
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise UnusableAnswer(
+                f"{self.place} answers something else than DICOMweb; check the URL"
+            ) from error
+        except requests.RequestException as error:
+            failure = _failure(error, self.place, action)
+            code = error.response.status_code if error.response is not None else HTTPStatus.UNAUTHORIZED
+            if code != HTTPStatus.UNAUTHORIZED:
+                raise RequestRefused(failure.reason) from error
+            raise ArchiveError(failure.reason, timed_out=failure.timed_out) from error
+
+
+def _is_here(host: str) -> bool:
+    """Return whether a host is this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _failure(error: requests.RequestException, place: str, action: str = "fetch") -> Failure:
+    """Describe a failed request without its path, which names a study."""
+    if isinstance(error, requests.TooManyRedirects):
+        return Failure(f"{place} redirects without end", passing=False)
+    if error.response is not None:
+        code = error.response.status_code
+        hint = {401: "; check user and password", 403: "; this user may not", 404: "; check the URL"}
+        phrase = HTTPStatus(code).phrase if code in {*HTTPStatus} else "unknown"
+        text = f"{place} answers {code} ({phrase}) to a request to {action}{hint.get(code, '')}"
+        return Failure(text, passing=code >= HTTPStatus.INTERNAL_SERVER_ERROR)
+    if isinstance(error, requests.exceptions.SSLError):
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            text = f"{place}: its certificate is not trusted; name its authority with --authority FILE"
+        else:
+            text = (
+                f"{place} refuses the encryption; where it wants a certificate, give --certificate and --key"
+            )
+        return Failure(text, passing=False)
+    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+        return Failure(f"{place} breaks off in the middle")
+    # urllib3 wraps a time-out in the error of the last attempt.
+    if isinstance(error, requests.Timeout) or "timed out" in str(error).lower():
+        return Failure(f"{place} does not answer in time; give it longer with --timeout", timed_out=True)
+    return Failure(f"{place} cannot be reached", timed_out=True)
+
+
+def _texts(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the first value of each attribute of an answer, by its keyword."""
+    texts = {}
+    for tag, entry in row.items():
+        values = entry.get("Value") if isinstance(entry, Mapping) else None
+        name = pydicom.datadict.keyword_for_tag(tag)
+        if not name or not isinstance(values, list) or not values:
+            continue
+        value = values[0]
+        value = value.get("Alphabetic", "") if isinstance(value, Mapping) else value
+        texts[name] = str(value if value is not None else "")[:LONGEST_VALUE].strip()
+    return texts

@@ -1,0 +1,154 @@
+"""`ImportSettings`: the choices of an import."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+from medfedaug.config.options import Settings, setting, settings
+from medfedaug.errors import ConfigError
+
+BACKGROUND = "background"
+"""Class of voxels without a segment."""
+LABELS = {"seg": "SEG", "rtstruct": "RTSTRUCT"}
+"""Modalities of label objects, by kind."""
+NEWEST = "newest"
+"""Rule of label series that takes the newest of several outlines of one class."""
+_CHANNEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")
+
+
+@settings
+class ImportSettings(Settings):
+    """Choices of an import."""
+
+    PANEL: ClassVar[str] = "The choice"
+
+    series: str | None = setting(
+        None,
+        "Series of the image: its UID, or a regular expression for number, description and modality.",
+    )
+    volume: str | None = setting(
+        None,
+        "Volume of a series that holds several, such as 'b-value 800', 'echo time 80' or 'phase 2': a "
+        "regular expression for what tells them apart.",
+    )
+    channels: Mapping[str, str] = setting(
+        dict, "Rules like that of the series for channels, by the channel's name.", flags=None
+    )
+    labels: str = setting("none", "Label maps: seg, rtstruct or none.", choices=(*LABELS, "none"))
+    segments: Mapping[str, str] = setting(
+        dict, "Patterns of segment names, each with its class; background is one, too.", flags=None
+    )
+    classes: tuple[str, ...] = setting(
+        (BACKGROUND,),
+        "The federation's classes, background first, in the order that numbers the voxels of label maps; by "
+        "default, and with background alone, the classes of the segments in their order.",
+    )
+    label_series: tuple[str, ...] = setting(
+        (),
+        "Rules of which a series of label objects must match one: a UID, or a regular expression; and "
+        "newest, which takes the newest of several outlines of one class, in place of refusing them.",
+    )
+    automatic_labels: bool = setting(
+        False,
+        "Also take predictions as label maps: SEG and RTSTRUCT of the algorithm type AUTOMATIC, and objects "
+        "of medfedaug.",
+        flags=("--automatic-labels",),
+    )
+    labelled: tuple[str, ...] = setting(
+        (),
+        "Classes that the site has outlined wherever they are, separated by commas; by default those that "
+        "some label map shows.",
+    )
+    unmapped: str = setting(
+        "refuse",
+        "Segments without a class: refuse, or background, which makes their voxels background.",
+        choices=("refuse", BACKGROUND),
+    )
+    crossing: str = setting(
+        "refuse",
+        "Contours of one region that cross in a slice: refuse, or union, which unites their areas.",
+        choices=("refuse", "union"),
+    )
+    threshold: float = setting(
+        0.5,
+        "Share of its maximum from which a voxel of a fractional SEG counts.",
+        above=0,
+        at_most=1,
+    )
+    overlap: str = setting(
+        "refuse",
+        "Segments of different classes that overlap: refuse, or priority, which gives the voxels to the "
+        "class that the segments name first.",
+        choices=("refuse", "priority"),
+    )
+    anonymise: bool = setting(
+        False,
+        "Also keep the objects without identity in OUT/dicom, by the basic profile of PS3.15; pixels stay.",
+        flags=("--anonymise",),
+    )
+    allow_burned_in: bool = setting(
+        False, "Take images that may hold text in their pixels.", flags=("--allow-burned-in",)
+    )
+    parallel: int = setting(2, "Series and studies at a time.", at_least=1)
+    refresh: bool = setting(
+        False,
+        "Import studies again whose images or label maps changed in the archive; the version before is kept "
+        "in the folder previous of --state.",
+        flags=("--refresh",),
+    )
+    keep_versions: int | None = setting(
+        None,
+        "Number of earlier versions of a case to keep, also by later imports; by default 1.",
+        at_least=0,
+    )
+
+    def __post_init__(self) -> None:
+        # A local import: the command makes its options without the readers of images.
+        from medfedaug.hospital.dicom.series import compile_series
+
+        compile_series(self.series)
+        compile_series(self.volume, "--volume")
+        for name, rule in self.channels.items():
+            if not _CHANNEL.fullmatch(name):
+                raise ConfigError(f"--channel {name!r}: a name has letters, digits, _, + and - alone")
+            compile_series(rule, "--channel")
+        if self.series is not None and self.channels:
+            raise ConfigError("give one of --series and --channel")
+        for rule in self.label_series:
+            compile_series(rule, "--label-series")
+        object.__setattr__(self, "classes", self._classes())
+        names = tuple(name.strip() for text in self.labelled for name in text.split(","))
+        object.__setattr__(self, "labelled", names)
+        if self.labelled and not self.outlined:
+            raise ConfigError("--labelled goes with --labels seg or --labels rtstruct")
+        for name in self.labelled:
+            if name not in self.classes[1:]:
+                raise ConfigError(f"--labelled names {name!r}; the classes are {', '.join(self.classes[1:])}")
+
+    def _classes(self) -> tuple[str, ...]:
+        names = [*dict.fromkeys(name for name in self.segments.values() if name != BACKGROUND)]
+        if self.classes == (BACKGROUND,):
+            return (BACKGROUND, *(names or ["foreground"]))
+        if self.classes[:1] != (BACKGROUND,) or len({*self.classes}) != len(self.classes):
+            raise ConfigError(
+                f"--classes names each class of the federation once, {BACKGROUND} first: "
+                f"--classes {BACKGROUND},tumour,edema"
+            )
+        for name in names:
+            if name not in self.classes:
+                raise ConfigError(
+                    f"--segments gives the class {name!r}, and --classes has {', '.join(self.classes)}"
+                )
+        return self.classes
+
+    @property
+    def priority(self) -> list[str]:
+        """Classes in the order in which they take overlapping voxels."""
+        return [*dict.fromkeys([*self.segments.values(), *self.classes[1:]])]
+
+    @property
+    def outlined(self) -> bool:
+        """Return whether cases have label maps."""
+        return self.labels != "none"

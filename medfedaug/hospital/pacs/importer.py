@@ -1,0 +1,311 @@
+"""`import_studies`: import studies of an archive into a site's data folder, under pseudonyms."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from medfedaug.errors import ConfigError, ReaderError
+from medfedaug.hospital.dicom.series import DicomSeries
+from medfedaug.hospital.pacs.archive import Archive, ArchiveError, ArchiveSeries, FetchError, require_pacs
+from medfedaug.hospital.pacs.archive_changes import describe_series
+from medfedaug.hospital.pacs.case_files import CaseFiles
+from medfedaug.hospital.pacs.choice import StudyPlan
+from medfedaug.hospital.pacs.import_settings import ImportSettings
+from medfedaug.hospital.pacs.label_choice import LabelRefused, choose_outlines, possible_outlines
+from medfedaug.hospital.pacs.label_grid import LabelGrid
+from medfedaug.hospital.pacs.label_objects import LabelObject, class_of
+from medfedaug.hospital.pacs.object_check import check_references, reading_objects
+from medfedaug.hospital.pacs.patience import Patience
+from medfedaug.hospital.pacs.study_list import StudyList
+from medfedaug.hospital.pacs.volume import load_on_grid, open_volume, write_nifti
+from medfedaug.hospital.pacs.withdrawal import finish_withdrawals
+from medfedaug.utils.files import private_folder
+
+if TYPE_CHECKING:
+    from medfedaug.hospital.pacs.deidentify import Deidentifier
+
+
+@dataclass(frozen=True)
+class ImportOutcome:
+    """Outcome of an import, by case.
+
+    Args:
+        problems: reasons why a study was not imported.
+        notes: decisions about the label map of a study that this call imported.
+        refreshed: versions of the cases that a refresh replaced.
+        set_aside: versions that a refresh took out of the data folder, since their studies are now refused.
+    """
+
+    problems: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, Sequence[str]] = field(default_factory=dict)
+    refreshed: dict[str, int] = field(default_factory=dict)
+    set_aside: dict[str, int] = field(default_factory=dict)
+
+
+def import_studies(
+    archive: Archive,
+    plans: Sequence[StudyPlan],
+    out: Path,
+    state: Path,
+    settings: ImportSettings,
+    on_event: Callable[[dict[str, object]], object] = lambda event: None,
+    *,
+    changed: Collection[str] = (),
+    new_uid: Callable[[str], str] | None = None,
+) -> ImportOutcome:
+    """Fetch and convert the studies of a plan; skip imported ones.
+
+    With ``settings.refresh``, changed studies are imported again. A study that is now refused is taken out of
+    the data folder; one that cannot be fetched stays. The version before is kept.
+
+    ``on_event`` is called from several threads with ``start`` (``todo``, ``there``, ``objects``),
+    ``object`` for each arrival, ``remark`` (``case``, ``text``), ``imported`` and ``failed`` (``case``).
+    ``changed`` are cases that differ from the archive. With ``settings.anonymise``, ``new_uid`` replaces a
+    UID, with the site's key.
+
+    Raises:
+        ArchiveError: where the archive becomes unusable; imported studies stay.
+    """
+    deidentifier = None
+    if settings.anonymise:
+        require_pacs("dicomanonymizer")
+        from medfedaug.hospital.pacs.deidentify import Deidentifier
+
+        if new_uid is None:
+            raise ConfigError("objects without identity need UIDs of the site's own key")
+        deidentifier = Deidentifier(new_uid, lambda name: class_of(name, settings.segments))
+    files = CaseFiles(out, state)
+    with files.locked():
+        return _Import(archive, files, StudyList(state), settings, on_event, deidentifier).run(plans, changed)
+
+
+@dataclass(eq=False)
+class _Import:
+    """Import into one folder, which converts and fetches several studies and series at a time."""
+
+    archive: Archive
+    files: CaseFiles
+    studies: StudyList
+    settings: ImportSettings
+    on_event: Callable[[dict[str, object]], object]
+    deidentifier: Deidentifier | None
+
+    def __post_init__(self) -> None:
+        self.patience = Patience(self.archive.place, answered=True)
+        self.stopped = threading.Event()
+        self.fetching = ThreadPoolExecutor(self.settings.parallel)
+        self.outcome = ImportOutcome()
+
+    def run(self, plans: Sequence[StudyPlan], changed: Collection[str]) -> ImportOutcome:
+        """Import the studies."""
+        settings, files, studies = self.settings, self.files, self.studies
+        studies.settle(settings)
+        files.remove_unfinished()
+        finish_withdrawals(studies, files)
+        for plan in plans:
+            if plan.patient in studies.withdrawn:
+                plan.problem = "the patient was withdrawn"
+                files.remove(plan.case)
+        refreshed = {*changed} if settings.refresh else set()
+        for plan in plans:
+            if plan.problem and plan.study is not None and plan.case in refreshed:
+                self._take_out(plan)
+        sound = [plan for plan in plans if not plan.problem]
+        imported = studies.studies.keys() - refreshed
+        todo = [plan for plan in sound if plan.case not in imported or not files.whole(plan.case, settings)]
+        problems = self.outcome.problems
+        problems.update({plan.case: plan.problem for plan in plans if plan.problem})
+        objects = sum(plan.objects for plan in todo)
+        self.on_event(
+            {"event": "start", "todo": len(todo), "there": len(sound) - len(todo), "objects": objects}
+        )
+        with self.fetching, ThreadPoolExecutor(settings.parallel) as converting:
+            futures = [(plan, converting.submit(self._import, plan)) for plan in todo]
+            try:
+                for plan, future in futures:
+                    if problem := future.result():
+                        problems[plan.case] = problem
+            except BaseException:
+                self.stopped.set()
+                for pool in (converting, self.fetching):
+                    pool.shutdown(cancel_futures=True, wait=False)
+                raise
+        # Not after an interruption: a split of some patients would bind the others.
+        files.write_listing(studies, settings)
+        versions = studies.kept_versions(settings.keep_versions)
+        studies.save()
+        files.earlier.trim(versions)
+        return self.outcome
+
+    def _take_out(self, plan: StudyPlan) -> None:
+        """Take a case with a refused study out of the data folder, a listed one as an earlier version."""
+        if plan.case not in self.studies.studies:
+            self.files.unlink(plan.case)  # a withdrawal needs the list
+        elif self.files.whole(plan.case, self.settings):
+            version = self.studies.version(plan.case)
+            self.files.set_aside(plan.case, version)
+            self.outcome.set_aside[plan.case] = version
+
+    def _import(self, plan: StudyPlan) -> str:
+        """Import one study, and return its problem; empty without one."""
+        if self.stopped.is_set():
+            return ""
+        staging = self.files.staging(plan.case)
+        private_folder(staging)
+        problem = ""
+        try:
+            with reading_objects():
+                self._convert(plan, staging)
+        except ReaderError as error:
+            problem = str(error)
+            self._take_out(plan)
+            if isinstance(error, LabelRefused):
+                self.studies.refuse(plan, error.segments)
+        except (FetchError, ArchiveError) as error:
+            # Its objects stay, and the next call requests the missing ones alone.
+            self.on_event({"event": "failed", "case": plan.case})
+            try:
+                return self.patience.problem(error)
+            except ArchiveError:
+                self.stopped.set()
+                raise
+        self.patience.heard()
+        shutil.rmtree(staging, ignore_errors=True)
+        self.on_event({"event": "failed" if problem else "imported", "case": plan.case})
+        return problem
+
+    def _convert(self, plan: StudyPlan, staging: Path) -> None:
+        settings = self.settings
+        fetches = [self._fetch(series, staging / f"label{n}") for n, series in enumerate(plan.labels)]
+        images, objects = plan.images, None
+        if len(images) > max(1, len(settings.channels)):
+            objects = _label_objects(_fetched(fetches))
+            images = [_referred(images, possible_outlines(objects, settings) or objects)]
+        fetches += [self._fetch(series, staging / f"image{n}") for n, series in enumerate(images)]
+        files = _fetched(fetches)
+        rules: list[str | None] = [*settings.channels.values()] or [settings.series]
+        volumes = [
+            open_volume(
+                staging / f"image{n}",
+                rule,
+                allow_burned_in=settings.allow_burned_in,
+                volume=settings.volume,
+            )
+            for n, rule in enumerate(rules)
+        ]
+        for remark in dict.fromkeys(text for volume in volumes for text in volume.remarks):
+            self.on_event({"event": "remark", "case": plan.case, "text": remark})
+        if objects is None:
+            objects = _label_objects(files[: len(plan.labels)])
+        grid = volumes[0]
+        label: np.ndarray | None = None
+        notes: list[str] = []
+        shown: list[str] = []
+        if settings.outlined:
+            references = _references(possible_outlines(objects, settings) or objects)
+            grid = next((volume for volume in volumes if volume.uid in references), grid)
+            if grid.uid not in references:
+                raise ReaderError("none of its label maps refers to its image")
+            label, notes = _label_map(grid, objects, settings)
+            shown = [settings.classes[number] for number in np.unique(label) if number]
+        differs = self._write(plan, volumes, grid, label, files)
+        instances = {volume.uid: [piece.instance for piece in volume.slices] for volume in volumes}
+        records = describe_series(plan, instances, objects)
+        for volume in volumes:
+            records[volume.uid] |= {"units": volume.first.units}
+        self.studies.enter(plan, [series.uid for series in images], records, notes, shown, differs)
+        self.outcome.notes[plan.case] = notes
+        if differs:
+            self.outcome.refreshed[plan.case] = self.studies.version(plan.case)
+
+    def _write(
+        self,
+        plan: StudyPlan,
+        volumes: Sequence[DicomSeries],
+        grid: DicomSeries,
+        label: np.ndarray | None,
+        objects: Sequence[Sequence[Path]],
+    ) -> bool | None:
+        """Write the files of a case, and keep the earlier ones.
+
+        Returns:
+            Whether they differ from the earlier ones; ``None`` without earlier ones.
+        """
+        files, case = self.files, plan.case
+        images = load_on_grid(volumes, grid)
+        imported = case in self.studies.studies and files.whole(case, self.settings)
+        version = self.studies.version(case) if imported else 0
+        if imported:
+            files.keep(case, version)
+        assert grid.affine is not None
+        for path, voxels in zip(files.images(case, self.settings.channels), images, strict=True):
+            write_nifti(path, voxels, grid.affine)
+        if label is not None:
+            write_nifti(files.label(case), label, grid.affine)
+        if self.deidentifier is not None:
+            _keep_objects(self.deidentifier, objects, files.dicom(case), plan)
+        return files.earlier.restore_equal(case, version) if imported else None
+
+    def _fetch(self, series: ArchiveSeries, folder: Path) -> Future[list[Path]]:
+        return self.fetching.submit(
+            self.archive.fetch, series, folder, lambda: self.on_event({"event": "object"})
+        )
+
+
+def _keep_objects(
+    deidentifier: Deidentifier, series: Sequence[Sequence[Path]], folder: Path, plan: StudyPlan
+) -> None:
+    """Write the objects of a case without identity; a file's name is its new UID."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with reading_objects("an object cannot be written without identity"):
+        for files in series:
+            deidentifier.write(files, folder, patient=plan.patient, study=plan.case.removeprefix("case-"))
+
+
+def _fetched(fetches: Sequence[Future[list[Path]]]) -> list[list[Path]]:
+    """Return the files of several series, once all have come or failed: half a study is kept, too."""
+    wait(fetches)
+    return [fetch.result() for fetch in fetches]
+
+
+def _label_objects(series: Sequence[Sequence[Path]]) -> list[LabelObject]:
+    return [LabelObject.read(file) for files in series for file in files]
+
+
+def _references(objects: Sequence[LabelObject]) -> set[str]:
+    return set[str]().union(*(item.references for item in objects))
+
+
+def _referred(images: Sequence[ArchiveSeries], objects: Sequence[LabelObject]) -> ArchiveSeries:
+    """Return the image to which label objects refer."""
+    references = _references(objects)
+    referred = [series for series in images if series.uid in references]
+    if len(referred) != 1:
+        raise ReaderError(
+            f"its label maps refer to {len(referred) or 'none'} of {len(images)} possible images; choose one "
+            "with --series"
+        )
+    return referred[0]
+
+
+def _label_map(
+    grid: DicomSeries, objects: Sequence[LabelObject], settings: ImportSettings
+) -> tuple[np.ndarray, list[str]]:
+    """Return the label map of an image, and the decisions about it."""
+    outlines, notes = choose_outlines([item for item in objects if grid.uid in item.references], settings)
+    label = LabelGrid(grid, settings)
+    for outline in outlines:
+        check_references(outline.source.dataset, grid)
+        with reading_objects("a label object is damaged"):
+            label.add(outline.source.dataset, outline.classes)
+    if label.crossed:
+        notes.append(f"contours that cross in {label.crossed} slices: united")
+    return label.voxels, notes

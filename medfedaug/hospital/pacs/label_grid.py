@@ -1,0 +1,115 @@
+"""`LabelGrid`: the label map of an image, filled from DICOM SEG or RTSTRUCT on the voxels of the image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import shapely
+from pydicom import Dataset
+
+from medfedaug.errors import ReaderError
+from medfedaug.hospital.dicom.headers import first_item, items_of
+from medfedaug.hospital.dicom.segment_frames import SegmentFrame, segment_frames
+from medfedaug.hospital.dicom.volumes import DicomSeries
+from medfedaug.hospital.pacs.contour_areas import Contour, joined_area
+from medfedaug.hospital.pacs.import_settings import ImportSettings
+
+_NEAR = 0.05  # of a voxel: above rounding in headers, below another grid
+
+
+class LabelGrid:
+    """Label map on the grid of a series.
+
+    Attributes:
+        voxels: (X, Y, Z), the number of each voxel's class.
+        crossed: slices in which contours of one region crossed and were united.
+    """
+
+    def __init__(self, series: DicomSeries, settings: ImportSettings) -> None:
+        if series.affine is None:
+            raise ReaderError("the image does not say where it lies, so no label map can be put on it")
+        self._series, self._settings = series, settings
+        self._inverse = np.linalg.inv(np.diag([-1.0, -1, 1, 1]) @ series.affine)
+        # Rank of each class in the order of `ImportSettings.priority`.
+        self._rank = np.array([settings.priority.index(name) for name in settings.classes[1:]])
+        self.voxels = np.zeros(series.shape, np.uint8)
+        self.crossed = 0
+
+    def add(self, dataset: Dataset, classes: Mapping[int, str]) -> None:
+        """Add segments of a SEG or an RTSTRUCT."""
+        rtstruct = dataset.get("Modality") == "RTSTRUCT"
+        for name, mask in (self._contours if rtstruct else self._frames)(dataset, classes):
+            index = self._settings.classes.index(name)
+            before = self.voxels[mask]
+            overlap = (before != 0) & (before != index)
+            if overlap.any() and self._settings.overlap == "refuse":
+                raise ReaderError(
+                    "segments of different classes overlap; --overlap priority gives the voxels to the class "
+                    "that --segments names first"
+                )
+            first = self._rank[np.maximum(before, 1) - 1] < self._rank[index - 1]
+            self.voxels[mask] = np.where(overlap & first, before, index)
+
+    def _index(self, points: np.ndarray) -> np.ndarray:
+        """Convert points in millimetres, LPS, to voxel indices: (N, 3) to (N, 3)."""
+        return points @ self._inverse[:3, :3].T + self._inverse[:3, 3]
+
+    def _frames(self, dataset: Dataset, classes: Mapping[int, str]) -> Iterator[tuple[str, np.ndarray]]:
+        masks: dict[str, np.ndarray] = {}
+        for frame in segment_frames(dataset, self._settings.threshold):
+            name = classes.get(frame.number)
+            if name is not None:
+                mask = masks.setdefault(name, np.zeros(self._series.shape, bool))
+                self._place(mask, frame)
+        yield from masks.items()
+
+    def _place(self, mask: np.ndarray, frame: SegmentFrame) -> None:
+        pixels = frame.pixels
+        try:
+            first = np.array(first_item("PlanePositionSequence", *frame.groups).ImagePositionPatient, float)
+            orientation = first_item("PlaneOrientationSequence", *frame.groups).ImageOrientationPatient
+            spacing = np.array(first_item("PixelMeasuresSequence", *frame.groups).PixelSpacing, float)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ReaderError("a SEG whose frames do not say where they lie") from error
+        row, column = np.reshape(np.array(orientation, float), (2, 3))
+        rows, columns = np.nonzero(pixels)
+        ends = np.array([[0, 0], [0, pixels.shape[1] - 1], [pixels.shape[0] - 1, 0]])
+        for corners in (ends, np.stack([rows, columns], axis=1)):
+            points = first + corners[:, 1:] * row * spacing[1] + corners[:, :1] * column * spacing[0]
+            indices = self._index(points)
+            if not np.isfinite(indices).all():
+                raise ReaderError("a SEG whose frames do not say where they lie")
+            if len(indices) and np.abs(indices - np.rint(indices)).max() > _NEAR:
+                raise ReaderError("a SEG on another grid than its image")
+        cells = np.rint(indices).astype(int)
+        if (cells < 0).any() or (cells >= mask.shape).any():
+            raise ReaderError("a SEG that reaches beyond its image")
+        mask[tuple(cells.T)] = True
+
+    def _contours(self, dataset: Dataset, classes: Mapping[int, str]) -> Iterator[tuple[str, np.ndarray]]:
+        for roi in items_of(dataset, "ROIContourSequence"):
+            name = classes.get(int(roi.ReferencedROINumber))
+            if name is None:
+                continue
+            slices: dict[int, list[Contour]] = {}
+            for contour in items_of(roi, "ContourSequence"):
+                kind = str(contour.get("ContourGeometricType"))
+                if kind not in ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR"):
+                    raise ReaderError("an RTSTRUCT with contours that are not closed")
+                points = self._index(np.reshape(np.array(contour.ContourData, float), (-1, 3)))
+                k = round(float(points[:, 2].mean()))
+                if np.abs(points[:, 2] - k).max() > _NEAR:
+                    raise ReaderError("an RTSTRUCT whose contours lie between the slices of its image")
+                slices.setdefault(k, []).append((kind, points[:, :2]))
+            mask = np.zeros(self._series.shape, bool)
+            for k, contours in slices.items():
+                area, crossed = joined_area(contours, self._settings.crossing)
+                self.crossed += crossed
+                if not 0 <= k < mask.shape[2]:
+                    raise ReaderError("an RTSTRUCT that reaches beyond its image")
+                x, y = np.meshgrid(*map(np.arange, mask.shape[:2]), indexing="ij")
+                shapely.prepare(area)
+                mask[..., k] = shapely.intersects_xy(area, x, y)
+            if mask.any():
+                yield name, mask

@@ -1,0 +1,156 @@
+"""Compare objects of an archive with its answer, with the request, and with the objects they refer to."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+import pydicom
+from pydicom import Dataset
+
+from medfedaug.errors import MedFedAugError, ReaderError
+from medfedaug.hospital.dicom.bounds import check_bounds
+from medfedaug.hospital.dicom.headers import items_of
+from medfedaug.hospital.dicom.series import DicomSeries
+from medfedaug.hospital.pacs.archive import ArchiveSeries
+
+OBJECT_TAGS = (
+    *("PatientID", "IssuerOfPatientID", "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID"),
+    *("Modality", "Rows", "Columns", "NumberOfFrames", "SamplesPerPixel"),
+)
+"""Attributes of an object that `SeriesBounds` checks."""
+_SERIES = ("RTReferencedStudySequence", "RTReferencedSeriesSequence")
+_SOURCES = (
+    ("PerFrameFunctionalGroupsSequence", "DerivationImageSequence", "SourceImageSequence"),
+    ("SharedFunctionalGroupsSequence", "DerivationImageSequence", "SourceImageSequence"),
+    ("ROIContourSequence", "ContourSequence", "ContourImageSequence"),
+)
+MOST_BYTES = 2**33
+"""Bytes of all objects of a series."""
+MOST_VOXELS = 2**30
+"""Values of all pixels of a series, by its headers."""
+
+
+class ObjectRefused(ReaderError):
+    """An object contradicts the archive's answer, so nothing of its series is used."""
+
+
+@contextmanager
+def reading_objects(problem: str = "") -> Iterator[None]:
+    """Turn any error into a `ReaderError`: a damaged object fails anywhere in the parsers.
+
+    Without a named problem an `OSError` passes, which may come from a file that is written.
+    """
+    try:
+        yield
+    except (MedFedAugError, ReaderError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and not problem:
+            raise
+        raise ReaderError(f"{problem or 'an object is damaged'} ({type(error).__name__})") from error
+
+
+def read_values(content: bytes) -> dict[str, str]:
+    """Read the values of `OBJECT_TAGS` as text; empty for missing ones."""
+    with reading_objects():
+        check_bounds(content)
+        header = pydicom.dcmread(
+            io.BytesIO(content), stop_before_pixels=True, force=True, specific_tags=[*OBJECT_TAGS]
+        )
+        return {name: str(header.get(name) or "").strip() for name in OBJECT_TAGS}
+
+
+class SeriesBounds:
+    """Bounds on the objects of one series: its patient, study and series, and sizes."""
+
+    def __init__(self, series: ArchiveSeries) -> None:
+        self._series = series
+        self._bytes = self._voxels = 0
+
+    def check(self, values: Mapping[str, str], size: int) -> None:
+        """Check one object, and count it."""
+        series = self._series
+        compared = [
+            ("patient", values["PatientID"], series.patient),
+            ("study", values["StudyInstanceUID"], series.study),
+            ("series", values["SeriesInstanceUID"], series.uid),
+        ]
+        # Answers and objects may lack these.
+        optional = (
+            ("issuer of the PatientID", values["IssuerOfPatientID"], series.issuer),
+            ("modality", values["Modality"], series.modality),
+        )
+        compared += [(word, value, expected) for word, value, expected in optional if value and expected]
+        for word, value, expected in compared:
+            if value != expected.strip():
+                raise ObjectRefused(
+                    f"an object is of another {word} than the archive's answer says; none of them is used, "
+                    "and who runs the archive can mend it"
+                )
+        self._bytes += size
+        self._voxels += _voxels(values)
+        if self._bytes > MOST_BYTES:
+            raise ObjectRefused(f"its objects have more than {MOST_BYTES >> 30} GiB; choose another series")
+        if self._voxels > MOST_VOXELS:
+            raise ObjectRefused(
+                f"its headers say more than {MOST_VOXELS >> 20} million voxels; choose another series"
+            )
+
+
+def _voxels(values: Mapping[str, str]) -> int:
+    with reading_objects():
+        rows, columns = (int(values[name] or 0) for name in ("Rows", "Columns"))
+        frames, samples = (int(values[name] or 1) for name in ("NumberOfFrames", "SamplesPerPixel"))
+    return rows * columns * max(1, frames) * max(1, samples)
+
+
+def check_references(label: Dataset, image: DicomSeries) -> None:
+    """Check that a SEG or an RTSTRUCT refers to the objects of its image, in its frame of reference."""
+    frame = image.first.frame_of_reference
+    if frame and any(uid not in ("", frame) for uid in _frames_of_reference(label, image.uid)):
+        raise ReaderError("a label object lies in another frame of reference than its image")
+    files = [file for folder in image.folders for file in folder.iterdir()]
+    with reading_objects():
+        read = partial(pydicom.dcmread, specific_tags=["SOPInstanceUID"], stop_before_pixels=True)
+        instances = {str(read(file).SOPInstanceUID) for file in files}
+    if not {*_instances(label, image.uid)} <= instances:
+        raise ReaderError("a label object refers to objects that its image does not have")
+
+
+def _frames_of_reference(label: Dataset, series: str) -> Iterator[str]:
+    """Yield the frames of reference in which a label object lies."""
+    if label.get("Modality") != "RTSTRUCT":
+        yield str(label.get("FrameOfReferenceUID") or "")
+        return
+    for frame in items_of(label, "ReferencedFrameOfReferenceSequence"):
+        if any(item.get("SeriesInstanceUID") == series for item in items_of(frame, *_SERIES)):
+            yield str(frame.get("FrameOfReferenceUID") or "")
+    for region in items_of(label, "StructureSetROISequence"):
+        yield str(region.get("ReferencedFrameOfReferenceUID") or "")
+
+
+def referenced_series(label: Dataset) -> list[Dataset]:
+    """Return the items by which a SEG or an RTSTRUCT refers to series."""
+    frames = items_of(label, "ReferencedFrameOfReferenceSequence", *_SERIES)
+    return [*items_of(label, "ReferencedSeriesSequence"), *frames]
+
+
+def _instances(label: Dataset, series: str) -> Iterator[str]:
+    """Yield the objects of a series to which a label object refers, of all frames and contours."""
+    other_series = set[str]()
+    for item in referenced_series(label):
+        names = ("ReferencedInstanceSequence", "ContourImageSequence")
+        uids = {uid for name in names for uid in _uids(items_of(item, name))}
+        if item.get("SeriesInstanceUID") == series:
+            yield from uids
+        else:
+            other_series |= uids
+    for path in _SOURCES:
+        yield from (uid for uid in _uids(items_of(label, *path)) if uid not in other_series)
+
+
+def _uids(items: Iterable[Dataset]) -> Iterator[str]:
+    return filter(None, (str(item.get("ReferencedSOPInstanceUID") or "") for item in items))

@@ -1,0 +1,177 @@
+"""`StudyList`: the site's private list of imported studies, which maps pseudonyms to studies."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from medfedaug.errors import ConfigError
+from medfedaug.hospital.pacs.archive import StudyQuery
+from medfedaug.hospital.pacs.choice import StudyPlan
+from medfedaug.hospital.pacs.import_settings import ImportSettings
+from medfedaug.utils.files import parse_versioned, write_versioned
+
+_FILE, _KIND, _VERSION = "studies.json", "imported-studies", 1
+_FREE = ("allow_burned_in", "parallel", "refresh", "keep_versions", "labelled")
+_KEPT = 1  # earlier versions of a case by default
+_OF_VERSION = ("imported", "series", "notes")
+# Choices for refused studies may be made later: imported studies did not need them.
+_LATER = ("volume", "overlap", "label_series", "unmapped", "crossing")
+
+
+class StudyList:
+    """Imported studies and withdrawn patients; only its owner may read the file.
+
+    Several threads may use it.
+
+    Attributes:
+        studies: by case its patient's pseudonym, identifiers, version, imported objects, and the classes that
+            its label map shows.
+        labelled: the classes under ``labelled`` that the last import wrote without ``--labelled``; empty
+            where it wrote none.
+        refused: by case its patient's pseudonym, identifiers, and names of the refused segments.
+        withdrawn: by patient the time.
+        caches: folders of prepared images from which withdrawn patients are still to be removed.
+    """
+
+    def __init__(self, state: Path) -> None:
+        self.path = state / _FILE
+        self._lock = threading.Lock()
+        self._content: dict[str, Any] = {}
+        if self.path.exists():
+            try:
+                self._content = parse_versioned(self.path.read_text(encoding="utf-8"), _KIND, _VERSION)
+            except ValueError as error:
+                raise ConfigError(f"{self.path}: not readable; restore it from a copy") from error
+        self.studies: dict[str, Any] = self._content.setdefault("studies", {})
+        self.refused: dict[str, Any] = self._content.setdefault("refused", {})
+        self.withdrawn: dict[str, str] = self._content.setdefault("withdrawn", {})
+        self.caches: list[str] = self._content.setdefault("caches", [])
+        self.labelled: list[str] = self._content.setdefault("labelled", [])
+
+    def settle(self, settings: ImportSettings) -> None:
+        """Bind the list to the settings that decide over voxels; refuse a change of them."""
+        choices = _choices(settings)
+        before = self._content.get("settings")
+        if before is not None and self.studies:
+            defaults = _choices(ImportSettings(segments=dict(before.get("segments", ()))))
+            later = {name: choices[name] for name in _LATER if before.get(name) == defaults[name]}
+            if {**before, **later} != choices:
+                raise ConfigError(
+                    f"{self.path.parent}: its studies were imported with other settings; "
+                    "give the same ones, or another --out"
+                )
+        self._content["settings"] = choices
+
+    def enter(
+        self,
+        plan: StudyPlan,
+        images: Sequence[str],
+        series: Mapping[str, Any],
+        notes: Sequence[str],
+        shown: Sequence[str],
+        differs: bool | None,
+    ) -> None:
+        """Enter an imported study, as a new version where its files, or else its objects, differ."""
+        if plan.study is None:
+            return
+        with self._lock:
+            before = self.studies.get(plan.case, {})
+            version, previous = before.get("version", 1), before.get("previous", [])
+            if before and (before.get("series") != series if differs is None else differs):
+                earlier = {name: before.get(name) for name in _OF_VERSION}
+                previous = [*previous, {"version": version, **earlier}]
+                version += 1
+            self.studies[plan.case] = {
+                **({"split": before["split"]} if "split" in before else {}),
+                **_identifiers(plan),
+                "SeriesInstanceUID": [*images],
+                "version": version,
+                "imported": _now(),
+                "series": series,
+                "notes": [*notes],
+                "shown": [*shown],
+                "previous": previous,
+            }
+            self.refused.pop(plan.case, None)
+            self.save()
+
+    def modalities(self) -> set[str]:
+        """Return the modalities of the imported images."""
+        return {series["modality"] for series in self._images()}
+
+    def units(self) -> Counter[str]:
+        """Count the images by unit, of those that state one."""
+        return Counter(series["units"] for series in self._images() if series.get("units"))
+
+    def _images(self) -> Iterator[Mapping[str, Any]]:
+        for entry in self.studies.values():
+            yield from (one for one in entry["series"].values() if one["kind"] == "image")
+
+    def kept_versions(self, number: int | None) -> int:
+        """Return the number of earlier versions of a case to keep; a given number holds for later imports."""
+        if number is not None:
+            self._content["keep_versions"] = number
+        kept = self._content.get("keep_versions")
+        return _KEPT if kept is None else int(kept)
+
+    def refuse(self, plan: StudyPlan, segments: Sequence[str]) -> None:
+        """Enter the names of the segments for which a study was refused: messages do not show them."""
+        with self._lock:
+            self.refused[plan.case] = {**_identifiers(plan), "segments": [*segments]}
+            self.save()
+
+    def version(self, case: str) -> int:
+        """Return the version of a case."""
+        return int(self.studies[case]["version"])
+
+    def patients_of(self, query: StudyQuery) -> set[str]:
+        """Return the patients with a study, imported or refused, that matches a query."""
+        entries = (*self.studies.values(), *self.refused.values())
+        return {entry["patient"] for entry in entries if entry.get(query.key) == query.value}
+
+    def withdraw(self, patients: Sequence[str], caches: Sequence[Path] = ()) -> None:
+        """Record that patients are withdrawn, and are to be removed from caches."""
+        now = _now()
+        for patient in patients:
+            self.withdrawn.setdefault(patient, now)
+        self.caches += [path for path in map(str, caches) if path not in self.caches]
+        self.save()
+
+    def save(self) -> None:
+        """Write the file."""
+        names = ("settings", "studies", "refused", "withdrawn", "caches", "keep_versions")
+        content = {name: self._content.get(name) for name in names} | {"labelled": self.labelled}
+        write_versioned(self.path, _KIND, _VERSION, content, private=True)
+
+
+def _identifiers(plan: StudyPlan) -> dict[str, str]:
+    """Return the patient's pseudonym, and the values by which a withdrawal may name the study."""
+    study = plan.study
+    assert study is not None
+    return {
+        "patient": plan.patient,
+        "PatientID": study.patient,
+        "AccessionNumber": study.accession,
+        "StudyInstanceUID": study.uid,
+    }
+
+
+def _choices(settings: ImportSettings) -> dict[str, Any]:
+    """Return the settings that decide over voxels, as JSON keeps them."""
+    choices = {key: value for key, value in asdict(settings).items() if key not in _FREE}
+    for key, value in choices.items():
+        if isinstance(value, dict):  # as pairs: the order of segments decides over overlaps
+            choices[key] = [[*pair] for pair in value.items()]
+        elif isinstance(value, tuple):
+            choices[key] = [*value]
+    return choices
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

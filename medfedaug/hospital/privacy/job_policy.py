@@ -1,0 +1,257 @@
+"""`JobRules`: a site's rules for jobs, whoever submits them."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
+
+from annotated_types import MinLen
+
+from medfedaug.config.options import Settings, setting, settings
+from medfedaug.config.run import RunConfig
+from medfedaug.errors import JobRefused, withheld
+from medfedaug.utils.printable import counted
+
+if TYPE_CHECKING:
+    import torch
+
+_FILE = re.compile(r"^[/~.\\]|^[A-Za-z]:[\\/]|\.\.[\\/]|://")
+
+
+Name = Annotated[str, MinLen(1)]
+
+
+@settings
+class JobRules(Settings):
+    """A site's rules for jobs; JSON in the site's settings.
+
+    Raises:
+        ConfigError: for a value of another type or out of range.
+
+    Example:
+        >>> rules = JobRules(max_rounds=100)
+        >>> rules.check("A", RunConfig(rounds=200))
+        Traceback (most recent call last):
+        medfedaug.errors.JobRefused: site A: job refused: its rounds are 200, and the site's rule \
+max_rounds is 100
+    """
+
+    TITLE: ClassVar[str] = "jobs: "
+    PANEL: ClassVar[str] = "Jobs in which the site takes part"
+    OPEN: ClassVar[str] = "what the kit says"
+
+    methods: tuple[Name, ...] | None = setting(
+        None,
+        "Methods that jobs may use, separated by commas; by default all (of packages: --allow-plugin).",
+        flags=("--allow-methods",),
+    )
+    networks: tuple[Name, ...] | None = setting(
+        None,
+        "Networks that jobs may use, by name or class path, separated by commas; by default all.",
+        flags=("--allow-networks",),
+    )
+    tasks: tuple[Name, ...] | None = setting(
+        None, "Tasks of jobs, segmentation or classification; by default both.", flags=("--allow-tasks",)
+    )
+    loops: tuple[Name, ...] = setting(
+        (),
+        "A training loop that jobs may bring (FILE.py@SHA-256, as `medfedaug export` prints it) or name (of "
+        "packages: also --allow-plugin), repeatable; by default none. A loop is code that sees the site's "
+        "images.",
+        flags=("--allow-loop",),
+    )
+    max_rounds: int = setting(1000, "Most rounds of a job.", above=0)
+    min_cases: int = setting(
+        10,
+        "Least training cases with which the site trains in a job; least patients where its list names them.",
+        above=0,
+    )
+    allow_limit: bool = setting(False, "Let a job choose a part of the cases by its limit.")
+    max_model_mb: float = setting(1024.0, "Largest model, in MB.", above=0)
+    max_payload_mb: float = setting(
+        1024.0,
+        "Largest exchange of the methods in a message, either way and without the model, in MB.",
+        above=0,
+        rare=True,
+    )
+    secure_only: bool = setting(False, "Take part only in jobs under secure aggregation.")
+    min_summed: int = setting(
+        3,
+        "Least sites, with this one, in a sum that the server learns under secure aggregation.",
+        at_least=2,
+        rare=True,
+    )
+    known_sites: tuple[Name, ...] | None = setting(
+        None,
+        "The federation's sites, by the names in their certificates, separated by commas; by default the "
+        "sites whose certificates have reached this site.",
+        flags=("--known-sites",),
+    )
+    min_known_share: float = setting(
+        0.66,
+        "Least share of the known sites that must take part in a sum under secure aggregation, 0 to 1.",
+        at_least=0,
+        at_most=1,
+        rare=True,
+    )
+    max_sum_sets: int = setting(
+        3,
+        "Most sets of sites in the sums of one job under secure aggregation: a server that claims that a "
+        "site is gone learns about it from the difference. 1 is the safest; a site that misses a round then "
+        "ends the job.",
+        at_least=1,
+        rare=True,
+    )
+    approve: bool = setting(
+        False, "Let a job wait until the site's administrator has approved it (medfedaug site approve)."
+    )
+    max_waiting: int = setting(
+        20,
+        "Most configurations that wait for an approval; another one replaces the oldest, which is refused.",
+        above=0,
+        rare=True,
+    )
+
+    def check(self, site: str, config: RunConfig) -> None:
+        """Check a job's configuration, before anything is built for it.
+
+        Raises:
+            JobRefused: naming the rule and the job's setting, whose value stays at the site.
+        """
+        for name in (entry["name"] for entry in config.methods):
+            self._allowed(site, "method", name, "methods", self.methods)
+        self._allowed(site, "network", config.network, "networks", self.networks)
+        self._allowed(site, "task", config.task, "tasks", self.tasks)
+        if config.loop is not None:
+            self._allowed(site, "training loop", config.loop, "loops", self.loops)
+        if config.rounds > self.max_rounds:
+            _refuse(site, f"its rounds are {withheld(config.rounds)}", f"max_rounds is {self.max_rounds}")
+        if self.secure_only and not config.secure_aggregation:
+            _refuse(site, "its secure_aggregation is false", "secure_only is true")
+        if config.limit is not None and not self.allow_limit:
+            _refuse(site, f"its limit is {withheld(config.limit)}", "allow_limit is false")
+        for name in ("network_args", "loss_args", "methods"):
+            for text in _texts(getattr(config, name)):
+                if _FILE.search(text):
+                    reason = f"its {name} name a file or an address, {withheld(repr(text[:80]))}"
+                    _refuse(site, reason, "is that jobs name none")
+        self.check_model(site, _megabytes(config, self.max_model_mb))
+
+    def check_cases(self, site: str, per_patient: Sequence[int]) -> None:
+        """Check the number of a site's training cases, given the number of each patient's.
+
+        `min_cases` counts patients, since ten images of one patient reveal one patient.
+
+        Raises:
+            JobRefused: naming the number and the rule.
+        """
+        patients, cases = len(per_patient), sum(per_patient)
+        if patients < self.min_cases:
+            of = f" of {counted(patients, 'patient')}" if patients < cases else ""
+            _refuse(site, f"{cases} cases{of} would train", f"min_cases is {self.min_cases}")
+
+    def check_model(self, site: str, megabytes: float) -> None:
+        """Check the size of a network or of the weights in a message."""
+        if megabytes > self.max_model_mb:
+            _refuse(site, f"its model has {megabytes:.4g} MB", f"max_model_mb is {self.max_model_mb:g}")
+
+    def check_payload(self, site: str, megabytes: float) -> None:
+        """Check the size of the methods' exchange in a message."""
+        if megabytes > self.max_payload_mb:
+            reason = f"its methods exchange {megabytes:.4g} MB in a message"
+            _refuse(site, reason, f"max_payload_mb is {self.max_payload_mb:g}")
+
+    def _allowed(self, site: str, kind: str, name: str, rule: str, names: tuple[str, ...] | None) -> None:
+        if names is not None and name not in names:
+            _refuse(site, f"its {kind} is {withheld(name)}", f"{rule} allows {', '.join(names) or 'none'}")
+
+    def describe(self) -> str:
+        """Describe the rules in one line, for `doctor`."""
+        allowed = {"methods": self.methods, "networks": self.networks, "tasks": self.tasks}
+        parts = [f"{kind}: {', '.join(names)}" for kind, names in allowed.items() if names is not None]
+        parts = parts or ["all methods, networks and tasks"]
+        parts += [
+            f"training loops: {', '.join(self.loops) or 'only that of medfedaug'}",
+            f"at least {self.min_cases} cases, at most {self.max_rounds} rounds",
+            "limit allowed" if self.allow_limit else "no limit",
+            f"models up to {self.max_model_mb:g} MB, exchanges up to {self.max_payload_mb:g} MB",
+        ]
+        parts += ["secure aggregation alone"] if self.secure_only else []
+        approval = f"each job waits for approval, {self.max_waiting} at most"
+        return "; ".join([*parts, approval if self.approve else "no approval needed"])
+
+
+def _refuse(site: str, reason: str, rule: str) -> NoReturn:
+    raise JobRefused(site, f"{reason}, and the site's rule {rule}")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts([*value, *value.values()])
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _texts(entry)
+
+
+def _megabytes(config: RunConfig, most: float) -> float:
+    """Return the size of a network, before its weights take memory; 0 where it cannot be built."""
+    import torch  # the command line reads the rules without it
+
+    from medfedaug.models import build_network
+
+    args = {
+        "spatial_dims": config.plan.spatial_dims,
+        "image_size": config.plan.patch_size or config.image_size,
+        "supervised": config.plan.deep_supervision,
+        **config.network_args,
+    }
+
+    def build() -> torch.nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            return build_network(
+                config.network, in_channels=config.in_channels, out_channels=config.num_classes, **args
+            )
+
+    try:
+        with torch.device("meta"):
+            network = build()
+    except Exception:  # some networks compute while they are built
+        return _built_up_to(build, most)
+    return _size(network)
+
+
+def _built_up_to(build: Callable[[], torch.nn.Module], most: float) -> float:
+    """Return the size of a network in MB, or the size at which its parameters exceed ``most``.
+
+    A parameter is registered before it is filled, and takes memory when it is filled.
+    """
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
+    parameters: dict[int, torch.nn.Parameter] = {}
+    thread = threading.get_ident()
+
+    def count(_module: torch.nn.Module, _name: str, parameter: torch.nn.Parameter) -> None:
+        if threading.get_ident() == thread:
+            parameters[id(parameter)] = parameter
+            if megabytes() > most:
+                raise MemoryError
+
+    def megabytes() -> float:
+        return sum(parameter.nbytes for parameter in parameters.values()) / 1e6
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        return _size(build())
+    except Exception:  # other errors are reported when the network is built for use
+        return megabytes() if megabytes() > most else 0.0
+    finally:
+        hook.remove()
+
+
+def _size(network: torch.nn.Module) -> float:
+    result: float = sum(value.nbytes for value in network.state_dict().values()) / 1e6
+    return result

@@ -1,0 +1,201 @@
+"""Pages about a job for a site's administrator and board: origin, decisions, computation, messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from medfedaug.config.run import RunConfig
+from medfedaug.errors import JobRefused, MedFedAugError
+from medfedaug.hospital.privacy.job_log import JobBook, JobEntry
+from medfedaug.hospital.privacy.policy import OPEN_PROMISE
+from medfedaug.hospital.privacy.site_settings import SiteSettings
+from medfedaug.utils.printable import counted
+
+if TYPE_CHECKING:
+    from medfedaug.methods.base import ServerExchange
+
+
+def record(entry: JobEntry, book: JobBook, site: str, settings: SiteSettings) -> list[str]:
+    """Return the record of a configuration for the site's files: origin, decisions and page."""
+    lines = [
+        f"Record of a job at {site}",
+        "",
+        f"configuration: {entry.hash}",
+        f"first seen: {_when(entry.seen)}",
+    ]
+    lines += [f"purpose: {_purpose(entry.config)}", "", "Decisions"]
+    lines += [
+        f"  {_when(decision.when)}: {decision.verdict} by {decision.by or 'somebody who was not recorded'}"
+        for decision in entry.decisions
+    ]
+    if not entry.decisions:
+        waits = "none: it waits for one" if entry.verdict == "waiting" else entry.verdict
+        lines += [f"  {waits}"]
+    lines += ["", *_jobs(entry, book), "", "The page of this configuration", ""]
+    return [*lines, *summary(entry, settings)]
+
+
+def job_state(entry: JobEntry, job: str, book: JobBook) -> str:
+    """Return the state of a job at this site."""
+    if job not in entry.runs:
+        return "has not begun"
+    if job in entry.ends:
+        return "ended"
+    return "running" if book.is_running(job) else "no process: it was killed, or its machine was"
+
+
+def _jobs(entry: JobEntry, book: JobBook) -> Iterator[str]:
+    yield "Jobs with it (identifier and name as the server says)"
+    for job in dict.fromkeys([*entry.origins, *entry.runs]):
+        origin = entry.origins.get(job)
+        parts = [f"  {job}"]
+        if origin is not None:
+            who = ", ".join(part for part in (origin.submitter, origin.organisation, origin.role) if part)
+            proof = "by the certificate that signed it" if origin.signed else "as the server says; not signed"
+            parts += [f"name {json.dumps(origin.name, ensure_ascii=False)}"]
+            parts += [
+                f"submitted by {who or 'nobody who is named'} ({proof})",
+                f"asked {_when(origin.asked)}",
+            ]
+        parts += [f"began {_when(entry.runs[job])}"] if job in entry.runs else []
+        parts += [f"ended {_when(entry.ends[job])}"] if job in entry.ends else [job_state(entry, job, book)]
+        yield "; ".join(parts)
+    if not entry.origins and not entry.runs:
+        yield "  none"
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
+
+
+def _purpose(config: Mapping[str, object]) -> str:
+    return str(config.get("purpose") or "") or "none given"
+
+
+def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
+    """Return the page of a job at a site, in lines of text.
+
+    The server's half of each method, built here, defines the values that may leave.
+    """
+    # Imported here, since a list of jobs needs no PyTorch.
+    from medfedaug.federation.messages.messages import num_bytes
+    from medfedaug.federation.server.server import FederationServer
+
+    policy = settings.privacy
+    lines = [f"job {entry.hash}", f"purpose: {_purpose(entry.config)}", "", "What runs"]
+    try:
+        config = RunConfig.from_dict(entry.config)
+        server = FederationServer(config)
+    except MedFedAugError as error:
+        return [*lines, f"  nothing: it cannot run here ({error})"]
+    lines += [f"  {line}" for line in _runs(config)]
+    sent = num_bytes({key: server.state[key] for key in server.reply_checks.model.shapes}) / 1e6
+    if policy.epsilon is None:
+        lines += ["", "Trust", f"  {OPEN_PROMISE}."]
+    lines += ["", f"What leaves this site, each number of {policy.min_images} patients or more"]
+    if config.planning:
+        lines += [
+            "  once: the fingerprint of the training volumes; the plan that is made of it is a job of its own"
+        ]
+    times = "once" if config.rounds == 1 else f"{config.rounds} times"
+    entries = counted(len(server.reply_checks.model.shapes), "entry", "entries")
+    return [
+        *lines,
+        "  once: the numbers of cases, and how images are scaled",
+        "  once: the names of the classes that this site has annotated for training, where its dataset.json "
+        "says that these may not be all (labelled)",
+        "  once: the edges of the training volumes' voxels, as 10 %, 50 % and 90 % quantiles of two digits",
+        "  once: the numbers of patients and studies, and the site's description of itself for the model "
+        "card (site configure --describe); by default none",
+        *(f"  once: {line}" for line in _exchanged(server.aggregation.once)),
+        *(
+            ["  under secure aggregation: of weights and statistics the server learns sums alone"]
+            if config.secure_aggregation
+            else []
+        ),
+        f"  {times}: the weights that training changes, {sent:.4g} MB, of {entries}",
+        f"  {times}: number of samples, validation score, whole seconds",
+        *(f"  {times}: {line}" for line in _exchanged(server.aggregation.every_round)),
+        "  once, at the end: the scores of the test cases",
+        "",
+        "What leaves it in a job of these settings that scores finished models and trains none",
+        "  the mean scores of each model, and their differences",
+        "  An approval is for both kinds of job.",
+        "",
+        "What this kit withholds, by its policy and rules",
+        *(f"  {line}" for line in withheld_here(config, settings)),
+        *_changed(config),
+    ]
+
+
+def withheld_here(config: RunConfig, settings: SiteSettings) -> Iterator[str]:
+    """Yield what a site with these settings withholds from a job, a line each."""
+    from medfedaug.federation.composition import check_counted
+
+    policy = settings.privacy
+    try:
+        settings.jobs.check("this kit", config)
+        check_counted(config)
+        if config.loop is not None and policy.sgd_noise_multiplier:
+            raise JobRefused("this kit", "nothing bounds what one case changes in its training loop")
+    except MedFedAugError as error:
+        yield f"everything, since it refuses the job: {error}"
+        return
+    yield f"each number, scores included, of fewer than {policy.min_images} patients (min_images)"
+    yield "the training's losses, scores of single cases and classes, distances, names of cases and files"
+    if settings.jobs.min_cases > policy.min_images:
+        yield f"everything of a training with fewer than {settings.jobs.min_cases} patients (min_cases)"
+    if policy.epsilon is not None:
+        yield (
+            f"whatever would exceed ε = {policy.epsilon:g} of a patient over all jobs, and whatever noise "
+            "cannot hide: times, edges of voxels, differences of scores, messages about images"
+        )
+        yield "everything, where a method changes the training or sends statistics, and noise cannot hide it"
+
+
+def _changed(config: RunConfig) -> list[str]:
+    lines = ["", "Settings that are not the default"]
+    return [*lines, *(f"  {line}" for line in changed_settings(config))]
+
+
+def changed_settings(config: RunConfig) -> list[str]:
+    """Return a line for each setting of a job that is not the default."""
+    usual = type(config)().to_dict()
+    return [f"{name}: {json.dumps(v)}" for name, v in config.to_dict().items() if v != usual[name]]
+
+
+def _runs(config: RunConfig) -> list[str]:
+    local, unit = (config.local_steps, "step") if config.local_steps else (config.local_epochs, "epoch")
+    methods = [
+        method["name"] + (f" {json.dumps(method['args'])}" if method.get("args") else "")
+        for method in config.methods
+    ]
+    return [
+        f"{config.task} of {_quoted(config.classes)}, with {counted(config.in_channels, 'channel')}",
+        f"network: {config.network}" + (" (a Bundle, which is code of this site)" if config.bundle else ""),
+        *([f"training loop: {config.loop}, CODE THAT SEES THE IMAGES"] if config.loop else []),
+        f"methods: {', '.join(methods)}",
+        f"training: {counted(config.rounds, 'round')} of {counted(local, unit)}, "
+        f"{counted(config.batch_size, 'sample')} a step",
+        f"cases: {'all' if config.limit is None else f'at most {config.limit} of each split'}",
+    ]
+
+
+def _quoted(names: Sequence[str]) -> str:
+    """Quote foreign names, so that they cannot pass for words of this page."""
+    return ", ".join(json.dumps(name, ensure_ascii=False) for name in names)
+
+
+def _exchanged(exchanges: Mapping[str, ServerExchange]) -> list[str]:
+    lines = []
+    for name, exchange in exchanges.items():
+        shapes = [
+            f"{key} ({' x '.join('any' if n is None else str(n) for n in shape) or '1'})"
+            for key, shape in exchange.shapes.items()
+        ]
+        more = f" and {len(shapes) - 6} more" if len(shapes) > 6 else ""
+        lines.append(f"{name}: {', '.join(shapes[:6])}{more}")
+    return lines

@@ -1,0 +1,276 @@
+"""`PrivacyLedger`: everything that a site has released, and its spent privacy budget."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from medfedaug.errors import ConfigError, MedFedAugError, StorageError, own
+from medfedaug.hospital.privacy.accountant import Spent, epsilon_spent
+from medfedaug.utils.files import PRIVATE, make_private, private_folder
+
+__all__ = ["LEDGER_FILE", "Entry", "PrivacyLedger", "Release", "by_kind"]
+
+LEDGER_FILE = "ledger.sqlite"
+"""File of the ledger in a site's state folder."""
+
+_SCHEMA = 1
+_TABLES = """
+CREATE TABLE account (identifier TEXT);
+INSERT INTO account VALUES (LOWER(HEX(RANDOMBLOB(16))));
+CREATE TABLE files (files BLOB PRIMARY KEY, identity BLOB) WITHOUT ROWID;
+CREATE TABLE members (cases TEXT, identity BLOB, PRIMARY KEY (cases, identity)) WITHOUT ROWID;
+CREATE TABLE patients (identity BLOB PRIMARY KEY, patient BLOB) WITHOUT ROWID;
+CREATE TABLE spent (time REAL, noise REAL, releases INTEGER, cases TEXT, rate REAL);
+CREATE TABLE releases (
+    number INTEGER PRIMARY KEY, time REAL, job TEXT, method TEXT, kind TEXT, shape TEXT, split TEXT,
+    count INTEGER, noise REAL, digest TEXT, cases TEXT, site TEXT
+);
+"""
+"""Among them the account's identifier, and the identity of a case by the hash of its files."""
+
+_OWNER = "COALESCE(patient, identity)"
+"""The patient of a case; a case without a named patient counts as a patient."""
+
+_OF_PATIENTS = f"""
+SELECT DISTINCT cases FROM members LEFT JOIN patients USING (identity) WHERE {_OWNER} IN
+    (SELECT {_OWNER} FROM members LEFT JOIN patients USING (identity) WHERE cases = ?)
+"""
+"""The sets that share a patient with a given set."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """Release of a site: values that leave it.
+
+    Args:
+        job: the identifier of the job.
+        method: the method that sends it; ``"model"`` for weights, ``"task"`` for scores and counts,
+            ``"masks"`` for keys and shares of secure aggregation.
+        kind: ``"weights"``, ``"statistics"``, ``"masked weights and statistics"``, ``"numbers"``,
+            ``"scores"``, ``"message"``, or the kind of key or share.
+        shape: a short description of the content.
+        split: the split of its cases, ``"training"``, ``"validation"`` or ``"test"``; empty for no cases.
+        count: the number of these cases.
+        noise: the noise multiplier; 0 without noise.
+        digest: SHA-256 of the content.
+        site: the site's name in the job.
+    """
+
+    job: str
+    method: str
+    kind: str
+    shape: str
+    split: str = ""
+    count: int = 0
+    noise: float = 0.0
+    digest: str = ""
+    site: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Release in the ledger: its number from 1, its time in seconds since 1970, and the hash of its cases."""
+
+    number: int
+    time: float
+    release: Release
+    cases: str
+
+
+class PrivacyLedger:
+    """The account of everything that a site has released, over all of its jobs, restarts and names.
+
+    Cases are known by their identities (`medfedaug.data.content_hash.case_identities`), so that an
+    account continues when a site, its folder or its files are renamed. Every method that takes identities
+    also takes a mapping from the identities of cases to the identities of their patients; the latest mapping
+    holds. The cases of a patient then share one budget.
+
+    Sites may share an account, since a budget belongs to patients. The account is an SQLite file, with a lock
+    file by which jobs take turns; without a path it is in memory, for a simulation.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self.path = Path(path) if path is not None else None
+        self._lock = FileLock(f"{self.path}.lock") if self.path is not None else nullcontext()
+        self._memory: sqlite3.Connection | None = None
+        if self.path is None:
+            self._memory = sqlite3.connect(":memory:", check_same_thread=False)
+            _make(self._memory)
+
+    def identities(self, files: Mapping[bytes, Callable[[], bytes]]) -> dict[bytes, bytes]:
+        """Return the identities under which cases are entered; see `IdentityStore`."""
+        with self._opened() as connection:
+            known = dict(connection.execute("SELECT files, identity FROM files"))
+        # Decoding takes long, and other jobs wait for an opened ledger.
+        new = {key: decode() for key, decode in files.items() if key not in known}
+        with self._opened() as connection:
+            connection.executemany("INSERT OR IGNORE INTO files VALUES (?, ?)", new.items())
+        return {key: known[key] if key in known else new[key] for key in files}
+
+    def account(self) -> tuple[str, int]:
+        """Return the account's identifier, which never changes, and the number of its entries."""
+        with self._opened() as connection:
+            ((identifier,),) = connection.execute("SELECT identifier FROM account")
+            ((entries,),) = connection.execute(
+                "SELECT (SELECT COUNT(*) FROM releases) + (SELECT COUNT(*) FROM spent)"
+            )
+        return str(identifier), int(entries)
+
+    def held(self) -> AbstractContextManager[object]:
+        """Keep other jobs out between a query and the entry that depends on it."""
+        if self.path is not None:
+            private_folder(self.path.parent)
+        return self._lock
+
+    def releases(self, cases: Collection[bytes] = ()) -> list[Spent]:
+        """Return the releases with noise so far, all or those about the patients of some cases.
+
+        Raises:
+            ConfigError: for a file that is not a ledger: the spent budget is unknown, and nothing may leave.
+        """
+        with self._opened() as connection:
+            return _spent(connection, cases)
+
+    def spend(
+        self,
+        noise_multiplier: float,
+        delta: float,
+        most: float,
+        cases: Collection[bytes] = (),
+        releases: int = 1,
+        rate: float = 1.0,
+    ) -> float | None:
+        """Enter more releases with noise, before anything leaves the site: a crash in between costs budget.
+
+        Cases are their identities; empty for unknown cases, which count with all others.
+
+        Returns:
+            ε of all releases about these cases' patients together; ``None``, with nothing entered, where it
+            would exceed ``most``.
+        """
+        with self._opened() as connection:
+            earlier, more = _spent(connection, cases), Spent(noise_multiplier, releases, rate)
+            epsilon = epsilon_spent([*earlier, more], delta)
+            if not epsilon <= most:
+                return None
+            row = (time.time(), noise_multiplier, releases, _enter_cases(connection, cases), rate)
+            connection.execute("INSERT INTO spent VALUES (?, ?, ?, ?, ?)", row)
+            return epsilon
+
+    def enter(self, releases: Iterable[Release], cases: Collection[bytes] = ()) -> None:
+        """Enter releases that are about to leave, with the identities of their cases."""
+        with self._opened() as connection:
+            digest, now = _enter_cases(connection, cases), time.time()
+            for r in releases:
+                row = (r.job, r.method, r.kind, r.shape, r.split, r.count, r.noise, r.digest)
+                connection.execute(
+                    "INSERT INTO releases VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (now, *row, digest, r.site),
+                )
+
+    def entries(self) -> list[Entry]:
+        """List all releases, the oldest first."""
+        with self._opened() as connection:
+            rows = connection.execute(
+                """
+                SELECT number, time, cases,
+                    job, method, kind, shape, split, count, noise, digest, site
+                FROM releases ORDER BY number
+                """
+            ).fetchall()
+        return [Entry(number, when, Release(*rest), cases) for number, when, cases, *rest in rows]
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        if self._memory is not None:
+            with self._memory:
+                yield self._memory
+            return
+        assert self.path is not None
+        with self.held():
+            try:
+                if not self.path.exists():
+                    _create(self.path)
+                elif not self.path.stat().st_size:
+                    raise ValueError("it is empty")
+                make_private(self.path)
+                with closing(sqlite3.connect(self.path)) as connection, connection:
+                    ((schema,),) = connection.execute("PRAGMA user_version")
+                    if schema != _SCHEMA:
+                        raise ValueError(f"it has schema {schema}, this version reads schema {_SCHEMA}")
+                    yield connection
+            except (OSError, ValueError, sqlite3.Error) as error:
+                raise _unreadable(self.path, error) from error
+
+
+def by_kind(entries: Iterable[Entry]) -> list[tuple[Entry, Entry, int]]:
+    """Return the first and the last release of each kind of a site in each job, with their number."""
+    groups: dict[tuple[object, ...], list[Entry]] = {}
+    for entry in entries:
+        r = entry.release
+        groups.setdefault((r.job, r.site, r.method, r.kind, r.shape, r.split, entry.cases), []).append(entry)
+    return [(group[0], group[-1], len(group)) for group in groups.values()]
+
+
+def _create(path: Path) -> None:
+    """Create a ledger whole: on a full disk, a partial file could be mistaken for an empty account."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
+    try:
+        make_private(fresh)
+        with closing(sqlite3.connect(fresh)) as connection, connection:
+            _make(connection)
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _make(connection: sqlite3.Connection) -> None:
+    connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_SCHEMA}; COMMIT;")
+
+
+def _enter_cases(connection: sqlite3.Connection, cases: Collection[bytes]) -> str | None:
+    """Enter the members of a set of cases, and their patients where known; return the set's hash."""
+    if not cases:
+        return None
+    members = sorted(set(cases))
+    digest = hashlib.sha256(b"".join(members)).hexdigest()
+    connection.executemany("INSERT OR IGNORE INTO members VALUES (?, ?)", ((digest, m) for m in members))
+    if isinstance(cases, Mapping):
+        connection.executemany("INSERT OR REPLACE INTO patients VALUES (?, ?)", cases.items())
+    return digest
+
+
+def _spent(connection: sqlite3.Connection, cases: Collection[bytes]) -> list[Spent]:
+    related, values = "", tuple[str | None, ...]()
+    if cases:
+        related = f"WHERE cases IS NULL OR cases IN ({_OF_PATIENTS})"
+        values = (_enter_cases(connection, cases),)
+    rows = connection.execute(
+        f"SELECT noise, SUM(releases), rate FROM spent {related} GROUP BY noise, rate ORDER BY MIN(rowid)",
+        values,
+    )
+    return [Spent(float(noise), int(count), float(rate)) for noise, count, rate in rows]
+
+
+def _unreadable(path: Path, error: Exception) -> MedFedAugError:
+    # SQLite's message; Python 3.10 has no name for the code.
+    if isinstance(error, sqlite3.OperationalError) and "is full" in str(error):
+        return StorageError(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageError(path, error)
+    return ConfigError(
+        f"{own(path)} is not a privacy ledger of this version ({error}): the spent budget is unknown, so "
+        "nothing more may leave"
+    )

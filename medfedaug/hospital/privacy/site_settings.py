@@ -1,0 +1,182 @@
+"""`SiteSettings`: settings that belong to a site and never travel with a job.
+
+They are in ``local/medfedaug.json`` of the site's NVFlare kit, which ``medfedaug site configure`` writes, and
+in environment variables, which take precedence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import MinLen
+from pydantic import BeforeValidator, WithJsonSchema
+
+from medfedaug.config.bundle_reference import AllowedBundle
+from medfedaug.config.machine import Folder, Machine
+from medfedaug.config.options import Settings, read_text, setting, settings
+from medfedaug.errors import ConfigError
+from medfedaug.hospital.privacy.job_policy import JobRules
+from medfedaug.hospital.privacy.policy import PrivacyPolicy
+from medfedaug.utils.files import parse_json
+
+__all__ = ["DATA_VARIABLE", "DEVICE_VARIABLE", "SETTINGS_FILE", "STATE_VARIABLE", "SiteSettings"]
+
+DATA_VARIABLE = "MEDFEDAUG_DATA"
+"""Environment variable with the folder of the images."""
+DEVICE_VARIABLE = "MEDFEDAUG_DEVICE"
+"""Environment variable with the device."""
+STATE_VARIABLE = "MEDFEDAUG_STATE"
+"""Environment variable with the state folder, which must survive a restart."""
+SETTINGS_FILE = "local/medfedaug.json"
+"""File of the settings in a site's kit."""
+
+
+def _bundles(value: Any) -> Any:
+    if isinstance(value, Mapping) and all(isinstance(bundle, AllowedBundle) for bundle in value.values()):
+        return value
+    return AllowedBundle.from_settings(value)
+
+
+_BUNDLE = {
+    "type": "object",
+    "properties": {"folder": {"type": "string"}, "hash": {"type": "string"}},
+    "required": ["folder", "hash"],
+    "additionalProperties": False,
+}
+
+Name = Annotated[str, MinLen(1)]
+
+
+@settings
+class Place(Settings):
+    """Settings of a site: its images, its device, and its state folder."""
+
+    data: Folder = setting(
+        None, "Folder with the site's images; see `medfedaug.federation.resolve_data_folder`."
+    )
+    device: Name = setting("auto", "cpu, cuda, cuda:1, ... or auto: CUDA if available.")
+    state: Folder = setting(
+        None, "Folder of the state that must survive a restart of the site; by default KIT/medfedaug."
+    )
+
+
+@settings
+class SiteSettings(Machine, Place):
+    """Settings of a site and its machine, which no job carries.
+
+    Example:
+        >>> SiteSettings.from_dict({"privacy": {"min_images": 20}}, "medfedaug.json").privacy.min_images
+        20
+    """
+
+    PANEL: ClassVar[str] = "The site"
+    OPEN: ClassVar[str] = "what the kit says"
+    VARIABLES: ClassVar[str] = ""  # `load` reads variables, after a kit's file
+
+    privacy: PrivacyPolicy = setting(PrivacyPolicy, "The limits of what may leave the site.", flags=None)
+    plugins: tuple[Name, ...] = setting(
+        (),
+        "An installed package whose methods and networks a job may use (`medfedaug.utils.plugins`), in "
+        "addition to the allowed ones; repeatable.",
+        flags=("--allow-plugin",),
+    )
+    bundles: Annotated[
+        Mapping[str, AllowedBundle],
+        BeforeValidator(_bundles),
+        WithJsonSchema({"type": "object", "additionalProperties": _BUNDLE}),
+    ] = setting(
+        dict,
+        "The Bundles that a job may use, by name, each with its folder and the hash of its allowed content "
+        "(`medfedaug.config.bundle_reference`).",
+        flags=None,
+    )
+    jobs: JobRules = setting(JobRules, "The jobs that the site takes part in.", flags=None)
+    tracking: bool = setting(
+        False,
+        "Send the scores and seconds of each update to the tracker of a job that has one (tracking), as "
+        "NVFlare's events of metrics. They are numbers that the server gets in the update, too.",
+    )
+    simulation: bool = setting(
+        False,
+        "Suspend all rules for jobs, since the server and all sites are on one machine. Simulations set it; "
+        "it must not be in a kit.",
+        flags=None,
+    )
+    processes: int = setting(
+        1,
+        "Processes, one for each GPU, in which a training loop of a script trains together; the built-in "
+        "loop has one.",
+        at_least=1,
+    )
+
+    @classmethod
+    def from_dict(cls, values: Any, source: object = "") -> SiteSettings:
+        """Read settings from JSON.
+
+        Raises:
+            ConfigError: naming the source and an unknown key or an invalid value.
+        """
+        try:
+            return super().from_dict(values)
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from error
+
+    @classmethod
+    def load(
+        cls,
+        kit: str | Path | None,
+        environment: Mapping[str, str] = os.environ,
+        content: Mapping[str, Any] | None = None,
+    ) -> SiteSettings:
+        """Load the settings of a site from its NVFlare kit and the environment, or the latter alone.
+
+        A missing file means the defaults. Relative folders in the file are relative to the kit, and ``state``
+        is ``<kit>/medfedaug`` by default. Variables such as ``MEDFEDAUG_DATA``, ``MEDFEDAUG_`` and the name
+        of a setting with an option, take precedence. ``content`` replaces the file's.
+
+        Raises:
+            ConfigError: naming the file and the error.
+        """
+        settings = cls() if kit is None else cls._from_kit(Path(kit), content)
+        values = {}
+        for entry in dataclasses.fields(cls):
+            text = environment.get(f"{Machine.VARIABLES}{entry.name.upper()}")
+            if text and entry.metadata["flags"] is not None:
+                # A folder in a variable is relative to the working folder.
+                folder = entry.name in _FOLDERS
+                values[entry.name] = os.path.abspath(text) if folder else read_text(cls, entry.name, text)
+        if values:
+            settings = cls.from_dict({**settings.to_dict(), **values}, "environment")
+        return settings
+
+    @classmethod
+    def _from_kit(cls, kit: Path, content: Mapping[str, Any] | None) -> SiteSettings:
+        file = kit / SETTINGS_FILE
+        try:
+            values = parse_json(file.read_text()) if content is None else content
+        except FileNotFoundError:
+            values = {}
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file}: not readable as JSON ({error})") from error
+        settings = cls.from_dict(values, file)
+        if settings.simulation and any((kit / name).exists() for name in _KIT_FILES):
+            raise ConfigError(f"{file}: simulation is true, and in a kit it suspends all rules; take it out")
+        try:
+            settings.privacy.check_everything_is_private()
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {error}") from error
+        return dataclasses.replace(
+            settings,
+            data=kit / settings.data if settings.data else None,
+            cache=kit / settings.cache if settings.cache else None,
+            state=kit / (settings.state or "medfedaug"),
+        )
+
+
+_KIT_FILES = ("startup/fed_client.json", "startup/fed_server.json")
+
+_FOLDERS = ("data", "state", "cache")  # settings that name folders

@@ -1,0 +1,372 @@
+"""The site's half of secure aggregation: keys, shares, masked numbers, and shares for unmasking the sum."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from torch import Tensor
+
+from medfedaug.errors import MedFedAugError
+from medfedaug.federation.messages.messages import CONFIRM, KEYS, OPEN, SHARES, Request
+from medfedaug.hospital.secure.agreement import (
+    LEAST_SITES,
+    Agreement,
+    PublicKeys,
+    Training,
+    request_digest,
+    sum_message,
+)
+from medfedaug.hospital.secure.history import ModelSketch, OpenedSum, SumHistory, SumRules
+from medfedaug.hospital.secure.identity import Identity
+from medfedaug.hospital.secure.keys import KeyPair, derived, opened, sealed
+from medfedaug.hospital.secure.sharing import SECRET_BYTES, SHARE_BYTES, split
+from medfedaug.methods.base import Payload
+from medfedaug.utils.secure_random import Words, stream
+
+
+class OutOfTurn(MedFedAugError):
+    """Repetition of an answered request, which is refused and changes nothing."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site's weight and configuration hash, computed independently of the server."""
+
+    weight: float
+    config: str
+
+
+class _Step(IntEnum):
+    """Progress of a site with a set of keys; each step is taken once."""
+
+    KEYS = 0
+    DEALT = 1
+    TRAINING = 2
+    MASKED = 3
+    CONFIRMED = 4
+
+
+@dataclass
+class _Round:
+    """State of a site in a round, in memory only; a restart loses it."""
+
+    training: Training
+    step: _Step = _Step.KEYS
+    cipher: KeyPair = field(default_factory=KeyPair)
+    mask: KeyPair = field(default_factory=KeyPair)
+    seed: bytes = field(default_factory=lambda: os.urandom(SECRET_BYTES))
+    agreement: Agreement | None = None
+    certificates: dict[str, Any] = field(default_factory=dict)
+    dealt: dict[str, bytes] = field(default_factory=dict)
+    # By dealing site, this one included: shares of its mask key and of its seed.
+    held: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
+    own: tuple[bytes, bytes] = (b"", b"")
+    purpose: bytes = b""
+    sketch: ModelSketch | None = None
+    summed: frozenset[str] = frozenset()
+
+    @property
+    def public(self) -> PublicKeys:
+        return PublicKeys(self.cipher.public, self.mask.public)
+
+    @property
+    def agreed(self) -> Agreement:
+        assert self.agreement is not None, "shares come first"
+        return self.agreement
+
+
+class SiteMasks:
+    """The site's half of secure aggregation: the server learns only the sum of several sites.
+
+    Bonawitz et al. (CCS 2017) against active adversaries, with new keys for every round. Each pair of sites
+    agrees on a mask that one of them adds and the other subtracts, and each site adds a mask of its own. The
+    sites deal shares of the keys of the first and the seeds of the second. Finally every site reveals for
+    each other site either its share of the seed, if that site's numbers were added up, or of the key, if they
+    never arrived; and only after two thirds of the sites have signed the list of added sites.
+
+    The keys of a round serve one training. A failed request voids them, and so does the end of the process,
+    since they are only in memory.
+
+    Args:
+        site: the site's name.
+        identity: opens the identity that signs the site's messages and checks those of other sites.
+        rules: the site's rules for sums.
+        history: the sums that the site has helped to open, over jobs and restarts.
+        job: the identifier of the job.
+
+    Deviations:
+        The paper's sites agree only on keys. Here they also agree, with the same signatures, on the whole
+        training (`medfedaug.hospital.secure.agreement.Training`): a server that gives one site another
+        model could read the update of the others from the sum (Pasquini et al., CCS 2022).
+    """
+
+    def __init__(
+        self,
+        site: str,
+        identity: Callable[[], Identity] = Identity,
+        rules: SumRules | None = None,
+        history: SumHistory | None = None,
+        job: str = "",
+    ) -> None:
+        self.site, self.job = site, job
+        self.rules, self.history = rules or SumRules(), history or SumHistory()
+        self._identity = identity
+        self._signer: Identity | None = None
+        self._round: _Round | None = None
+
+    @property
+    def signer(self) -> Identity:
+        """The site's identity, opened at the first use."""
+        if self._signer is None:
+            try:
+                self._signer = self._identity()
+            except MedFedAugError as error:
+                raise self._refused(error.marked) from error
+        return self._signer
+
+    def void(self) -> None:
+        """Forget the keys of the round."""
+        self._round = None
+
+    def answer(self, request: Request, member: Member) -> dict[str, Any]:
+        """Answer a request for keys, shares, a signature, or shares for unmasking."""
+        with self._voiding():
+            if request.task == KEYS:
+                return self._send_keys(request, member)
+            return {SHARES: self._deal, CONFIRM: self._confirm, OPEN: self._open}[request.task](request)
+
+    @contextmanager
+    def _voiding(self) -> Iterator[None]:
+        try:
+            yield
+        except OutOfTurn:
+            raise
+        except BaseException:
+            self.void()
+            raise
+
+    def _send_keys(self, request: Request, member: Member) -> dict[str, Any]:
+        self.void()
+        try:
+            digest, weights = Training.read(request.masks)
+        except ValueError as error:
+            raise self._refused("the server announced no training") from error
+        weight = weights.get(self.site)
+        if weight is None:
+            raise self._refused("the server asks it for keys, and it is none of the sites that it names")
+        if weight != member.weight:
+            raise self._refused(
+                f"the server gives it the weight {weight:g}, and its own is {member.weight:g}"
+            )
+        training = Training(request.run, request.round, member.config, digest, weights)
+        round_ = self._round = _Round(training)
+        signed = self.signer.sign(round_.public.message(training, self.site))
+        return {**asdict(round_.public), "agreed": training.digest, **signed}
+
+    def _deal(self, request: Request) -> dict[str, Any]:
+        round_ = self._current(request, _Step.KEYS, "shares were dealt already in this round")
+        keys = self._checked(round_, _mapping(request.masks.get("keys")))
+        self._check_sites("keys", keys, LEAST_SITES)
+        round_.agreement = agreement = Agreement(round_.training, keys)
+        parts = [
+            split(secret, len(keys), agreement.threshold) for secret in (round_.mask.secret, round_.seed)
+        ]
+        for number, name in enumerate(agreement.names):
+            shares = parts[0][number], parts[1][number]
+            if name == self.site:
+                round_.own = shares
+            else:
+                key = round_.cipher.agree(keys[name].cipher, agreement.purpose("shares", self.site, name))
+                round_.dealt[name] = sealed(key, b"".join(shares))
+        round_.step = _Step.DEALT
+        return dict(round_.dealt)
+
+    def _checked(self, round_: _Round, announced: Mapping[str, Any]) -> dict[str, PublicKeys]:
+        keys: dict[str, PublicKeys] = {}
+        for name in sorted(announced):
+            sent = _mapping(announced[name])
+            try:
+                keys[name] = PublicKeys.of(sent)
+            except ValueError as error:
+                raise self._refused(f"the keys of site {name} are none") from error
+            if name not in round_.training.weights:
+                raise self._refused(f"site {name} is none of the sites that agreed on this training")
+            if name == self.site:
+                continue
+            if sent.get("agreed") != round_.training.digest:
+                raise self._refused(
+                    f"site {name} agreed to another training: another model, exchange, round or "
+                    "configuration, or other sites and weights than this site received"
+                )
+            self._verify(name, keys[name].message(round_.training, name), sent, "keys")
+            round_.certificates[name] = sent.get("certificate")
+        if keys.get(self.site) != round_.public:
+            raise self._refused("the server passed on other keys than this site's")
+        return keys
+
+    def masking(self, request: Request, member: Member, once: Payload) -> RoundMasking:
+        """Prepare the masks of a training, before it begins."""
+        with self._voiding():
+            return self._masking(request, member, once)
+
+    def _masking(self, request: Request, member: Member, once: Payload) -> RoundMasking:
+        round_ = self._current(
+            request, _Step.DEALT, "this round's keys were used already, or no shares were dealt"
+        )
+        round_.step = _Step.TRAINING  # used up, even if a check fails
+        training, agreement = round_.training, round_.agreed
+        try:
+            digest = request_digest(request, once)
+        except ValueError as error:
+            raise self._refused(f"the training request has no tensor: {error}") from error
+        if digest != training.request or member.config != training.config:
+            raise self._refused(
+                "the server sent another training than the sites agreed on (model, exchange, plan or round)"
+            )
+        if member.weight != training.weights[self.site]:
+            raise self._refused("its weight in the mean is not the one that the sites agreed on")
+        shares = {name: _texts(part) for name, part in _mapping(request.masks.get("shares")).items()}
+        if shares.get(self.site) != round_.dealt or not shares.keys() <= agreement.keys.keys():
+            raise self._refused("the server passed on other shares than the sites'")
+        self._check_sites("shares", shares, max(LEAST_SITES, agreement.threshold))
+        round_.held = {self.site: round_.own}
+        for name in sorted(shares.keys() - {self.site}):
+            key = round_.cipher.agree(
+                agreement.keys[name].cipher, agreement.purpose("shares", name, self.site)
+            )
+            try:
+                text = opened(key, shares[name].get(self.site, b""))
+                if len(text) != 2 * SHARE_BYTES:
+                    raise ValueError
+            except ValueError as error:
+                raise self._refused(f"the shares of site {name} cannot be read") from error
+            round_.held[name] = text[:SHARE_BYTES], text[SHARE_BYTES:]
+        round_.purpose = agreement.masking(shares)
+        return RoundMasking(self, round_, member.weight, training.total(shares), sorted(shares))
+
+    def _confirm(self, request: Request) -> dict[str, Any]:
+        round_ = self._current(request, _Step.MASKED, "it signed already whose numbers were added up")
+        summed = self._summed(request)
+        if self.site not in summed or not summed <= round_.held.keys():
+            raise self._refused("it is not one of the sites whose numbers were added up")
+        self._check_sites("numbers", summed, round_.agreed.threshold)
+        try:
+            self.history.check(self._sum(round_, summed), self.rules)
+        except ValueError as error:
+            raise self._refused(str(error)) from error
+        round_.summed, round_.step = summed, _Step.CONFIRMED
+        signed = self.signer.sign(sum_message(round_.purpose, self.site, summed))
+        # The keys came with the certificate.
+        return {name: value for name, value in signed.items() if name == "signature"}
+
+    def _open(self, request: Request) -> dict[str, Any]:
+        round_ = self._current(request, _Step.CONFIRMED, "")
+        if self._summed(request) != round_.summed:
+            raise self._refused("it is not one of the sites whose numbers were added up, as it signed them")
+        signed = _mapping(request.masks.get("signed"))
+        if not signed.keys() <= round_.summed:
+            raise self._refused("sites have signed the sum whose numbers are not in it")
+        self._check_count("signatures", len(signed), round_.agreed.threshold)
+        for name in sorted(signed.keys() - {self.site}):
+            sent = {**_mapping(signed[name]), "certificate": round_.certificates[name]}
+            self._verify(name, sum_message(round_.purpose, name, round_.summed), sent, "summed names")
+        try:
+            self.history.enter(self._sum(round_, round_.summed), self.rules)
+        except ValueError as error:
+            raise self._refused(str(error)) from error
+        self.void()
+        return {name: shares[int(name in round_.summed)] for name, shares in sorted(round_.held.items())}
+
+    def _sum(self, round_: _Round, summed: frozenset[str]) -> OpenedSum:
+        assert round_.sketch is not None
+        return OpenedSum(self.job, round_.training.round, summed, round_.sketch)
+
+    def _summed(self, request: Request) -> frozenset[str]:
+        listed = request.masks.get("summed")
+        names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+        return frozenset(names)
+
+    def _current(self, request: Request, step: _Step, already: str) -> _Round:
+        round_ = self._round
+        if round_ is None or (round_.training.run, round_.training.round) != (request.run, request.round):
+            raise self._refused("it has no keys for this round; it is back in the next one")
+        if already and round_.step > step:
+            raise OutOfTurn(f"site {self.site}: secure aggregation: {already}")
+        if round_.step != step:
+            raise self._refused(f"{request.task} came before the steps that go before it")
+        return round_
+
+    def _verify(self, name: str, message: bytes, signed: Mapping[str, Any], what: str) -> None:
+        try:
+            self.signer.check(name, message, signed, what)
+        except MedFedAugError as error:
+            raise self._refused(str(error)) from error
+
+    def _check_sites(self, what: str, names: Collection[str], needed: int) -> None:
+        """Check that enough sites take part, in all and of the known ones."""
+        self._check_count(what, len(names), max(self.rules.least, needed))
+        if not self.rules.share:
+            return
+        if self.rules.known is not None:
+            known = frozenset({self.site, *self.rules.known})
+        else:
+            known = self.history.meet(self.signer.project, {self.site, *names})
+        present, floor = len(known & set(names)), self.rules.floor(len(known))
+        if present < floor:
+            raise self._refused(
+                f"there are {what} of {present} of the {len(known)} sites that it knows, and {floor} are "
+                "needed (known_sites and min_known_share of its job rules)"
+            )
+
+    def _check_count(self, what: str, count: int, needed: int) -> None:
+        if count < needed:
+            raise self._refused(f"there are {what} of {count} sites, and {needed} are needed")
+
+    def _refused(self, reason: str) -> MedFedAugError:
+        return MedFedAugError(f"site {self.site}: secure aggregation: {reason}")
+
+
+@dataclass
+class RoundMasking:
+    """Masks for one site's numbers of one round, for a single use.
+
+    Attributes:
+        weight: the site's weight in the mean of the models.
+        total: the sum of the weights of the sites that dealt shares.
+        sites: the sites that dealt shares, this one included.
+    """
+
+    _masks: SiteMasks
+    _round: _Round
+    weight: float
+    total: float
+    sites: list[str]
+
+    def mask(self, words: Words, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Words:
+        """Add the site's own mask, and add or subtract the masks shared with other sites."""
+        round_ = self._round
+        assert round_.step == _Step.TRAINING
+        round_.sketch = ModelSketch.of(self._masks.history.key, before, after)
+        masked = words + stream(derived(round_.seed, round_.purpose), len(words))
+        for name in self.sites:
+            if name != self._masks.site:
+                key = round_.mask.agree(round_.agreed.keys[name].mask, round_.purpose)
+                if name > self._masks.site:
+                    masked += stream(key, len(words))
+                else:
+                    masked -= stream(key, len(words))
+        round_.step = _Step.MASKED
+        return masked
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return {k: v for k, v in value.items() if isinstance(k, str)} if isinstance(value, Mapping) else {}
+
+
+def _texts(value: Any) -> dict[str, bytes]:
+    return {name: text for name, text in _mapping(value).items() if isinstance(text, bytes)}

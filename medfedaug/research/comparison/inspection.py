@@ -1,0 +1,352 @@
+"""`inspect_site`: inspect all data of a site before training; no file ends the inspection."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from medfedaug.data.base import SPLITS, Case, SiteFolder, by_patient
+from medfedaug.data.benchmarks import is_federation, open_federation
+from medfedaug.data.checks.duplicates import find_copies
+from medfedaug.data.dataset_json import unseen_note
+from medfedaug.data.folders import is_site, site_folders
+from medfedaug.data.intensity_scales import most_uneven
+from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.data.preparation.preparation import foreground_voxels
+from medfedaug.data.sites import open_site
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.errors import DataError
+from medfedaug.research.comparison.annotation_notes import annotation_notes
+from medfedaug.research.comparison.case_comparison import (
+    CaseMeasures,
+    measure_case,
+    odd_cases,
+    odd_site,
+    row_quantiles,
+)
+from medfedaug.statistics import image_moments
+
+QUANTILES = (np.arange(400) + 0.5) / 400
+"""Shares of the quantiles of an image's intensities."""
+
+_VOXELS = 200_000  # of an image, evenly from all, for its quantiles
+_EDGES = (0.01, 50.0)  # mm; from a microscope's slide scanner to a scout image
+_ONE_CASE = 2**34  # bytes of memory, so that the files of a case are decoded once
+_DARK = 0.5  # share of the foreground without signal from which it is odd
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Problem for a user to look at.
+
+    Attributes:
+        kind: ``"file"``, ``"label"``, ``"spacing"``, ``"channels"``, ``"intensity"`` or ``"split"``.
+        case: name of the case; empty for the whole site.
+        reason: one line, which may name files.
+    """
+
+    kind: str
+    case: str
+    reason: str
+
+
+@dataclass
+class SiteInspection:
+    """Findings at a site.
+
+    Attributes:
+        task: ``"segmentation"`` or ``"classification"``; empty for a site that cannot be opened.
+        splits: number of cases by split.
+        patients: number of patients; a case without a patient's name stands for one.
+        shapes: number of images by shape.
+        edges: number of images by edges of a voxel, mm, rounded; empty without geometry.
+        axes: number of images by directions of the axes; empty without geometry.
+        channels: number of images by number of channels.
+        voxels: share of the voxels of each class, mean over the cases that have annotated it; of photographs,
+            share of the images.
+        present: number of cases with each class.
+        at_border: number of cases whose foreground reaches the edge of the image.
+        pairs: mean and deviation of each channel of each training image as a run sees it, (N, C, 2); of test
+            images for an unseen site.
+        stored: quantiles of these images as stored, (N, C, Q).
+        seen: quantiles of these images as a run sees them, (N, C, Q).
+        owners: patient of each of these images.
+        labelled: patient of each case with a label map.
+        shares: share of the voxels of each class in these cases, (M, K); NaN without annotation.
+        contrasts: mean of each class but the background minus mean of the background's voxels with signal, in
+            standard deviations of the image, (M, C, K - 1); NaN in a case without the class.
+        annotated: the classes that the site has annotated for training; ``None`` for all.
+    """
+
+    name: str
+    task: str = ""
+    classes: tuple[str, ...] = ()
+    scaling: str = ""
+    splits: dict[str, int] = field(default_factory=dict)
+    patients: int = 0
+    shapes: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    edges: Counter[tuple[float, ...]] = field(default_factory=Counter)
+    axes: Counter[str] = field(default_factory=Counter)
+    channels: Counter[int] = field(default_factory=Counter)
+    channel_names: tuple[str, ...] = ()
+    voxels: dict[str, float] = field(default_factory=dict)
+    present: dict[str, int] = field(default_factory=dict)
+    at_border: int = 0
+    pairs: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 2)))
+    stored: np.ndarray = field(default_factory=lambda: np.empty((0, 0, len(QUANTILES))))
+    seen: np.ndarray = field(default_factory=lambda: np.empty((0, 0, len(QUANTILES))))
+    owners: list[Hashable] = field(default_factory=list)
+    labelled: list[Hashable] = field(default_factory=list)
+    shares: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
+    contrasts: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0)))
+    odd: list[Finding] = field(default_factory=list)
+    annotated: tuple[str, ...] | None = None
+
+
+class _ImageNumbers(NamedTuple):
+    """Numbers of an image as in `SiteInspection`, of shapes (C, 2), (C, Q) and (C, Q)."""
+
+    pairs: np.ndarray
+    stored: np.ndarray
+    seen: np.ndarray
+
+
+def inspect_sites(
+    data: str | Path, limit: int | None = None, intensity: str = "scale"
+) -> list[SiteInspection]:
+    """Inspect all sites below a folder, or the site of the folder.
+
+    Raises:
+        DataError: where there is no site; problems of a site are in `SiteInspection.odd`.
+    """
+    root = Path(data)
+    if is_federation(root):
+        folders: list[Path | SiteFolder] = list(open_federation(root, limit).values())
+    else:
+        folders = [root] if root.is_dir() and is_site(root) else list(site_folders(root))
+    opened: list[SiteFolder] = []
+    inspections: list[SiteInspection] = []
+    for folder in folders:
+        try:
+            site = folder if isinstance(folder, SiteFolder) else open_site(folder, limit=limit, check=False)
+        except DataError as error:
+            name = folder.name if isinstance(folder, SiteFolder) else folder.resolve().name
+            inspections.append(SiteInspection(name, odd=[Finding("file", "", str(error))]))
+            continue
+        opened.append(site)
+        inspections.append(inspect_site(site, intensity))
+    by_name = {inspection.name: inspection for inspection in inspections}
+    for (first, owner, original), (split, site, case) in find_copies(opened, apart=True):
+        whose = f"that of the {first} case {original.name} of site {owner.name}"
+        reason = f"the image of this {split} case is {whose}"
+        by_name[site.name].odd.append(Finding("split", case.name, reason))
+    for name, reason in annotation_notes(opened):
+        by_name[name].odd.append(Finding("label", "", reason))
+    return inspections
+
+
+def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
+    """Inspect every case of a site, one image in memory at a time."""
+    inspection = SiteInspection(
+        site.name,
+        site.task,
+        site.classes,
+        site.scaling,
+        splits={split: len(site.cases[split]) for split in SPLITS},
+        patients=len(by_patient(site.listed_cases)),
+        channel_names=site.channel_names,
+        annotated=site.annotated("training") if site.partial else None,
+    )
+    cases = [(split, case) for split in SPLITS for case in site.cases[split]]
+    _check_splits(site, inspection)
+    measured: list[tuple[Case, _ImageNumbers]] = []
+    shares: list[np.ndarray] = []
+    labelled: list[tuple[Case, np.ndarray, np.ndarray]] = []
+    measures: list[tuple[Case, CaseMeasures]] = []
+    measured_split = "training" if site.trains else "test"
+    for split, case in cases:
+        try:
+            with keep_decoded(_ONE_CASE):
+                image, share, contrast, measure = _read_case(site, case, inspection)
+                if split == measured_split:
+                    measured.append((case, _measure(site, case, image, intensity)))
+        except DataError as error:
+            inspection.odd.append(Finding("file", case.name, str(error)))
+            continue
+        shares.append(share)
+        if contrast is not None:
+            labelled.append((case, share, contrast))
+        if measure is not None:
+            measures.append((case, measure))
+    _summarise(inspection, measured, shares)
+    _keep_contrasts(inspection, labelled)
+    unseen = [name for name in site.annotated() if not inspection.present.get(name)]
+    if unseen and shares and isinstance(site, VolumeFolder):
+        inspection.odd.append(Finding("label", "", unseen_note(unseen, f"none of {len(shares)} cases")))
+    _check_channel_names(inspection)
+    _compare_cases(inspection, measures)
+    if site.scaling != "fixed" and len(inspection.stored):
+        channels = inspection.pairs.shape[1]
+        _check_scales(inspection, [case.name for case, image in measured if len(image.pairs) == channels])
+    return inspection
+
+
+def _compare_cases(inspection: SiteInspection, measures: Sequence[tuple[Case, CaseMeasures]]) -> None:
+    """Compare the cases with the usual number of channels, and add those that stand out."""
+    usual = Counter(len(measure.contrast) for _, measure in measures).most_common(1)
+    alike = [entry for entry in measures if len(entry[1].contrast) == usual[0][0]]
+    by_classes: dict[tuple[str, ...] | None, list[tuple[Case, CaseMeasures]]] = defaultdict(list)
+    for case, measure in alike:  # outlines of other structures lie elsewhere
+        by_classes[case.annotated].append((case, measure))
+    for entries in by_classes.values():
+        compared = [measure for _, measure in entries]
+        for index, kind, reason in odd_cases(compared):
+            inspection.odd.append(Finding(kind, entries[index][0].name, reason))
+        inspection.odd += [Finding("label", "", reason) for reason in odd_site(compared)]
+
+
+def _check_channel_names(inspection: SiteInspection) -> None:
+    """Check that the list of channels and the images have equally many."""
+    number, names = len(inspection.channel_names), ", ".join(inspection.channel_names)
+    others = [f"{count} with {n}" for n, count in sorted(inspection.channels.items()) if n != number]
+    if number and others:
+        reason = f"dataset.json names {number} channels ({names}), and images are {', '.join(others)}"
+        inspection.odd.append(Finding("channels", "", reason))
+
+
+def _check_scales(inspection: SiteInspection, names: Sequence[str]) -> None:
+    """Check that the volumes of a site lie on one scale of intensity."""
+    low, high = (np.searchsorted(QUANTILES, share) for share in (0.01, 0.99))
+    ranges = inspection.stored[..., high] - inspection.stored[..., low]
+    if (uneven := most_uneven(inspection.name, names, ranges.tolist())) is not None:
+        reason = f"its volumes lie on wildly different scales of intensity ({uneven}): use --intensity scale"
+        inspection.odd.append(Finding("intensity", "", reason))
+
+
+def _check_splits(site: SiteFolder, inspection: SiteInspection) -> None:
+    try:
+        site.check_splits()
+    except DataError as error:
+        inspection.odd.append(Finding("split", "", str(error)))
+    for (first, _, original), (split, _, case) in find_copies([site], apart=False):
+        reason = f"the image of this {split} case is that of the {first} case {original.name}"
+        inspection.odd.append(Finding("split", case.name, reason))
+
+
+def _read_case(
+    site: SiteFolder, case: Case, inspection: SiteInspection
+) -> tuple[torch.Tensor, np.ndarray, np.ndarray | None, CaseMeasures | None]:
+    """Return image, share and contrast of each class, and values for comparison with other cases."""
+    measure = contrast = None
+    if isinstance(site, VolumeFolder):
+        header = site.check_case(case)
+        if header.edges:
+            inspection.edges[tuple(round(edge, 3) for edge in header.edges)] += 1
+            inspection.axes[header.axes] += 1
+            least, most = _EDGES
+            if wrong := [edge for edge in header.edges if not least <= edge <= most]:
+                reason = f"the edge of a voxel is {wrong[0]:.3g} mm; expected {least:g} to {most:g} mm"
+                inspection.odd.append(Finding("spacing", case.name, reason))
+        image, label = site.load_case(case)
+        # A class that is not annotated may be present.
+        share = np.where(site.annotated_set(case, site.classes), 0.0, np.nan)
+        if case.annotated != ():
+            share += _check_label(image, label, site.classes, case, inspection)
+            measure, contrast = measure_case(image, label), _contrasts(image, label, len(site.classes))
+    else:
+        image = site.load_image(case)
+        share = np.array([name == case.label for name in site.classes], np.float64)
+    inspection.shapes[tuple(image.shape[1:])] += 1
+    inspection.channels[image.shape[0]] += 1
+    low, high = torch.aminmax(image.flatten(1), dim=1)
+    if bool((low == high).all()):
+        raise site.error(f"is constant: every pixel is {low[0]:g}", case.image)
+    return image, share, contrast, measure
+
+
+def _contrasts(image: torch.Tensor, label: torch.Tensor, classes: int) -> np.ndarray:
+    """Return the contrast of each class with the background, as in `SiteInspection.contrasts`."""
+    voxels, numbers = image.flatten(1).double(), label.flatten()
+    background = (numbers == 0) & foreground_voxels(image).flatten()
+    nothing = torch.full((len(voxels),), torch.nan, dtype=torch.float64)
+    means = [
+        voxels[:, mask].mean(dim=1) if bool(mask.any()) else nothing
+        for mask in (background, *(numbers == index for index in range(1, classes)))
+    ]
+    spread = voxels.std(dim=1, correction=0).clamp_min(torch.finfo(torch.float32).tiny)
+    return torch.stack([(mean - means[0]) / spread for mean in means[1:]], dim=1).numpy()
+
+
+def _keep_contrasts(
+    inspection: SiteInspection, labelled: Sequence[tuple[Case, np.ndarray, np.ndarray]]
+) -> None:
+    """Keep shares and contrasts of the cases with the usual number of channels."""
+    if labelled:
+        usual = Counter(len(contrast) for *_, contrast in labelled).most_common(1)[0][0]
+        cases, shares, contrasts = zip(*[entry for entry in labelled if len(entry[2]) == usual], strict=True)
+        inspection.labelled = [case.owner for case in cases]
+        inspection.shares, inspection.contrasts = np.stack(shares), np.stack(contrasts)
+
+
+def _check_label(
+    image: torch.Tensor, label: torch.Tensor, classes: Sequence[str], case: Case, inspection: SiteInspection
+) -> np.ndarray:
+    """Check the foreground of a label map, and return the share of each class."""
+    counts = torch.bincount(label.flatten().long(), minlength=len(classes)).double().numpy()
+    foreground = label[0] > 0
+    if not bool(foreground.any()):
+        inspection.odd.append(Finding("label", case.name, "the label map is empty: no voxel has a class"))
+        return counts / counts.sum()
+    share = float((~foreground_voxels(image))[foreground].double().mean())
+    if share > _DARK:
+        reason = f"{share:.0%} of the labelled voxels have no signal: does the label map belong to the image?"
+        inspection.odd.append(Finding("label", case.name, reason))
+    axes = [axis for axis, length in enumerate(foreground.shape) if length > 1]
+    inspection.at_border += any(bool(foreground.select(axis, end).any()) for axis in axes for end in (0, -1))
+    return counts / counts.sum()
+
+
+def _measure(site: SiteFolder, case: Case, image: torch.Tensor, intensity: str) -> _ImageNumbers:
+    voxels = image.flatten(1)
+    low, high = (edge.double().numpy() for edge in torch.aminmax(voxels, dim=1))
+    slope, offset = np.ones_like(low), np.zeros_like(low)
+    if intensity == "scale":  # every scaling is a straight line for each channel
+        scaled = site.load_image(case, "scale").flatten(1)
+        bottom, top = (edge.double().numpy() for edge in torch.aminmax(scaled, dim=1))
+        slope = np.divide(top - bottom, high - low, out=np.zeros_like(low), where=high > low)
+        offset = bottom - slope * low
+    stored = row_quantiles(voxels[:, :: max(1, voxels.shape[1] // _VOXELS)].numpy(), QUANTILES)
+    mean, std = (value.numpy() for value in image_moments(image).values())
+    pairs = np.stack([mean * slope + offset, std * slope], axis=1)
+    return _ImageNumbers(pairs, stored, stored * slope[:, None] + offset[:, None])
+
+
+def _summarise(
+    inspection: SiteInspection, measured: Sequence[tuple[Case, _ImageNumbers]], shares: Sequence[np.ndarray]
+) -> None:
+    if shares:
+        for name, column in zip(inspection.classes, np.stack(shares).T, strict=True):
+            if len(known := column[~np.isnan(column)]):
+                inspection.voxels[name] = float(known.mean())
+                inspection.present[name] = int((known > 0).sum())
+    if not measured:
+        return
+    usual = inspection.channels.most_common(1)[0][0]
+    for case, image in measured:
+        if len(image.pairs) != usual:
+            reason = f"{len(image.pairs)} channels, while most images have {usual}"
+            inspection.odd.append(Finding("channels", case.name, reason))
+    inspection.owners = [case.owner for case, image in measured if len(image.pairs) == usual]
+    if images := [image for _, image in measured if len(image.pairs) == usual]:
+        inspection.pairs, inspection.stored, inspection.seen = map(np.stack, zip(*images, strict=True))
+        low, high = inspection.stored.min(axis=(0, 2)), inspection.stored.max(axis=(0, 2))
+        for channel in np.flatnonzero(low == high):
+            value = f"channel {channel} is {low[channel]:g} in every image"
+            reason = f"{value}: nothing can be learnt from it here"
+            inspection.odd.append(Finding("channels", "", reason))

@@ -1,0 +1,364 @@
+"""`write_inspection` writes the findings about the sites' data, on one page and as JSON."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from medfedaug.analysis import page
+from medfedaug.analysis.plots import add_legend, colours_by_name, tidy
+from medfedaug.data.base import SPLITS, plain_name
+from medfedaug.errors import ConfigError
+from medfedaug.research.comparison.inspection import QUANTILES, SiteInspection
+from medfedaug.research.comparison.odd_sites import Measure, OddSite, odd_sites
+from medfedaug.research.comparison.shift import Shift, site_shift
+from medfedaug.runs.folder import is_json_with
+from medfedaug.utils.files import write_json
+from medfedaug.utils.printable import counted
+
+_PERCENT = (1, 25, 50, 75, 99)
+_MOST_ODD = 100  # on the page
+_MOST_PAIRS = 30
+_MOST_SITES = 12  # in figures
+
+
+def federation_shift(sites: Sequence[SiteInspection]) -> Shift | None:
+    """Compute the shift between inspected sites (`medfedaug.research.comparison.shift.site_shift`)."""
+    return site_shift(_in_federations_order(sites, "pairs"), _in_federations_order(sites, "seen"))
+
+
+def differing_sites(sites: Sequence[SiteInspection]) -> list[OddSite]:
+    """Return the sites whose images or structures differ from those of the others, each with its numbers."""
+    pairs, contrasts = (_in_federations_order(sites, name) for name in ("pairs", "contrasts"))
+    by_name, classes = {site.name: site for site in sites}, _structures(sites)
+    channels = max((values.shape[1] for values in pairs.values()), default=0)
+    measures = []
+    for channel in range(channels):
+        of = f" of channel {channel}" if channels > 1 else ""
+        of_images = {n: (by_name[n].owners, v[:, channel]) for n, v in pairs.items() if channel < v.shape[1]}
+        for place, what in enumerate((f"mean intensity{of}", f"spread of the intensities{of}")):
+            values = {name: _by_patient(o, v[:, place]) for name, (o, v) in of_images.items()}
+            measures.append(Measure(what, values))
+        for name, of_sites in classes.items():
+            signs = {
+                site: _by_patient(by_name[site].labelled, contrasts[site][:, channel, index - 1])
+                for site, index in of_sites.items()
+                if channel < contrasts[site].shape[1]
+            }
+            measures.append(Measure(f"{name}{of and f' in channel {channel}'}", signs, sign=True))
+    for name, of_sites in classes.items():
+        sizes = {
+            site: _by_patient(by_name[site].labelled, np.where(share > 0, share, np.nan))
+            for site, index in of_sites.items()
+            for share in [by_name[site].shares[:, index]]
+        }
+        measures.append(Measure(f"share of the voxels that are {name}", sizes))
+    return odd_sites(measures)
+
+
+def _structures(sites: Sequence[SiteInspection]) -> dict[str, dict[str, int]]:
+    """Return the places of each class but the background in the lists of the sites with label maps."""
+    places: dict[str, dict[str, int]] = {}
+    for site in sites:
+        for index, name in enumerate(site.classes[1:], start=1) if site.labelled else ():
+            places.setdefault(name, {})[site.name] = index
+    return places
+
+
+def _by_patient(owners: Sequence[Hashable], values: np.ndarray) -> np.ndarray:
+    """Return the mean of each patient's known values."""
+    by_owner: dict[Hashable, list[float]] = {}
+    for owner, value in zip(owners, values.tolist(), strict=True):
+        if not np.isnan(value):
+            by_owner.setdefault(owner, []).append(value)
+    return np.array([np.mean(of_owner) for of_owner in by_owner.values()])
+
+
+def _in_federations_order(sites: Sequence[SiteInspection], name: str) -> dict[str, np.ndarray]:
+    """Return an array of each site by the channels of the site with the most; NaN in a missing channel."""
+    known = {site.name: values for site in sites if len(values := getattr(site, name))}
+    channels = {s.name: [plain_name(c) for c in s.channel_names] for s in sites if s.name in known}
+    names = max(channels.values(), key=len, default=[])
+    for site, own in channels.items():
+        if own != names and set(own) <= set(names) and len(own) == known[site].shape[1]:
+            n, _, last = known[site].shape
+            ordered = np.full((n, len(names), last), np.nan)
+            ordered[:, [names.index(channel) for channel in own]] = known[site]
+            known[site] = ordered
+    return known
+
+
+def write_inspection(
+    sites: Sequence[SiteInspection],
+    out_html: str | Path,
+    intensity: str = "scale",
+) -> Path:
+    """Write the findings as one page, and as JSON next to it.
+
+    The page names cases: it is for owners of the data. The JSON, ``inspect.json`` for ``inspect.html``, names
+    none.
+    """
+    out = Path(out_html)
+    record = out.with_suffix(".json")
+    page.check_page(out)
+    if out == record or (record.exists() and not is_json_with(record, "sites", "shift", "intensity")):
+        raise ConfigError(f"{record} exists and is of no inspection; choose another file")
+    shift = federation_shift(sites)
+    page.write_page(_page(sites, shift, intensity), out)
+    write_json(record, inspection_record(sites, shift, intensity))
+    return record
+
+
+def inspection_record(sites: Sequence[SiteInspection], shift: Shift | None, intensity: str) -> dict[str, Any]:
+    """Return the findings as JSON types, without names of cases and files."""
+    return {
+        "intensity": intensity,
+        "shift": None if shift is None else shift.shift,
+        "shift_by_chance": None if shift is None else shift.chance,
+        "histogram_shift": None if shift is None else shift.histogram,
+        "by_site": {} if shift is None else shift.by_site,
+        "pairs": [
+            {"sites": list(p.sites), "statistics": p.statistics, "histogram": p.histogram, "chance": p.chance}
+            for p in (shift.pairs if shift else ())
+        ],
+        "differing": [asdict(odd) for odd in differing_sites(sites)],
+        "sites": {site.name: _site_record(site) for site in sites},
+    }
+
+
+def _site_record(site: SiteInspection) -> dict[str, Any]:
+    mean, std = (site.pairs[..., k].mean(axis=0).tolist() if len(site.pairs) else [] for k in (0, 1))
+    return {
+        "task": site.task,
+        "cases": site.splits,
+        "patients": site.patients,
+        "shapes": {_by(shape): count for shape, count in site.shapes.items()},
+        "voxel_edges_mm": {_by(edges): count for edges, count in site.edges.items()},
+        "axes": dict(site.axes),
+        "channel_names": list(site.channel_names),
+        **({} if site.annotated is None else {"labelled": list(site.annotated)}),
+        "channels": {str(number): count for number, count in site.channels.items()},
+        "mean": mean,
+        "std": std,
+        "percentiles_as_stored": [
+            dict(zip(map(str, _PERCENT), values, strict=True)) for values in _percentiles(site.stored)
+        ],
+        "class_shares": site.voxels,
+        "cases_with_class": site.present,
+        "foreground_at_border": site.at_border,
+        "odd": dict(Counter(odd.kind for odd in site.odd)),
+    }
+
+
+def _percentiles(quantiles: np.ndarray) -> list[list[float]]:
+    """Return by channel the percentiles of all images in equal parts."""
+    if not len(quantiles):
+        return []
+    together = quantiles.transpose(1, 0, 2).reshape(quantiles.shape[1], -1)
+    return np.percentile(together, _PERCENT, axis=1).T.tolist()
+
+
+def _page(sites: Sequence[SiteInspection], shift: Shift | None, intensity: str) -> ET.Element:
+    html, body = page.start_page("Data of the sites" if len(sites) > 1 else f"Data of {sites[0].name}")
+    cases = sum(sum(site.splits.values()) for site in sites)
+    odd = sum(len(site.odd) for site in sites)
+    page.add(body, "p", f"{counted(len(sites), 'site')} · {cases} cases · odd: {odd}")
+    for append in (_cases, _classes, _intensities):
+        append(body, sites)
+    _shift(body, sites, shift, intensity)
+    _odd(body, sites)
+    page.remark(body, "This page names cases, and is for owners of the data; the JSON next to it names none.")
+    page.end_page(body)
+    return html
+
+
+def _cases(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
+    section = page.start_section(body, "Cases and geometry")
+    header = ["site", *SPLITS, "patients", "size", "edges of a voxel, mm", "axes", "channels", "odd"]
+    lines = [
+        [
+            site.name,
+            *(str(site.splits.get(split, 0)) for split in SPLITS),
+            str(site.patients),
+            _range(site.shapes),
+            _range(site.edges),
+            _counted(site.axes),
+            _counted(site.channels),
+            str(len(site.odd)),
+        ]
+        for site in sites
+    ]
+    page.table(section, header, lines)
+    page.remark(section, "Size and edges: the range along each axis. –: the files lack the size of a voxel.")
+
+
+def _classes(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
+    section = page.start_section(body, "Classes")
+    names = list(dict.fromkeys(name for site in sites for name in site.voxels))
+    if not names:
+        page.add(section, "p", "No case could be read.")
+        return
+    of = "voxels" if any(site.task == "segmentation" for site in sites) else "images"
+    lines = []
+    for site in sites:
+        cells = [
+            f"{site.voxels[name]:.2%} ({site.present[name]})" if name in site.voxels else "–"
+            for name in names
+        ]
+        lines.append([site.name, *cells, *([str(site.at_border)] if of == "voxels" else [])])
+    page.table(section, ["site", *names, *(["at the border"] if of == "voxels" else [])], lines)
+    text = f"Share of the {of}, mean over the cases, and in brackets the number of cases with a class."
+    border = " At the border: cases whose foreground reaches the edge of the image, and may continue."
+    page.remark(section, text + (border if of == "voxels" else ""))
+
+
+def _intensities(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
+    section = page.start_section(body, "Intensities as stored")
+    lines = [
+        [site.name, str(channel), *(f"{value:.4g}" for value in values)]
+        for site in sites
+        for channel, values in enumerate(_percentiles(site.stored))
+    ]
+    page.table(section, ["site", "channel", *(f"{percent}%" for percent in _PERCENT)], lines)
+    page.remark(
+        section, "Percentiles over the training images, or the test images of a site that does not train."
+    )
+
+
+def _shift(body: ET.Element, sites: Sequence[SiteInspection], shift: Shift | None, intensity: str) -> None:
+    section = page.start_section(body, "How far the sites are apart")
+    if shift is None:
+        page.add(section, "p", "Nothing to compare: it takes two sites whose images have channels in common.")
+        return
+    sentence = shift.sentence
+    page.add(section, "p", sentence[0].upper() + sentence[1:])
+    pairs, quantiles = (_in_federations_order(sites, name) for name in ("pairs", "seen"))
+    for odd in differing_sites(sites):
+        page.add(section, "p", str(odd))
+    ranked = sorted(shift.pairs, key=lambda pair: pair.statistics, reverse=True)
+    lines = [
+        [
+            " – ".join(pair.sites),
+            f"{pair.statistics:.2f}",
+            f"{pair.chance:.2f}",
+            "–" if pair.histogram is None else f"{pair.histogram:.2f}",
+        ]
+        for pair in ranked[:_MOST_PAIRS]
+    ]
+    page.table(section, ["sites", "statistics", "by chance", "histograms"], lines)
+    by_site = sorted(shift.by_site.items(), key=lambda item: item[1], reverse=True)
+    if 2 < len(by_site) <= _MOST_SITES:
+        distances = ", ".join(f"{site} {distance:.2f}" for site, distance in by_site)
+        page.add(section, "p", f"Mean distance from the others (statistics): {distances}.")
+    if len(ranked) > _MOST_PAIRS:
+        page.add(section, "p", f"And {len(ranked) - _MOST_PAIRS} pairs that are nearer: see the JSON.")
+    scaling = "as stored"
+    if intensity == "scale":
+        scaling = "with each volume scaled to [0, 1] and photographs divided by 255"
+    page.remark(
+        section,
+        "Statistics: distance between the sites' mean pairs (mean and deviation of each channel), in "
+        "standard deviations of the images within a site, root mean square over the components; by chance: "
+        "this distance between sites that do not differ. Histograms: Wasserstein distance between the sites' "
+        "intensities, in units of the distance between an image and its own site. Of images "
+        f"{scaling}. The shift is the mean of the statistics' distances over all pairs of sites.",
+    )
+    names = list(pairs)
+    names = [names[int(i)] for i in np.linspace(0, len(names) - 1, min(len(names), _MOST_SITES))]
+    page.figure(
+        section,
+        partial(pair_picture, {name: pairs[name] for name in names}),
+        "Mean and deviation of each image, by site",
+        "Each dot is an image, each cross a site's mean.",
+    )
+    page.figure(
+        section,
+        partial(quantile_picture, {name: quantiles[name] for name in names}),
+        "Distribution of the intensities, by site",
+        "Share of the intensities below a value, of all images of a site in equal parts.",
+    )
+
+
+def _odd(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
+    section = page.start_section(body, "Odd cases")
+    lines = [[site.name, odd.case or "–", odd.kind, odd.reason] for site in sites for odd in site.odd]
+    if not lines:
+        page.add(section, "p", "None.")
+        return
+    page.table(section, ["site", "case", "kind", "reason"], lines[:_MOST_ODD], words=True)
+    if len(lines) > _MOST_ODD:
+        page.add(section, "p", f"And {len(lines) - _MOST_ODD} more.")
+
+
+def pair_picture(pairs: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
+    """Draw mean and deviation of each image, a dot, and of each site, a cross: one panel per channel."""
+    figure_, panels, colours = _panels(pairs, width)
+    for channel, panel in enumerate(panels):
+        for site, values in pairs.items():
+            if channel < values.shape[1]:
+                panel.plot(*values[:, channel].T, ".", color=colours[site], markersize=4, alpha=0.5)
+        for site, values in pairs.items():
+            if channel < values.shape[1]:
+                panel.plot(*values[:, channel].mean(axis=0), "X", color=colours[site], markersize=9, mec="w")
+        panel.set_xlabel("mean", fontsize=9)
+        panel.set_ylabel("deviation", fontsize=9)
+    return figure_
+
+
+def quantile_picture(quantiles: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
+    """Draw distribution functions of the sites' intensities: one panel per channel."""
+    figure_, panels, colours = _panels(quantiles, width)
+    for channel, panel in enumerate(panels):
+        for site, values in quantiles.items():
+            if channel < values.shape[1]:
+                panel.plot(
+                    np.quantile(values[:, channel], QUANTILES), QUANTILES, color=colours[site], linewidth=1.4
+                )
+        panel.set_xlabel("intensity", fontsize=9)
+        panel.set_ylim(0, 1)
+    return figure_
+
+
+def _panels(by_site: dict[str, np.ndarray], width: float) -> tuple[Figure, list[Any], dict[str, Any]]:
+    number = max(values.shape[1] for values in by_site.values())
+    columns = min(number, 1 if width < 5 else 3)
+    rows = -(-number // columns)
+    figure_ = Figure(figsize=(width, rows * 2.8 + 0.5), layout="constrained")
+    panels = [figure_.add_subplot(rows, columns, k + 1) for k in range(number)]
+    for channel, panel in enumerate(panels):
+        tidy(panel)
+        if number > 1:
+            panel.set_title(f"channel {channel}", fontsize=10, y=1.0)
+    colours = colours_by_name(by_site)
+    add_legend(figure_, colours, width)
+    return figure_, panels, colours
+
+
+def _by(numbers: Sequence[float]) -> str:
+    return " x ".join(f"{number:g}" for number in numbers)
+
+
+def _range(counts: Counter[Any]) -> str:
+    """Return the range along each axis, such as ``"96 x 80–96 x 12"``, for each number of axes."""
+    ranges = []
+    for length in sorted({len(numbers) for numbers in counts}):
+        columns = zip(*(numbers for numbers in counts if len(numbers) == length), strict=True)
+        ends = [(min(column), max(column)) for column in columns]
+        ranges.append(
+            "\u00a0x\u00a0".join(f"{low:g}" if low == high else f"{low:g}–{high:g}" for low, high in ends)
+        )
+    return "; ".join(ranges) or "–"
+
+
+def _counted(counts: Counter[Any]) -> str:
+    if len(counts) == 1:
+        return str(next(iter(counts)))
+    return ", ".join(f"{value} ({count})" for value, count in counts.most_common()) or "–"

@@ -1,0 +1,223 @@
+"""Photographs, one domain per site: Office-Caltech 10, DomainNet-10, PACS, VLCS, OfficeHome.
+
+Every function takes the folder with the published files and returns its sites;
+`medfedaug.data.benchmarks` lists them with the sources of the files, and checks the sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
+from medfedaug.data.images import ImageFolder, cases_of_classes, class_cases, published_split, visible_folders
+from medfedaug.data.published import Benchmark
+from medfedaug.data.splits import split_by_class
+from medfedaug.errors import ConfigError, DataError
+from medfedaug.research.datasets.archives import load_arrays
+from medfedaug.utils.files import parse_json
+from medfedaug.utils.validation import check_choice
+
+_OFFICE = ("amazon", "caltech", "dslr", "webcam")
+_DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+_PACS = ("art_painting", "cartoon", "photo", "sketch")
+_VLCS = ("bird", "car", "chair", "dog", "person")
+
+# Shares of each class for training and validation; the rest is for the test.
+_SHARES = {"seeded": (0.6, 0.2), "domainbed": (0.8, 0.1)}
+
+# In PACS's published splits, but not in its archive.
+_PACS_ERRATA = frozenset({"sketch/dog/n02103406_4068-1.png"})
+
+
+def office_caltech_10(root: Path) -> list[SiteFolder]:
+    """Four sites; the first 60 % of FedBN's training lists train, the rest validates, the test lists test."""
+    root = base_folder(root, "office_caltech_10")
+    lists = {name: [_listed(root, name, part) for part in ("train", "test")] for name in _OFFICE}
+    return [_site(root / name, name, published_split(*both)) for name, both in lists.items()]
+
+
+def domainnet_10(root: Path, fraction: float = 0.4, split: str = "published") -> list[SiteFolder]:
+    """Six sites of ten classes with FedBN's lists.
+
+    Args:
+        root: the folder.
+        fraction: of the possible training images, above 0 and at most 1.
+        split: ``"published"``: the first ``int(0.8 · fraction · n)`` of a training list of n images train,
+            and the last ``int(0.2 · n)`` validate. The default fraction gives the numbers of FedFA+ Table 2
+            and FedRDN Table 6 (672 and 420 of clipart's 2,103). ``"domainbed"``: the first ``fraction`` of
+            the training list, which has 80 % of a site's images, trains; every other image of the test list
+            validates, the rest test.
+    """
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"fraction must be above 0 and at most 1, got {fraction}")
+    check_choice("split", split, ("published", "domainbed"))
+    root = base_folder(root, "DomainNet")
+    sites = []
+    for name in _DOMAINNET:
+        train, test = (_listed(root, name, part) for part in ("train", "test"))
+        if split == "domainbed":
+            training, validation, test = train[: int(fraction * len(train))], test[::2], test[1::2]
+        else:
+            held = int(0.2 * len(train))
+            training, validation = train[: int(0.8 * fraction * len(train))], train[len(train) - held :]
+        sites.append(_site(root / name, name, {"training": training, "validation": validation, "test": test}))
+    return sites
+
+
+def pacs(root: Path, split: str = "seeded") -> list[SiteFolder]:
+    """Four sites of seven classes.
+
+    Args:
+        root: the folder.
+        split: ``"seeded"``: each class is split 60/20/20. ``"domainbed"``: 80/10/10, with as many training
+            images as in DomainBed, which uses the other 20 % for validation and tests at other sites.
+            ``"published"``: the authors' ``*_train_kfold.txt`` trains; every other image of
+            ``*_crossval_kfold.txt`` validates, the rest test, since the authors' protocol has no test images
+            at a training site.
+    """
+    check_choice("split", split, (*_SHARES, "published"))
+    folder = base_folder(base_folder(root, "PACS", "pacs_data"), "kfold", "pacs_data")
+    if split != "published":
+        return [_seeded(_existing(folder / name), name, split) for name in _PACS]
+    lists = next((p.parent for p in sorted(root.rglob("photo_train_kfold.txt"))), folder)
+    sites = []
+    for name in _PACS:
+        train, held = (_kfold(folder, lists / f"{name}_{part}_kfold.txt") for part in ("train", "crossval"))
+        parts = {"training": train, "validation": held[::2], "test": held[1::2]}
+        sites.append(_site(folder / name, name, parts))
+    return sites
+
+
+def vlcs(root: Path, split: str = "published") -> list[SiteFolder]:
+    """Four sites of five classes.
+
+    Args:
+        root: the folder, with ``<site>/{train,crossval,test}/<0 to 4>/*`` or ``<site>/<class>/*``.
+        split: ``"published"``: the folders ``train``, ``crossval`` and ``test`` train, validate and test;
+            without them, each class is split 60/20/20. ``"domainbed"``: all images of a class, from all
+            folders, are split 80/10/10 as for `pacs`.
+    """
+    check_choice("split", split, ("published", "domainbed"))
+    root = base_folder(root, "VLCS")
+    sites: list[SiteFolder] = []
+    for folder in visible_folders(_existing(root)):
+        if not (folder / "train").is_dir():
+            sites.append(_seeded(folder, folder.name, "domainbed" if split == "domainbed" else "seeded"))
+            continue
+        parts: dict[str, Sequence[Case]] = {}
+        for key, part in (("training", "train"), ("validation", "crossval"), ("test", "test")):
+            parts[key] = [
+                Case(f"{part}/{label}/{case.image.name}", case.image, label)
+                for number, label in enumerate(_VLCS)
+                for case in class_cases(_existing(folder / part / str(number)), label)
+            ]
+        if split == "domainbed":
+            parts = split_by_class(folder.name, [*chain(*parts.values())], _SHARES[split])
+        sites.append(ImageFolder(folder.name, folder, _VLCS, {k: tuple(v) for k, v in parts.items()}))
+    if not sites:
+        raise FileNotFoundError(2, "no such folder", str(root / "CALTECH"))
+    return sites
+
+
+def officehome(root: Path, split: str = "seeded") -> list[SiteFolder]:
+    """Four sites of 65 classes. No split is published.
+
+    Args:
+        root: the folder.
+        split: ``"seeded"``: each class is split 60/20/20; ``"domainbed"``: 80/10/10, as for `pacs`.
+    """
+    check_choice("split", split, tuple(_SHARES))
+    root = base_folder(root, "OfficeHomeDataset_10072016", "office_home")
+    real = base_folder(root, "Real World", "RealWorld", "Real_World")
+    if real == root:
+        raise FileNotFoundError(2, "no such folder", str(root / "Real World"))
+    folders = [root / "Art", root / "Clipart", root / "Product", real]
+    return [_seeded(_existing(folder), folder.name.replace(" ", "_"), split) for folder in folders]
+
+
+def _existing(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise FileNotFoundError(2, "no such folder", str(folder))
+    return folder
+
+
+def _seeded(folder: Path, name: str, split: str) -> SiteFolder:
+    cases = cases_of_classes(folder, [path.name for path in visible_folders(folder)])
+    return _site(folder, name, split_by_class(name, cases, _SHARES[split]))
+
+
+def _site(folder: Path, name: str, split: Mapping[str, Sequence[Case]]) -> SiteFolder:
+    classes = tuple(sorted({str(case.label) for cases in split.values() for case in cases}))
+    return ImageFolder(name, folder, classes, {key: tuple(cases) for key, cases in split.items()})
+
+
+def _listed(root: Path, site: str, part: str) -> list[Case]:
+    """Read a list of FedBN: a pickle of (paths, classes), or JSON in the folder ``splits``."""
+    path = root / f"{site}_{part}.pkl"
+    if not path.exists() and (root / "splits").is_dir():
+        path = root / "splits" / f"{site}_{part}.json"
+    try:
+        is_json = path.suffix == ".json"
+        entries: Any = parse_json(path.read_text()) if is_json else zip(*load_arrays(path), strict=True)
+        # Paths begin at FedBN's folder; the last three parts are site, class and file.
+        parts = [(PurePosixPath(str(image)).parts[-3:], str(label)) for image, label in entries]
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a damaged pickle fails anywhere
+        raise unreadable(site, path, error) from error
+    return [Case("/".join(image), root.joinpath(*image), label) for image, label in parts]
+
+
+def _kfold(folder: Path, path: Path) -> list[Case]:
+    """Read a list of PACS, with one line ``site/class/file number`` per image."""
+    cases = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        image, _, label = line.strip().rpartition(" ")
+        parts = PurePosixPath(image).parts
+        if not image:
+            continue
+        if len(parts) != 3 or not label.isdigit():
+            raise DataError(f"line {number} is not 'site/class/file number'", path=path)
+        if image not in _PACS_ERRATA:
+            cases.append(Case("/".join(parts[1:]), folder.joinpath(*parts), parts[1]))
+    return cases
+
+
+BENCHMARKS = {
+    "office_caltech_10": Benchmark(
+        office_caltech_10,
+        "Office-Caltech 10: photographs of ten classes from four sources",
+        "https://github.com/med-air/FedBN (office_caltech_10_dataset.zip)",
+        "{amazon,caltech,dslr,webcam}/<class>/*.jpg and <site>_{train,test}.pkl "
+        "(or splits/<site>_{train,test}.json)",
+    ),
+    "domainnet_10": Benchmark(
+        domainnet_10,
+        "DomainNet-10: ten classes of DomainNet in six styles",
+        "https://ai.bu.edu/M3SDA and https://github.com/med-air/FedBN (domainnet_dataset.zip: lists)",
+        "{clipart,infograph,painting,quickdraw,real,sketch}/<class>/* and <site>_{train,test}.pkl "
+        "(or splits/<site>_{train,test}.json)",
+    ),
+    "pacs": Benchmark(
+        pacs,
+        "PACS: seven classes as art painting, cartoon, photo and sketch",
+        "https://domaingeneralization.github.io/#data",
+        "{art_painting,cartoon,photo,sketch}/<class>/*; for split=published also "
+        "<site>_{train,crossval}_kfold.txt",
+    ),
+    "vlcs": Benchmark(
+        vlcs,
+        "VLCS: five classes from Caltech, LabelMe, Pascal and Sun",
+        "https://github.com/fmcarlucci/JigenDG#vlcs",
+        "{CALTECH,LABELME,PASCAL,SUN}/{train,crossval,test}/{0,1,2,3,4}/* or <site>/<class>/*",
+    ),
+    "officehome": Benchmark(
+        officehome,
+        "OfficeHome: 65 classes as art, clipart, product and real world",
+        "https://www.hemanthdv.org/officeHomeDataset.html",
+        "{Art,Clipart,Product,Real World}/<class>/*.jpg",
+    ),
+}

@@ -1,0 +1,1 @@
+"""The papers' experiments and their published numbers."""

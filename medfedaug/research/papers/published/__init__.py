@@ -1,0 +1,165 @@
+"""Numbers that the papers print, for comparison with ours.
+
+This folder has one CSV file per data set, with one line per row of a paper's table:
+
+============== =========================================================================================
+``protocol``   the preset that the row is compared with
+``paper``      ``FedFA``, ``FedFA+``, ``FedRDN``, ``FedFD-A`` or ``FRAug``
+``table``      number of the table, or the section whose text has the number
+``row``        label of the row as printed; where methods are columns, the row's and the column's
+``methods``    the combination, as ``--methods`` takes it
+``settings``   differences from the protocol, as ``--set`` takes them
+``held_out``   ``yes`` where each site's score is that of the run without this site
+``trained_at`` the site whose local model is tested, in tables across sites
+a site's name  score at this site, in per cent as printed, ``90.40 ± 0.97`` where the paper has a spread
+``mean``       the paper's average over the sites
+``note``       remark for the reader
+============== =========================================================================================
+
+A number that a paper or its successor prints again is listed once, with the sites' scores.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from medfedaug.errors import DataError
+from medfedaug.research.papers.presets import PRESETS, Preset
+from medfedaug.research.sweeps.axes import parse_axis, shown, split_values
+
+__all__ = ["PrintedScore", "Published", "parse_published", "published_rows"]
+
+PAPERS = ("FedFA", "FedFA+", "FedRDN", "FedFD-A", "FRAug")
+_BEFORE_SITES = ("protocol", "paper", "table", "row", "methods", "settings", "held_out", "trained_at")
+_AFTER_SITES = ("mean", "note")
+
+
+@dataclass(frozen=True)
+class PrintedScore:
+    """A score as a paper prints it.
+
+    Args:
+        score: as a share of 1.
+        spread: the deviation over the paper's seeds, as a share of 1, if printed.
+    """
+
+    score: float
+    spread: float | None = None
+
+
+@dataclass(frozen=True)
+class Published:
+    """Row of a paper's table.
+
+    Args:
+        protocol: name of the preset for the comparison.
+        methods: the combination, as ``--methods`` takes it.
+        source: paper and table.
+        row: the row's label.
+        sites: the score of each site, if printed.
+        mean: the paper's average over the sites, if printed.
+        settings: differences from the preset, as ``--set`` takes them.
+        held_out: whether each site's score is of the run without it.
+        trained_at: the site of the tested local model; empty for the global model.
+        note: remark for the reader.
+    """
+
+    protocol: str
+    methods: str
+    source: str
+    row: str
+    sites: Mapping[str, PrintedScore]
+    mean: PrintedScore | None
+    settings: str = ""
+    held_out: bool = False
+    trained_at: str = ""
+    note: str = ""
+
+    @property
+    def variant(self) -> str:
+        """Return the settings as `medfedaug.research.sweeps.run_list` names them."""
+        axes = [parse_axis(text) for text in split_values(self.settings) if text]
+        return ",".join(f"{axis.name}={shown(value)}" for axis in axes for value in axis.values)
+
+
+def published_rows(preset: Preset) -> tuple[Published, ...]:
+    """Return the published rows for a preset."""
+    return tuple(row for row in _of_benchmark(preset.benchmark) if row.protocol == preset.name)
+
+
+@cache
+def _of_benchmark(benchmark: str) -> tuple[Published, ...]:
+    path = resources.files(__name__) / f"{benchmark}.csv"
+    return parse_published(path.read_text(encoding="utf-8"), benchmark) if path.is_file() else ()
+
+
+def parse_published(text: str, benchmark: str) -> tuple[Published, ...]:
+    """Read the rows of a file.
+
+    Args:
+        text: its content.
+        benchmark: the data set of its protocols.
+    """
+    path = f"{benchmark}.csv"
+    header, *lines = [*csv.reader(text.splitlines())] or [[]]
+    sites = header[len(_BEFORE_SITES) : -len(_AFTER_SITES)]
+    if tuple(header) != (*_BEFORE_SITES, *sites, *_AFTER_SITES) or len(set(header)) < len(header):
+        raise DataError(
+            f"the columns must be {', '.join(_BEFORE_SITES)}, the sites', {', '.join(_AFTER_SITES)}",
+            path=path,
+        )
+    rows = []
+    for number, cells in enumerate(lines, start=2):
+        try:
+            if len(cells) != len(header):
+                raise ValueError(f"{len(cells)} cells in place of {len(header)}")
+            rows.append(_row(dict(zip(header, cells, strict=True)), sites, benchmark))
+        except ValueError as error:
+            raise DataError(f"line {number}: {error}", path=path) from error
+    return tuple(rows)
+
+
+def _row(cells: Mapping[str, str], sites: list[str], benchmark: str) -> Published:
+    protocol = cells["protocol"]
+    if protocol not in PRESETS or PRESETS[protocol].benchmark != benchmark:
+        raise ValueError(f"{protocol!r} is no protocol of {benchmark}")
+    if cells["paper"] not in PAPERS:
+        raise ValueError(f"the paper {cells['paper']!r} is not one of {', '.join(PAPERS)}")
+    if cells["held_out"] not in ("", "yes"):
+        raise ValueError(f"held_out is 'yes' or empty, got {cells['held_out']!r}")
+    for name in ("table", "row", "methods"):
+        if not cells[name]:
+            raise ValueError(f"{name} is empty")
+    if cells["trained_at"] not in ("", *sites):
+        raise ValueError(f"trained_at {cells['trained_at']!r} is no site")
+    scores = {site: score for site in sites if (score := _score(cells[site])) is not None}
+    mean = _score(cells["mean"])
+    if not scores and mean is None:
+        raise ValueError("there is no score")
+    table = cells["table"]
+    return Published(
+        protocol=protocol,
+        methods=cells["methods"],
+        source=f"{cells['paper']} {f'Table {table}' if table.isdigit() else table}",
+        row=cells["row"],
+        sites=scores,
+        mean=mean,
+        settings=cells["settings"],
+        held_out=cells["held_out"] == "yes",
+        trained_at=cells["trained_at"],
+        note=cells["note"],
+    )
+
+
+def _score(text: str) -> PrintedScore | None:
+    if not text:
+        return None
+    match = re.fullmatch(r"(\d+\.\d+)(?: ± (\d+\.\d+))?", text)
+    if not match or not 0 < float(match[1]) <= 100:
+        raise ValueError(f"{text!r} is no score in per cent")
+    return PrintedScore(float(match[1]) / 100, None if match[2] is None else float(match[2]) / 100)

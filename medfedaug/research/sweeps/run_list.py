@@ -1,0 +1,294 @@
+"""List the runs of a sweep: all combinations of methods, settings, held-out sites, folds and seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from medfedaug.config.plan import PLAN_FIELDS, Plan, planning_settings
+from medfedaug.config.run import RunConfig, task_defaults
+from medfedaug.data.base import SiteFolder
+from medfedaug.data.benchmarks import check_options, find_benchmark, find_root, open_benchmark
+from medfedaug.data.federation import federation_settings
+from medfedaug.errors import ConfigError
+from medfedaug.federation.composition import Composition
+from medfedaug.federation.messages.initial_weights import InitialWeights
+from medfedaug.methods.registry import canonical_name, parse_methods
+from medfedaug.research.papers.presets import Preset
+from medfedaug.research.sweeps.axes import Axis, Comparison, shown
+from medfedaug.research.sweeps.planned import PlannedRun
+
+# Settings that a sweep or the data decide.
+_DECIDED = (
+    *("methods", "seed", "holdout", "limit", "purpose"),
+    *("task", "classes", "in_channels", "channel_names"),
+)
+_SETTABLE = [field.name for field in dataclasses.fields(RunConfig) if field.name not in _DECIDED]
+
+
+def parse_methods_list(texts: Sequence[str]) -> list[str]:
+    """Parse combinations of methods to canonical names, without repetitions.
+
+    Example:
+        >>> parse_methods_list(["fedavg fedrdn,fedfa+", "fedavg"])
+        ['fedavg', 'fedrdn,fedfa+']
+    """
+    combinations = [
+        ",".join(map(canonical_name, filter(None, text.split(","))))
+        for item in texts
+        for text in item.split()
+    ]
+    for text in combinations:
+        parse_methods(text)
+    return list(dict.fromkeys(combinations))
+
+
+def plan(
+    preset: Preset,
+    root: str | Path,
+    methods: Sequence[str],
+    *,
+    seeds: int = 5,
+    axes: Sequence[Axis] = (),
+    also: Sequence[Comparison] = (),
+    holdout: Sequence[str] = (),
+    folds: int = 0,
+    scale: float = 1.0,
+    limit: int | None = None,
+    init: Path | None = None,
+) -> list[PlannedRun]:
+    """List the runs of a sweep: all with the first seed, then all with the second, and so on.
+
+    Within a seed the first fold, or the first held-out site, comes first with all methods, so that a sweep
+    that stops early has compared all its methods. A value or site that is named twice runs once.
+
+    Args:
+        preset: the protocol.
+        root: the folder with the data set's files, or a folder that contains it under the data set's name.
+        methods: combinations of methods.
+        seeds: number of seeds; they are 0, 1, ...
+        axes: settings that take several values. An argument of a method applies to the combinations that
+            contain the method.
+        also: further methods, each with its own settings.
+        holdout: sites to leave out in turn, or ``"all"``; ``"none"`` overrides a preset with held-out sites.
+        folds: number of folds by patient; 0 for none.
+        scale: share of the preset's rounds.
+        limit: largest number of cases per split and site.
+        init: a file with initial weights, which `run_all` needs too.
+    """
+    if seeds < 1:
+        raise ConfigError(f"at least one seed is needed, got {seeds}")
+    if not 0 < scale <= 1:
+        raise ConfigError(f"scale is a share of the rounds, above 0 and at most 1, got {scale}")
+    options = find_benchmark(preset.benchmark).options
+    comparisons = [Comparison(tuple(methods), tuple(axes)), *also]
+    for comparison in comparisons:
+        check_axes(comparison.axes, comparison.methods, preset.benchmark)
+    if folds and "folds" not in options:
+        raise ConfigError(f"folds are of patients, and {preset.benchmark} has none")
+    first_fold = {"folds": folds} if folds else {}  # checks that there are enough patients
+    # Sites are held out before the others are dealt.
+    data = {**preset.data, **first_fold, "deal": 1, "deal_domains": 1}
+    sites = open_benchmark(preset.benchmark, find_root(root, preset.benchmark), limit=limit, **data)
+    held_out = _held_out(preset, holdout, sites)
+    runs = [
+        _planned(preset, text, chosen, seed, fold, site, folds, scale, limit)
+        for seed in range(seeds)
+        for fold in range(1, folds + 1) or (0,)
+        for site in held_out or ("",)
+        for comparison in comparisons
+        for text in comparison.methods
+        for chosen in _combinations([a for a in comparison.axes if a.method in ("", *_named(text))])
+    ]
+    return _checked(_unique(runs), preset, sites, init)
+
+
+def _unique(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return each run once; refuse different runs with one folder."""
+    by_folder: dict[Path, PlannedRun] = {}
+    for run in runs:
+        if by_folder.setdefault(run.folder, run) != run:
+            raise ConfigError(
+                f"two runs would be in one folder, {run.folder}: its name leaves out the settings in which "
+                "they differ; run one of them with another --out"
+            )
+    return list(by_folder.values())
+
+
+def check_axes(axes: Sequence[Axis], methods: Sequence[str], benchmark: str) -> None:
+    """Check that each setting is known and set once.
+
+    Args:
+        axes: the settings.
+        methods: combinations of methods, of which one must contain the method of a ``METHOD.ARG``.
+        benchmark: the data set, whose options are settings too.
+    """
+    named = [axis.name for axis in axes]
+    present = {name for text in methods for name in _named(text)}
+    known = (*_SETTABLE, *PLAN_FIELDS, *find_benchmark(benchmark).options)
+    for axis in axes:
+        if named.count(axis.name) > 1:
+            raise ConfigError(f"{axis.name} is set twice; give its values together, separated by commas")
+        if axis.method and axis.method not in present:
+            raise ConfigError(f"--set {axis.name}: {axis.method} is not among the methods")
+        if not axis.method and axis.name not in known:
+            raise ConfigError(f"--set {axis.name}: neither METHOD.ARG nor one of {', '.join(known)}")
+
+
+def _checked(
+    runs: Sequence[PlannedRun], preset: Preset, sites: Sequence[SiteFolder], init: Path | None
+) -> list[PlannedRun]:
+    """Check that networks, methods and data options go together, and add the initial weights."""
+    from_data = federation_settings(sites)
+    digests: dict[str, str] = {}
+    checked = []
+    for run in runs:
+        config = dataclasses.replace(run.config, **from_data)
+        network = json.dumps([config.methods, config.network, config.network_args, config.image_size])
+        check_options(preset.benchmark, run.data)
+        if network not in digests:
+            composition = Composition(config)  # checks that methods and network go together
+            digests[network] = ""
+            if init:
+                digests[network] = InitialWeights.read(init, composition.network.state_dict()).digest
+        if init:
+            settings = tuple(sorted((*run.settings, ("init", init.stem))))
+            config = dataclasses.replace(run.config, init=digests[network])
+            run = dataclasses.replace(run, settings=settings, config=config)
+        checked.append(run)
+    return checked
+
+
+def _named(methods: str) -> list[str]:
+    return [spec["name"] for spec in parse_methods(methods)]
+
+
+def _combinations(axes: Sequence[Axis]) -> Iterator[dict[str, Any]]:
+    for values in product(*(axis.values for axis in axes)):
+        yield {axis.name: value for axis, value in zip(axes, values, strict=True)}
+
+
+def _held_out(preset: Preset, holdout: Sequence[str], sites: Sequence[SiteFolder]) -> list[str]:
+    able = [site.name for site in sites if site.trains]
+    if list(holdout) == ["none"] or not (holdout or preset.holdout):
+        return []
+    if not holdout or list(holdout) == ["all"]:
+        return able
+    for name in holdout:
+        if name not in able:
+            raise ConfigError(f"cannot hold out {name!r}; the sites that train are {', '.join(able)}")
+    return list(holdout)
+
+
+def _planned(
+    preset: Preset,
+    methods: str,
+    chosen: Mapping[str, Any],
+    seed: int,
+    fold: int,
+    site: str,
+    folds: int,
+    scale: float,
+    limit: int | None,
+) -> PlannedRun:
+    draft = _Draft(preset, _named(methods), held_out=bool(site))
+    for name, value in chosen.items():
+        draft.choose(name, value)
+    draft.settle(chosen)
+    config, data, reduced = draft.config, draft.data, []
+    if scale < 1 and isinstance(config["rounds"], int):  # `RunConfig` refuses others
+        config["rounds"] = max(1, round(scale * config["rounds"]))
+        reduced.append(f"scale={shown(scale)}")
+    if limit is not None:
+        reduced.append(f"limit={limit}")
+    if fold:
+        data.update(folds=folds, fold=fold, fold_seed=seed)
+    if site and preset.whole_site:
+        data["unseen"] = site
+    run = RunConfig.from_dict(
+        {
+            **config,
+            "methods": parse_methods(methods, draft.arguments),
+            "seed": seed,
+            "limit": limit,
+            "holdout": [site] if site else [],
+        }
+    )
+    # Sorted: the folder must not depend on the order in which settings were given.
+    return PlannedRun(methods, tuple(sorted(draft.chosen)), run, data, ",".join(reduced), site, fold, folds)
+
+
+class _Draft:
+    """The settings of a run in the making: the preset's, and chosen ones in their place.
+
+    Attributes:
+        config: fields of the run's configuration.
+        data: options of the data set.
+        arguments: arguments of each method.
+        chosen: names and values of the settings that differ from the preset.
+    """
+
+    def __init__(self, preset: Preset, methods: Sequence[str], *, held_out: bool) -> None:
+        self.preset = preset
+        self.config, self.data = dict(preset.config), dict(preset.data)
+        self.arguments = {name: preset.arguments_of(name, held_out=held_out) for name in methods}
+        self.chosen: list[tuple[str, str]] = []
+
+    def choose(self, name: str, value: Any) -> None:
+        """Set a value; record it unless the preset has it."""
+        method, _, argument = name.rpartition(".")
+        if method:
+            differs = _put(self.arguments[method], argument, value)
+        elif name in _SETTABLE:
+            differs = _put(self.config, name, value, getattr(RunConfig, name, None))
+        elif name in PLAN_FIELDS:
+            differs = self._choose_plan(name, value)
+        elif name == "fraction":
+            differs = self._choose_fraction(value)
+        else:
+            differs, self.data[name] = True, value
+        if differs:
+            self.chosen.append((name, shown(value)))
+
+    def _choose_plan(self, name: str, value: Any) -> bool:
+        before = dict(self.config.get("plan", {}))
+        after = {**before, name: value}
+        if Plan.from_dict(after) == Plan.from_dict(before):
+            return False
+        self.config["plan"] = after
+        return True
+
+    def _choose_fraction(self, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"fraction is a share of the training cases, as in 1/6, got {value!r}")
+        # A share of the paper's training cases, which may be a share itself.
+        whole = self.data.get("fraction", find_benchmark(self.preset.benchmark).options["fraction"])
+        if value != 1:
+            self.data["fraction"] = value * whole
+        return value != 1
+
+    def settle(self, chosen: Mapping[str, Any]) -> None:
+        """Set the values that follow from the chosen settings."""
+        config, preset = self.config, self.preset
+        if planning := config.get("planning"):  # planning keeps the varied settings
+            names = (*planning.get("given", ()), *chosen)
+            config["planning"] = planning_settings(names, planning.get("memory"))
+        if preset.follows:
+            defaults = task_defaults(preset.task, Plan.from_dict(config.get("plan", {})))
+            config |= {name: defaults[name] for name in preset.follows if name not in chosen}
+        # The preset's arguments are of its own network.
+        other = "network" in chosen and chosen["network"] != preset.config["network"]
+        arguments = {} if other else preset.config.get("network_args", {})
+        config["network_args"] = {**arguments, **chosen.get("network_args", {})}
+
+
+def _put(settings: dict[str, Any], name: str, value: Any, default: Any = None) -> bool:
+    """Set a value; return whether it changed."""
+    if value == settings.get(name, default):
+        return False
+    settings[name] = value
+    return True

@@ -1,0 +1,359 @@
+"""The tables of a sweep: our scores, published numbers, and local models at other sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from medfedaug.analysis import MetricTable, Score, Table, metric_table, summary_table, write_report
+from medfedaug.analysis.text_table import TextTable
+from medfedaug.config.run import RunConfig
+from medfedaug.data.benchmarks import find_benchmark
+from medfedaug.errors import ConfigError
+from medfedaug.federation.job_folder import RESULTS
+from medfedaug.methods import parse_methods
+from medfedaug.metrics.registry import LOCAL
+from medfedaug.research.comparison import patient_table
+from medfedaug.research.comparison.class_table import ClassTable, class_table
+from medfedaug.research.comparison.patient_table import PatientTable
+from medfedaug.research.papers.presets import Preset
+from medfedaug.research.papers.published import PrintedScore, Published, published_rows
+from medfedaug.research.sweeps.cross_site import cross_site
+from medfedaug.research.sweeps.planned import PlannedRun
+from medfedaug.research.sweeps.sweep import difference
+from medfedaug.runs.load_results import load_run
+from medfedaug.runs.run import MODEL, Run
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Our score and the paper's.
+
+    Attributes:
+        label: methods and settings.
+        sites: our score and the paper's by site.
+        mean: our mean over the sites.
+        published: the paper's row.
+        model: the model of our scores.
+    """
+
+    label: str
+    sites: dict[str, tuple[Score, PrintedScore | None]]
+    mean: Score
+    published: Published
+    model: str
+
+
+@dataclass(frozen=True)
+class PublishedTable(TextTable):
+    """Our scores and published ones, one row per combination that a paper has too."""
+
+    sites: tuple[str, ...]
+    rows: tuple[Compared, ...]
+    notes: tuple[str, ...] = ()
+    reduced: str = ""
+
+    @property
+    def header(self) -> list[str]:
+        return ["method", MODEL, *self.sites, "mean", "difference", "published in"]
+
+    @property
+    def body(self) -> list[list[str]]:
+        lines = []
+        for row in self.rows:
+            cells = [_pair(*pair) for pair in self._pairs(row).values()]
+            mean, theirs = row.mean.mean, row.published.mean
+            difference = "–" if mean is None or theirs is None else f"{mean - theirs.score:+.3f}"
+            lines.append(
+                [row.label, row.model, *cells, _pair(row.mean, theirs), difference, row.published.source]
+            )
+        return lines
+
+    def records(self) -> list[dict[str, Any]]:
+        records = []
+        for row in self.rows:
+            record: dict[str, Any] = {"method": row.label, "model": row.model}
+            pairs = {**self._pairs(row), "mean": (row.mean, row.published.mean)}
+            for name, (ours, theirs) in pairs.items():
+                record |= {name: ours.mean, f"{name}_std": ours.std}
+                record |= _recorded(name, theirs)
+            records.append({**record, "published_in": row.published.source})
+        return records
+
+    def _pairs(self, row: Compared) -> dict[str, tuple[Score, PrintedScore | None]]:
+        return {site: row.sites.get(site, (Score(()), None)) for site in self.sites}
+
+
+@dataclass(frozen=True)
+class CrossSiteRow:
+    """The local model of a site.
+
+    Attributes:
+        label: methods and settings.
+        source: the site that trained it.
+        scores: our scores by the site that tests it.
+        published: the paper's scores, if any.
+    """
+
+    label: str
+    source: str
+    scores: dict[str, Score]
+    published: Mapping[str, PrintedScore]
+
+
+@dataclass(frozen=True)
+class CrossSiteTable(TextTable):
+    """The local model of each site, tested at every site: FedRDN Table 3."""
+
+    targets: tuple[str, ...]
+    rows: tuple[CrossSiteRow, ...]
+    notes: tuple[str, ...] = ()
+    reduced: str = ""
+
+    @property
+    def _compared(self) -> bool:
+        return any(row.published for row in self.rows)
+
+    @property
+    def header(self) -> list[str]:
+        return ["method", MODEL, "trained at", *self.targets]
+
+    @property
+    def body(self) -> list[list[str]]:
+        return [
+            [row.label, LOCAL, row.source, *(self._cell(row, t) for t in self.targets)] for row in self.rows
+        ]
+
+    def _cell(self, row: CrossSiteRow, target: str) -> str:
+        ours = row.scores[target]
+        return _pair(ours, row.published.get(target)) if self._compared else str(ours)
+
+    def records(self) -> list[dict[str, Any]]:
+        records = []
+        for row in self.rows:
+            record: dict[str, Any] = {"method": row.label, "model": LOCAL, "trained_at": row.source}
+            for target in self.targets:
+                ours = row.scores[target]
+                record |= {target: ours.mean, f"{target}_std": ours.std}
+                if self._compared:
+                    record |= _recorded(target, row.published.get(target))
+            records.append(record)
+        return records
+
+
+def _pair(ours: Score, theirs: PrintedScore | None) -> str:
+    if theirs is None:
+        return f"{ours} / –"
+    spread = "" if theirs.spread is None else f" ± {theirs.spread:.3f}"
+    return f"{ours} / {theirs.score:.3f}{spread}"
+
+
+def _recorded(name: str, theirs: PrintedScore | None) -> dict[str, float | None]:
+    return {
+        f"{name}_published": None if theirs is None else theirs.score,
+        f"{name}_published_std": None if theirs is None else theirs.spread,
+    }
+
+
+def reading_notes(preset: Preset, runs: Sequence[PlannedRun]) -> list[str]:
+    """Return the notes of a sweep: the source of the protocol, and the differences from the paper's."""
+    notes = []
+    rounds = {run.config.rounds for run in runs}
+    limits = {run.config.limit for run in runs} - {None}
+    if not preset.source:  # the user's own experiment
+        if limits:
+            notes.append(f"REDUCED: at most {_join(limits)} cases per split and site.")
+        network = preset.config["network"]
+        return [*notes, f"Own experiment: {preset.schedule}, {network}; experiment.yml has all settings."]
+    if rounds != {preset.config["rounds"]}:
+        notes.append(
+            f"REDUCED, not the paper's protocol: {_join(rounds)} in place of {preset.config['rounds']} "
+            "rounds. Published numbers are of all rounds."
+        )
+    if limits:
+        notes.append(f"REDUCED, not the paper's data: at most {_join(limits)} cases per split and site.")
+    settings = set.intersection(*({f"{k}={v}" for k, v in run.settings} for run in runs))
+    if settings:
+        notes.append(f"Not the protocol's, in all runs: {_join(settings)}.")
+    notes.append(f"Protocol {preset.name}: {preset.source}.")
+    return [*notes, *preset.readings]
+
+
+def _join(values: set[Any]) -> str:
+    return ", ".join(map(str, sorted(values)))
+
+
+def write_tables(
+    runs: Sequence[PlannedRun],
+    preset: Preset,
+    out: str | Path,
+    *,
+    data: str | Path | None = None,
+    across: bool = False,
+    device: str = "auto",
+    failed: Collection[Path] = (),
+    advise: Callable[[Table], list[str]] = lambda scores: [],
+) -> tuple[dict[str, TextTable], list[str]]:
+    """Write the tables of the finished runs as Markdown, CSV and LaTeX, and ``report.html``.
+
+    Args:
+        runs: the runs, from `medfedaug.research.sweeps.run_list.plan`. Finished runs with other data or
+            settings than planned are left out.
+        preset: their protocol.
+        out: the sweep's folder.
+        data: the folder with the data set's files, or its parent, for images in the report; ``None`` for no
+            images.
+        across: whether to test the sites' local models at every site
+            (`medfedaug.research.sweeps.cross_site`).
+        failed: folders of failed runs of `medfedaug.research.sweeps.sweep.run_all`, which are left out too:
+            they may hold an earlier run with other files.
+        advise: makes recommendations from the scores, for the beginning of the page.
+    """
+    out = Path(out)
+    loaded, notes = _finished(runs, preset, out, failed)
+    finished = [run for _, run in loaded]
+    scores = summary_table(finished)
+    tables: dict[str, Table | PatientTable | ClassTable | MetricTable | PublishedTable | CrossSiteTable] = {
+        "table": scores,
+        "patients": patient_table(finished),
+        "classes": class_table(finished),
+        "metrics": metric_table(finished),
+        "published": _published(loaded, preset),
+    }
+    tables = {name: table for name, table in tables.items() if table.rows or name in ("table", "metrics")}
+    if across:
+        tables["cross_site"] = _cross_site(loaded, preset, out, device)
+    reduced = runs[0].reduced.replace(",", ", ")
+    tables = {name: replace(table, reduced=reduced) for name, table in tables.items()}
+    for name, table in tables.items():
+        replace(table, notes=(*table.notes, *notes)).save(out / name)
+    first = [*advise(scores), *notes]
+    write_report(finished, out / "report.html", data=data, device=device, notes=first, reduced=reduced)
+    return {**tables}, notes
+
+
+def _finished(
+    runs: Sequence[PlannedRun], preset: Preset, out: Path, failed: Collection[Path] = ()
+) -> tuple[list[tuple[PlannedRun, Run]], list[str]]:
+    """Load the finished runs, with the notes below every table."""
+    loaded = [
+        (run, _as_planned(run, preset, load_run(out / run.folder)))
+        for run in runs
+        if run.folder not in failed
+        and (results := out / run.folder / RESULTS).exists()
+        and not difference(results, preset.benchmark, run)
+    ]
+    if not loaded:
+        raise ConfigError(f"{out}: no run is finished")
+    notes = reading_notes(preset, runs)
+    if len(loaded) < len(runs):
+        notes.insert(0, f"UNFINISHED: {len(loaded)} of {len(runs)} runs.")
+    return loaded, notes
+
+
+def _as_planned(planned: PlannedRun, preset: Preset, run: Run) -> Run:
+    """Give a run the data and settings of its plan, completed by the defaults."""
+    options = {**find_benchmark(preset.benchmark).options, **planned.data}
+    context = {**run.context, "data": preset.benchmark}
+    if "planned" in context:
+        context["planned"] = {**context["planned"], "asked": RunConfig.from_dict(run.asked).to_dict()}
+    return replace(
+        run,
+        config=RunConfig.from_dict(run.config).to_dict(),
+        options=options,
+        in_turn=bool(planned.held_out),
+        context=context,
+    )
+
+
+_Loaded = Sequence[tuple[PlannedRun, Run]]
+
+
+def _groups(loaded: _Loaded) -> Iterator[tuple[PlannedRun, list[Run]]]:
+    """Group runs that differ only by seed, fold and held-out site, each group with its first plan."""
+    groups: dict[tuple[str, str], list[tuple[PlannedRun, Run]]] = {}
+    for planned, run in loaded:
+        groups.setdefault((planned.methods, planned.variant), []).append((planned, run))
+    for members in groups.values():
+        yield members[0][0], [run for _, run in members]
+
+
+def _label(run: PlannedRun) -> str:
+    return f"{run.methods} ({run.variant})" if run.variant else run.methods
+
+
+def _published(loaded: _Loaded, preset: Preset) -> PublishedTable:
+    rows = []
+    for planned, runs in _groups(loaded):
+        for published in _of_run(planned, preset):
+            if published.trained_at:
+                continue
+            ours, theirs = summary_table(runs).rows[0], published.sites
+            sites = {site: (score, theirs.get(site)) for site, score in ours.sites.items()}
+            # Some sites may not have been left out yet.
+            whole = not theirs or theirs.keys() <= ours.sites.keys()
+            mean = ours.mean if whole else Score(())
+            rows.append(Compared(_label(planned), sites, mean, published, ours.model))
+    columns = dict.fromkeys(site for row in rows for site in row.sites if row.published.sites)
+    notes = dict.fromkeys(
+        f"{row.published.source}, {row.published.row}: {row.published.note}."
+        for row in rows
+        if row.published.note
+    )
+    return PublishedTable(tuple(columns), tuple(rows), ("Ours / published.", *notes))
+
+
+def _of_run(run: PlannedRun, preset: Preset) -> Iterator[Published]:
+    """Yield the papers' rows of the same methods and settings."""
+    for published in published_rows(preset):
+        same = published.variant == run.variant and published.held_out == bool(run.held_out)
+        # Folds test other patients than the papers' split.
+        if same and not run.folds and _combination(published.methods) == _combination(run.methods):
+            yield published
+
+
+def _combination(methods: str) -> frozenset[str]:
+    """Return the methods of a combination in any order; FedAvg counts only on its own."""
+    try:
+        parts = {str(sorted(spec.items())) for spec in parse_methods(methods)}
+        plain = {str(sorted(spec.items())) for spec in parse_methods("fedavg")}
+    except ConfigError:  # a paper's method that this package lacks
+        return frozenset({methods})
+    return frozenset(parts - plain or parts)
+
+
+def _cross_site(loaded: _Loaded, preset: Preset, out: Path, device: str) -> CrossSiteTable:
+    # By target and seed: the folds of a seed are no repetitions of each other.
+    table: dict[tuple[str, str], dict[str, dict[int, list[float]]]] = {}
+    published: dict[tuple[str, str], Mapping[str, PrintedScore]] = {}
+    for run, _ in loaded:
+        result = cross_site(out / run.folder, out / run.data_folder(preset.benchmark), device)
+        label = f"{_label(run)}, without {run.held_out}" if run.held_out else _label(run)
+        for source, scores in result["scores"].items():
+            row = table.setdefault((label, source), {})
+            for target, score in scores.items():
+                seeds = row.setdefault(target, {})
+                if score is not None:
+                    seeds.setdefault(run.seed, []).append(score)
+        published |= {(label, theirs.trained_at): theirs.sites for theirs in _of_run(run, preset)}
+    targets = tuple(dict.fromkeys(target for row in table.values() for target in row))
+    rows = tuple(
+        CrossSiteRow(
+            label,
+            source,
+            {target: Score(tuple(map(fmean, row.get(target, {}).values()))) for target in targets},
+            published.get((label, source), {}),
+        )
+        for (label, source), row in table.items()
+    )
+    note = (
+        "The model that one site trained in the round after the selected one, before averaging, tested at "
+        "every site; the site itself is on the diagonal (FedRDN Table 3)."
+    )
+    if any(run.folds for run, _ in loaded):
+        note += " The score of a seed is the mean over its folds."
+    notes = (note, "Ours / published.") if any(row.published for row in rows) else (note,)
+    return CrossSiteTable(targets, rows, notes)

@@ -1,0 +1,312 @@
+"""Workers of a sweep: this process, processes of this machine, jobs of Slurm, or workers of Dask.
+
+A sweep gives each run to one worker. From a run's folder any worker can continue it: a run whose worker was
+killed goes on after its last finished round, on this machine or another with the same files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing import active_children, get_context, resource_tracker
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from filelock import FileLock
+
+from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.errors import ConfigError, first_line
+from medfedaug.research.sweeps.planned import PlannedRun
+
+Make = Callable[..., str]
+"""Makes one run, and returns the reason if it failed."""
+MEMORY = 4 * 2**30
+"""Default memory of a process for decoded images, in bytes."""
+Outcomes = Generator[tuple[PlannedRun, str], None, None]
+
+_FORMS = "a number of processes (4 or local:4), slurm, slurm:PARTITION or dask://HOST:PORT"
+_POLL = 5.0  # seconds between two looks at the jobs of Slurm
+_ANSWER = "20s"  # for a scheduler of Dask to answer
+_KILLED = "its process was killed, for instance since memory ran out"
+
+
+class Workers(ABC):
+    """Base of the workers of a sweep."""
+
+    elsewhere: ClassVar[bool] = False
+    """Flag: workers may be on other machines, where relative paths mean nothing."""
+    alone: ClassVar[bool] = False
+    """Flag: this process makes the runs, one after the other."""
+    number: int
+    """Runs that a search proposes at the same time."""
+
+    @abstractmethod
+    def outcomes(self, make: Make, runs: Sequence[PlannedRun]) -> Outcomes:
+        """Make runs; yield each as it ends, with the reason if it failed.
+
+        When the caller stops, no further run begins.
+        """
+
+
+def find_workers(
+    where: str, folder: str | Path, *, memory: int = MEMORY, each: Sequence[str] = ()
+) -> Workers:
+    """Return the workers that a text names.
+
+    Args:
+        where: ``N`` or ``local:N``, ``slurm``, ``slurm:PARTITION``, ``dask://HOST:PORT``.
+        memory: bytes of decoded images that each process keeps.
+        each: requests of each run to the cluster, as ``NAME=VALUE``: options of ``sbatch``, or resources of
+            Dask's workers.
+    """
+    for text in each:
+        if not re.fullmatch(r"[^=]+=.+", text):
+            raise ConfigError(f"--each {text}: write NAME=VALUE")
+    requests = dict(text.split("=", 1) for text in each)
+    kind, _, rest = where.partition(":")
+    count = rest if kind == "local" else where
+    if count.isdecimal() and int(count) > 0:
+        if each:
+            raise ConfigError(f"--each {each[0]}: only clusters read it; --workers names none")
+        return Processes(int(count), memory) if int(count) > 1 else ThisProcess(memory)
+    if kind == "slurm" and (rest or where == kind):
+        return SlurmJobs(Path(folder), memory, requests, rest)
+    if kind == "dask" and rest.startswith("//") and len(rest) > 2:
+        return DaskWorkers(Path(folder), memory, requests, f"tcp:{rest}")
+    raise ConfigError(f"--workers {where}: must be {_FORMS}")
+
+
+@dataclass(frozen=True)
+class ThisProcess(Workers):
+    """This process makes all runs, which share the decoded images."""
+
+    memory: int = MEMORY
+    number: ClassVar[int] = 1  # type: ignore[misc]
+    alone: ClassVar[bool] = True
+
+    def outcomes(self, make: Make, runs: Sequence[PlannedRun]) -> Outcomes:
+        """Make one run after the other."""
+        with keep_decoded(self.memory):
+            for run in runs:
+                yield run, make(run)
+
+
+@dataclass(frozen=True)
+class Processes(Workers):
+    """Processes of this machine, which share its cores and end when this one does."""
+
+    number: int
+    memory: int
+
+    def outcomes(self, make: Make, runs: Sequence[PlannedRun]) -> Outcomes:
+        """Make runs in all processes at the same time."""
+        with self.pool() as pool:
+            futures = {pool.submit(make, run): run for run in runs}
+            for future in as_completed(futures):
+                try:
+                    reason = future.result()
+                except BrokenProcessPool:
+                    reason = _KILLED
+                yield futures[future], reason
+
+    @contextmanager
+    def pool(self) -> Iterator[ProcessPoolExecutor]:
+        """Start the processes for any tasks."""
+        spawn = get_context("spawn")
+        end, lifeline = spawn.Pipe(duplex=False)
+        with ProcessPoolExecutor(
+            self.number, spawn, _prepare_process, (self.number, self.memory, end)
+        ) as pool:
+            before = {*active_children()}
+            try:
+                with _interrupts_held():
+                    for _ in range(self.number):  # each starts a process
+                        pool.submit(os.getpid)
+                yield pool
+            except BaseException:
+                for child in {*active_children()} - before:
+                    child.terminate()  # also one that still imports, and does not read its lifeline
+                raise
+            finally:
+                lifeline.close()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back here, and for good in processes that start meanwhile: they would print tracebacks."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # else it starts with the first process, and lets Ctrl-C through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_process = ExitStack()  # never closed: its contexts last as long as a worker
+
+
+def _prepare_process(jobs: int, memory: int, lifeline: Connection) -> None:
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    _process.enter_context(keep_decoded(memory))
+
+
+def _end_with(lifeline: Connection) -> None:
+    """End this process when the sweep's process stops or dies: the next sweep continues the same runs."""
+    with suppress(EOFError, OSError):
+        lifeline.recv()
+    os._exit(1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run on a cluster.
+
+    It waits for an earlier job of the run, whose sweep was killed; then it continues the run, if unfinished.
+    """
+
+    make: Make
+    run: PlannedRun
+    lock: Path
+    memory: int
+
+    def __call__(self) -> str:
+        """Make the run; return the reason if it failed."""
+        self.lock.parent.mkdir(parents=True, exist_ok=True)
+        with _turn, FileLock(self.lock), keep_decoded(self.memory):
+            return self.make(self.run)
+
+    def checkpoint(self) -> Any:
+        """Let Slurm queue the run again when its time is over or a more urgent job replaces it."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+_turn = threading.Lock()  # one run at a time: two in one process would share the random numbers
+
+
+class Cluster(Workers):
+    """Workers that may be on other machines.
+
+    Args:
+        folder: the sweep's folder; all machines must see it under this path.
+        memory: bytes of decoded images that each run keeps.
+        each: requests of each run.
+    """
+
+    elsewhere: ClassVar[bool] = True
+    number = 8
+    package: ClassVar[str]
+
+    def __init__(self, folder: Path, memory: int, each: Mapping[str, str]) -> None:
+        try:
+            self.library: Any = import_module(self.package)
+        except ImportError as error:
+            raise ConfigError(f"--workers needs {self.package}: pip install 'medfedaug[cluster]'") from error
+        self.folder, self.memory, self.each = folder.absolute(), memory, each
+
+    def _job(self, make: Make, run: PlannedRun) -> Job:
+        folder = self.folder / run.folder
+        return Job(make, run, folder.with_name(f".{folder.name}.lock"), self.memory)
+
+
+class SlurmJobs(Cluster):
+    """Jobs of Slurm, which `submitit` submits and watches.
+
+    Args:
+        folder: see `Cluster`; its folder ``cluster`` gets scripts and logs of the jobs.
+        each: options of ``sbatch``, such as ``time``, ``mem``, ``gpus``.
+        partition: the partition of the jobs; empty for Slurm's default.
+    """
+
+    package: ClassVar[str] = "submitit"
+
+    def __init__(self, folder: Path, memory: int, each: Mapping[str, str], partition: str) -> None:
+        super().__init__(folder, memory, each)
+        try:
+            self.executor = self.library.SlurmExecutor(self.folder / "cluster")
+        except RuntimeError as error:  # `srun` is missing
+            raise ConfigError(f"--workers slurm: {first_line(error)}") from error
+        options = {**({"partition": partition} if partition else {}), **each}
+        # By default `submitit` ends every job after five minutes; with None the partition's limit counts.
+        self.executor.update_parameters(time=None, additional_parameters=options)
+
+    def outcomes(self, make: Make, runs: Sequence[PlannedRun]) -> Outcomes:
+        """Submit a job for each run, and wait for their ends."""
+        jobs: dict[Any, PlannedRun] = {}
+        try:
+            for run in runs:
+                self.executor.update_parameters(job_name=f"medfedaug {run.folder}")
+                try:
+                    jobs[self.executor.submit(self._job(make, run))] = run
+                except self.library.core.utils.FailedJobError as error:
+                    raise ConfigError(f"--workers slurm: {first_line(error)}") from error
+            for job in self.library.helpers.as_completed(list(jobs), poll_frequency=_POLL):
+                try:
+                    reason = job.result()
+                except Exception as error:
+                    reason = f"job {job.job_id} ended without a result ({first_line(error)})"
+                    reason += f"; see {job.paths.stderr}"
+                yield jobs[job], reason
+        finally:
+            for job in jobs:
+                if not job.done():
+                    job.cancel()
+
+
+class DaskWorkers(Cluster):
+    """Workers of a Dask cluster, to which `distributed` sends the runs.
+
+    A run whose worker dies goes to another worker, which continues it.
+
+    Args:
+        each: resources of Dask's workers that each run takes, such as ``GPU=1``.
+        address: the scheduler's address.
+    """
+
+    package: ClassVar[str] = "distributed"
+
+    def __init__(self, folder: Path, memory: int, each: Mapping[str, str], address: str) -> None:
+        super().__init__(folder, memory, each)
+        self.address = address
+        try:
+            self.resources = {name: float(value) for name, value in each.items()}
+        except ValueError as error:
+            raise ConfigError(f"--each: resources of Dask are numbers, such as GPU=1 ({error})") from error
+
+    def outcomes(self, make: Make, runs: Sequence[PlannedRun]) -> Outcomes:
+        """Submit a task for each run, and wait for their ends."""
+        try:
+            client = self.library.Client(self.address, set_as_default=False, timeout=_ANSWER)
+        except OSError as error:
+            raise ConfigError(
+                f"--workers: no scheduler of Dask answers at {self.address} ({first_line(error)})"
+            ) from error
+        with client:
+            futures = {}
+            for run in runs:
+                job = self._job(make, run)
+                key = f"medfedaug-{hashlib.sha256(str(job.lock).encode()).hexdigest()}"
+                futures[client.submit(job, key=key, resources=self.resources, pure=False)] = run
+            for future in self.library.as_completed(futures, loop=client.loop):
+                try:
+                    reason = future.result()
+                except Exception as error:
+                    reason = f"no worker of Dask finished it ({type(error).__name__}: {first_line(error)})"
+                yield futures[future], reason

@@ -1,0 +1,19 @@
+"""What the layers `medfedaug.hospital` and `medfedaug.research` add to the core, which imports neither."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+_LAYERS = ("medfedaug.hospital", "medfedaug.research")
+
+
+def added_modules(name: str) -> list[ModuleType]:
+    """Import the module of this name, such as ``methods.catalogue``, of each installed layer that has it."""
+    return [import_module(f"{layer}.{name}") for layer in _LAYERS if _exists(f"{layer}.{name}")]
+
+
+def _exists(module: str) -> bool:
+    parent = module.rpartition(".")[0]
+    return (parent == "medfedaug" or _exists(parent)) and find_spec(module) is not None

@@ -1,0 +1,433 @@
+"""Identity in all places of an object that an attacker or a careless program thinks of: none is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from io import BytesIO
+from pathlib import Path
+
+import highdicom
+import numpy as np
+import pydicom
+import pytest
+from dicom_files import base, item, put_pixels, sets, write_slices
+from label_objects import write_rtstruct, write_segmentation
+from PIL import Image
+from pydicom.datadict import DicomDictionary, tag_for_keyword
+from pydicom.dataelem import DataElement, RawDataElement
+from pydicom.dataset import Dataset
+from pydicom.encaps import encapsulate, generate_frames
+from pydicom.sequence import Sequence as Items
+from pydicom.tag import Tag
+from pydicom.uid import (
+    CTImageStorage,
+    ExplicitVRBigEndian,
+    JPEG2000Lossless,
+    JPEGBaseline8Bit,
+    JPEGLSLossless,
+    RLELossless,
+    SecondaryCaptureImageStorage,
+    generate_uid,
+)
+
+from medfedaug.errors import ReaderError
+from medfedaug.hospital.dicom.codestreams import without_comments
+from medfedaug.hospital.dicom.pixels import stored_frames
+from medfedaug.hospital.pacs.deidentify import Deidentifier
+from medfedaug.hospital.pacs.kept_attributes import DUMMIES, EMPTIED, LABELS, kept_attributes
+
+NEEDLE = b"NEEDLE"
+VOXELS = np.random.default_rng(1).integers(-900, 900, (40, 36, 3)).astype(np.int16)
+
+
+def successor(uid):
+    return "2.25." + str(int(hashlib.sha256(b"key" + uid.encode()).hexdigest()[:30], 16))
+
+
+DEIDENTIFIER = Deidentifier(successor, lambda name: "tumour")
+
+
+def image(sop=CTImageStorage):
+    dataset = base(sop, generate_uid(), generate_uid())
+    put_pixels(dataset, np.arange(64).reshape(8, 8))
+    return dataset
+
+
+def without_identity(dataset, folder):
+    """The file that is written of an object."""
+    little = dataset.file_meta.TransferSyntaxUID.is_little_endian
+    pydicom.dcmwrite(folder / "in.dcm", dataset, enforce_file_format=True, little_endian=little)
+    (path,) = DEIDENTIFIER.write([folder / "in.dcm"], folder / "out", patient="patient-1", study="study-1")
+    return path
+
+
+def items(name, **values):
+    return lambda header: setattr(header, name, Items([item(**values)]))
+
+
+def element(tag, vr, value):
+    return lambda header: header.add(DataElement(tag, vr, value))
+
+
+def sequence_as_unknown(header):
+    value = (
+        bytes.fromhex("feff00e0ffffffff10001000")
+        + b"PN\x0c\0NEEDLE^Doe  "
+        + bytes.fromhex("feff0de000000000")
+    )
+    tag = Tag(0x00081140)
+    header._dict[tag] = RawDataElement(tag, "UN", len(value), value, 0, False, True)
+
+
+def private_in_frames(header):
+    inner = Dataset()
+    inner.add_new(0x00291010, "UN", b"NEEDLE12")
+    header.SharedFunctionalGroupsSequence = Items([inner])
+
+
+def private_in_item(header):
+    inner = item(PatientName="NEEDLE^A")
+    inner.private_block(0x0011, "X", create=True).add_new(1, "LO", "NEEDLE")
+    header.ReferencedImageSequence = Items([inner])
+
+
+def hidden_overlay(header):
+    values = np.frombuffer(header.PixelData, "<u2") & 0x0FFF
+    hidden = np.frombuffer(b"NEEDLE", np.uint8).repeat(2)[: values.size].astype("<u2")
+    values[: hidden.size] |= hidden << 12
+    header.PixelData, header.BitsStored, header.HighBit = values.tobytes(), 12, 11
+    header.PixelRepresentation = 0
+    header.add_new(0x60000100, "US", 16)
+    header.add_new(0x60000102, "US", 12)
+
+
+PLACES = {
+    # Private, and of unknown or wrong types
+    "private in an item": private_in_item,
+    "private creator": element(0x00110010, "LO", "NEEDLE^Doe"),
+    "private, of an odd group": element(0x00091001, "LO", "NEEDLE"),
+    "private in functional groups": private_in_frames,
+    "sequence as OB": element(0x00081140, "OB", b"NEEDLE^Doe  "),
+    "sequence that is kept as OB": element(tag_for_keyword("ModalityLUTSequence"), "OB", b"NEEDLE^Doe  "),
+    "sequence as UN": sequence_as_unknown,
+    "number as OB": element(0x00280107, "OB", b"NEEDLE^Doe  "),
+    "kept number as LO": element(tag_for_keyword("KVP"), "LO", "NEEDLE"),
+    "kept UID as LO": element(tag_for_keyword("FrameOfReferenceUID"), "LO", "NEEDLE"),
+    "unknown group": element(0x77761234, "LO", "NEEDLE"),
+    # Beside the image
+    "trailing padding": element(0xFFFCFFFC, "OB", b"NEEDLE^Doe  "),
+    "bytes after the pixels": lambda header: setattr(header, "PixelData", header.PixelData + b"NEEDLE^Doe  "),
+    "overlay": element(0x60003000, "OW", b"NEEDLE^Doe  "),
+    "label of an overlay": element(0x60001500, "LO", "NEEDLE"),
+    "another overlay": element(0x601E3000, "OW", b"NEEDLE^Doe  "),
+    "curve": element(0x50003000, "OW", b"NEEDLE^Doe  "),
+    "audio": element(0x5002200C, "OW", b"NEEDLE12"),
+    "icon": items("IconImageSequence", Rows=2, Columns=2, BitsAllocated=8, PixelData=b"NEEDLE^Doe  "),
+    "waveform": items(
+        "WaveformSequence", WaveformBitsAllocated=8, WaveformData=b"NEEDLE12", MultiplexGroupLabel="NEEDLE"
+    ),
+    "annotation": items(
+        "GraphicAnnotationSequence", TextObjectSequence=Items([item(UnformattedTextValue="NEEDLE")])
+    ),
+    "encapsulated document": sets(EncapsulatedDocument=b"NEEDLE12", DocumentTitle="NEEDLE"),
+    # Of the file
+    "preamble": lambda header: setattr(header, "preamble", b"NEEDLE^Doe" + b"\0" * 118),
+    "private information of the file": lambda header: sets(
+        PrivateInformationCreatorUID="1.2.3", PrivateInformation=b"NEEDLE12"
+    )(header.file_meta),
+    "application of the file": lambda header: setattr(
+        header.file_meta, "SourceApplicationEntityTitle", "NEEDLE"
+    ),
+    # Texts
+    "meaning of a code": items(
+        "AnatomicRegionSequence", CodeValue="1", CodingSchemeDesignator="99X", CodeMeaning="NEEDLE"
+    ),
+    "name in an item of an item": items(
+        "ViewCodeSequence", ViewModifierCodeSequence=Items([item(PatientComments="NEEDLE")])
+    ),
+    "content": sets(ContentLabel="NEEDLE", ContentDescription="NEEDLE"),
+    "segment": items(
+        "SegmentSequence",
+        SegmentNumber=1,
+        SegmentLabel="NEEDLE",
+        SegmentDescription="NEEDLE",
+        TrackingID="NEEDLE",
+    ),
+    "segment elsewhere": items("ROIContourSequence", SegmentLabel="NEEDLE", ROIName="NEEDLE"),
+    "contrast agent": sets(ContrastBolusAgent="NEEDLE"),
+    "image type": sets(ImageType=["ORIGINAL", "PRIMARY", "NEEDLE DOE"]),
+    "only an image type": sets(ImageType="NEEDLE DOE"),
+    "software": sets(SoftwareVersions="NEEDLE", Manufacturer="NEEDLE", DeviceID="NEEDLE"),
+    "derivation": sets(DerivationDescription="NEEDLE"),
+    "window and unit": sets(WindowCenterWidthExplanation="NEEDLE", RescaleType="NEEDLE", Units="NEEDLE"),
+    "kernel and stack": sets(ConvolutionKernel="NEEDLE", StackID="NEEDLE"),
+    "table": items(
+        "ModalityLUTSequence",
+        LUTDescriptor=[4, 0, 16],
+        LUTData=b"\0\1\2\3\4\5\6\7NEEDLE",
+        LUTExplanation="NEEDLE",
+        ModalityLUTType="NEEDLE",
+    ),
+    "character set": sets(SpecificCharacterSet="ISO_IR 192", PatientName="NEEDLE^Ä"),
+    "acquisition context": items("AcquisitionContextSequence", TextValue="NEEDLE", PersonName="NEEDLE^X"),
+    "retired texts": lambda header: [
+        header.add_new(tag, vr, "NEEDLE")
+        for tag, vr in ((0x4008010B, "ST"), (0x00324000, "LT"), (0x20100010, "ST"))
+    ],
+    "other calendars": sets(
+        PatientBirthDateInAlternativeCalendar="NEEDLE", PatientDeathDateInAlternativeCalendar="NEEDLE"
+    ),
+    "orders": sets(
+        PlacerOrderNumberProcedure="NEEDLE", FillerOrderNumberProcedure="NEEDLE", ImageID="NEEDLE"
+    ),
+    "addresses": sets(RetrieveURL="http://needle.NEEDLE/1", NTPSourceAddress="NEEDLE"),
+    "descriptions": sets(
+        FrameOfInterestDescription="NEEDLE",
+        DataSetDescription="NEEDLE",
+        HangingProtocolCreator="NEEDLE",
+        PatientReliabilityIndicator="NEEDLE",
+    ),
+    "position": sets(PositionReferenceIndicator="NEEDLE", PatientPosition="NEEDLE"),
+    # What others wrote about the object
+    "encrypted": items(
+        "EncryptedAttributesSequence", EncryptedContent=b"NEEDLE12", EncryptedContentTransferSyntaxUID="1.2"
+    ),
+    "original attributes": items(
+        "OriginalAttributesSequence",
+        ModifiedAttributesSequence=Items([item(PatientID="NEEDLE")]),
+        ReasonForTheAttributeModification="NEEDLE",
+    ),
+    "signature": items("DigitalSignaturesSequence", CertificateOfSigner=b"NEEDLE12"),
+    "frames": items(
+        "PerFrameFunctionalGroupsSequence",
+        FrameContentSequence=Items([item(FrameComments="NEEDLE", FrameLabel="NEEDLE")]),
+    ),
+    "pixels in an item": items("SharedFunctionalGroupsSequence", BitsAllocated=8, PixelData=b"NEEDLE^Doe  "),
+    "table in an item": items("SharedFunctionalGroupsSequence", LUTDescriptor=[6, 0, 8], LUTData=b"NEEDLE"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("place", PLACES)
+def test_no_planted_place_is_kept(place, tmp_path):
+    planted = image()
+    PLACES[place](planted)
+    path = without_identity(planted, tmp_path)
+    assert NEEDLE not in path.read_bytes().upper()
+    np.testing.assert_array_equal(pydicom.dcmread(path).pixel_array, np.arange(64).reshape(8, 8))
+
+
+def test_no_number_of_another_object_is_kept(tmp_path):
+    """Dates, ages, weights and UIDs that no text shows."""
+    planted = image()
+    planted.PatientAge, planted.PatientWeight, planted.SecondaryReviewDate = "087Y", "81.5", "20190317"
+    planted.IrradiationEventUID, planted.StorageMediaFileSetUID = "1.2.276.777", "1.2.276.777.2"
+    planted.add_new(0x00081155, "UI", "1.2.276.777")
+    planted.add_new(0x00209164, "UI", "1.2.276.777.9")
+    planted.DimensionOrganizationSequence = Items([item(DimensionOrganizationUID="1.2.276.777.1")])
+    planted.RadiopharmaceuticalInformationSequence = Items(
+        [item(RadiopharmaceuticalStartDateTime="20190317101112")]
+    )
+    content = without_identity(planted, tmp_path).read_bytes()
+    assert [value for value in (b"1.2.276.777", b"087Y", b"81.5", b"2019") if value in content] == []
+
+
+TEXTS = {"AE", "CS", "LO", "LT", "PN", "SH", "ST", "UC", "UR", "UT"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["image", "SEG", "RTSTRUCT"])
+def test_no_text_of_the_standards_dictionary_is_kept(kind, tmp_path):
+    """Also one that the standard does not give the class, in the object and in each of its items."""
+    files = write_slices(tmp_path / "series", VOXELS)
+    mask = np.zeros(VOXELS.shape, np.uint8)
+    mask[3:9, 4:8, 1] = 1
+    square = [(1, [(2.5, 2.5), (8.5, 2.5), (8.5, 8.5)])]
+    path = {
+        "image": lambda: files[0],
+        "SEG": lambda: write_segmentation(tmp_path / "seg.dcm", files, mask),
+        "RTSTRUCT": lambda: write_rtstruct(tmp_path / "rt.dcm", files, {"GTV": square}),
+    }[kind]()
+    planted = pydicom.dcmread(path)
+    inside = [one for element in [*planted.iterall()] if element.VR == "SQ" for one in element.value]
+    own = ("SegmentationType", "Modality", "PhotometricInterpretation", "SpecificCharacterSet")
+    for tag, (vr, _, _, _, keyword) in DicomDictionary.items():
+        if vr.split(" ")[0] not in TEXTS or keyword in own or tag >> 16 in (0, 2):
+            continue
+        for one in (planted, *inside):
+            one.add_new(tag, vr.split(" ")[0], "NEEDLE")
+    content = without_identity(planted, tmp_path).read_bytes()
+    assert NEEDLE not in content
+
+
+def test_pixels_lose_the_bits_that_no_value_uses(tmp_path):
+    planted = image()
+    hidden_overlay(planted)
+    written = pydicom.dcmread(without_identity(planted, tmp_path))
+    assert np.frombuffer(written.PixelData, "<u2").max() < 2**12
+    np.testing.assert_array_equal(written.pixel_array, np.arange(64).reshape(8, 8))
+
+
+def test_words_of_bytes_keep_their_order(tmp_path):
+    """8 bits as words of the other order: the last byte of an odd image is not the last one of the file."""
+    planted = image()
+    planted.Rows, planted.Columns = 3, 3
+    planted.BitsAllocated = planted.BitsStored = 8
+    planted.HighBit, planted.PixelRepresentation = 7, 0
+    words = np.frombuffer(bytes([*range(1, 10), 0xAA]), "<u2").byteswap()
+    planted.PixelData = words.tobytes()
+    planted["PixelData"].VR = "OW"
+    planted.file_meta.TransferSyntaxUID = ExplicitVRBigEndian
+    written = pydicom.dcmread(without_identity(planted, tmp_path))
+    np.testing.assert_array_equal(written.pixel_array, np.arange(1, 10).reshape(3, 3))
+    assert written.PixelData == bytes([*range(1, 10), 0])
+
+
+def commented(data, at):
+    """Compressed data with a comment and an application segment at a place."""
+    comment = b"\xff\xfe\0\x0cNEEDLE^Doe"
+    application = b"\xff\xe5\0\x08NEEDLE"
+    return data[:at] + comment + application + data[at:] + b"NEEDLE after the end"
+
+
+def jpeg():
+    rng, written = np.random.default_rng(2), BytesIO()
+    pixels = np.kron(rng.integers(0, 255, (4, 4, 3)), np.ones((8, 8, 1))).astype(np.uint8)
+    exif = Image.Exif()
+    exif[0x010E] = "NEEDLE"
+    Image.fromarray(pixels).save(written, "JPEG", quality=95, comment=b"NEEDLE", exif=exif)
+    dataset = image(SecondaryCaptureImageStorage)
+    dataset.Rows = dataset.Columns = 32
+    dataset.SamplesPerPixel, dataset.PhotometricInterpretation, dataset.PlanarConfiguration = (
+        3,
+        "YBR_FULL_422",
+        0,
+    )
+    dataset.BitsAllocated = dataset.BitsStored = 8
+    dataset.HighBit, dataset.PixelRepresentation, dataset.BurnedInAnnotation = 7, 0, "NO"
+    dataset.PixelData = encapsulate([written.getvalue() + b"NEEDLE"])
+    dataset["PixelData"].VR = "OB"
+    dataset.file_meta.TransferSyntaxUID = JPEGBaseline8Bit
+    return dataset
+
+
+def compressed(syntax, comment):
+    dataset = image()
+    put_pixels(dataset, VOXELS[..., 0])
+    dataset.compress(syntax)
+    (frame,) = generate_frames(dataset.PixelData, number_of_frames=1)
+    dataset.PixelData = encapsulate([comment(frame)])
+    return dataset
+
+
+def in_tile(frame):
+    """JPEG 2000 with comments in its main header and in that of its tile."""
+    comment = b"\xff\x64\0\x0c\0\1NEEDLE^D"
+    tile = frame.index(b"\xff\x90\0\x0a")
+    length = int.from_bytes(frame[tile + 6 : tile + 10], "big") + len(comment)
+    tile_header = frame[tile : tile + 6] + length.to_bytes(4, "big") + frame[tile + 10 : tile + 12]
+    return frame[:tile] + comment + tile_header + comment + frame[tile + 12 :] + b"NEEDLE"
+
+
+COMPRESSED = {
+    "JPEG": jpeg,
+    "JPEG-LS": lambda: compressed(JPEGLSLossless, lambda frame: commented(frame, 2)),
+    "JPEG 2000": lambda: compressed(JPEG2000Lossless, in_tile),
+    "RLE": lambda: compressed(RLELossless, lambda frame: frame + b"NEEDLE"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", COMPRESSED)
+def test_comments_of_compressed_images_go_and_values_stay(kind, tmp_path):
+    planted = COMPRESSED[kind]()
+    assert NEEDLE in planted.PixelData
+    before = stored_frames(planted)
+    written = pydicom.dcmread(without_identity(planted, tmp_path))
+    assert NEEDLE not in written.PixelData
+    assert written.file_meta.TransferSyntaxUID == planted.file_meta.TransferSyntaxUID
+    np.testing.assert_array_equal(stored_frames(written), before)
+    if kind != "RLE":
+        (frame,) = generate_frames(written.PixelData, number_of_frames=1)
+        assert without_comments(frame) == frame.rstrip(b"\0")
+
+
+def test_an_object_without_a_list_is_refused(tmp_path):
+    planted = image()
+    planted.SOPClassUID = planted.file_meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.104.1"
+    with pytest.raises(ReaderError, match="Encapsulated PDF Storage cannot be written without identity"):
+        without_identity(planted, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "sop", "removed"),
+    [
+        ("YES", CTImageStorage, "NO"),
+        ("NO", SecondaryCaptureImageStorage, "YES"),
+        ("", SecondaryCaptureImageStorage, "NO"),
+        ("", CTImageStorage, "YES"),
+    ],
+)
+def test_identity_is_said_to_be_removed_where_pixels_hold_no_text(annotation, sop, removed, tmp_path):
+    planted = image(sop)
+    planted.BurnedInAnnotation = annotation
+    assert pydicom.dcmread(without_identity(planted, tmp_path)).PatientIdentityRemoved == removed
+
+
+def test_codes_have_the_standards_meaning(tmp_path):
+    planted = image("1.2.840.10008.5.1.4.1.1.66.4")
+    codes = [("85756007", "SCT", "NEEDLE"), ("4711", "SCT", "NEEDLE"), ("1", "99X", "NEEDLE")]
+    items = [item(CodeValue=v, CodingSchemeDesignator=s, CodeMeaning=m) for v, s, m in codes]
+    planted.SegmentSequence = Items([item(SegmentedPropertyTypeCodeSequence=Items([one])) for one in items])
+    written = pydicom.dcmread(without_identity(planted, tmp_path))
+    kept = [one.SegmentedPropertyTypeCodeSequence[0] for one in written.SegmentSequence]
+    assert [one.CodeMeaning for one in kept] == ["Tissue", "Removed", "Removed"]
+    assert [one.CodeValue for one in kept] == ["85756007", "REMOVED", "REMOVED"]
+
+
+LISTED = {
+    "CT": CTImageStorage,
+    "SEG": "1.2.840.10008.5.1.4.1.1.66.4",
+    "LABELMAP": "1.2.840.10008.5.1.4.1.1.66.7",
+    "RTSTRUCT": "1.2.840.10008.5.1.4.1.1.481.3",
+}
+
+
+def test_lists_hold_attributes_of_the_standard_that_its_profile_keeps():
+    from dicomanonymizer.dicomfields_selector import dicom_anonymization_database_selector
+
+    table = dicom_anonymization_database_selector("dicomfields_2026c")
+    removed = {
+        tag[0] << 16 | tag[1]
+        for name, tags in table.items()
+        for tag in tags
+        if len(tag) == 2 and name not in ("U_TAGS", "X_Z_U_STAR_TAGS", "ALL_TAGS")
+    }
+    listed = set().union(*map(kept_attributes, LISTED.values()))
+    assert sorted(name for name in listed if tag_for_keyword(name) in removed) == ["ROIName"]
+    assert {*LABELS} <= listed
+    assert not listed & (EMPTIED | DUMMIES.keys())
+    assert all(tag_for_keyword(name) for name in listed | EMPTIED | DUMMIES.keys())
+
+
+def test_lists_hold_attributes_that_the_standard_gives_the_class():
+    """By highdicom's copy of the tables in PS3.3."""
+    standard = Path(highdicom.__file__).parent / "_standard"
+    if not standard.is_dir():
+        pytest.skip("highdicom has the standard's tables in another form")
+    load = lambda name: json.loads((standard / f"{name}.json").read_text())  # noqa: E731
+    classes, modules, attributes = map(load, ("sop_class_iod_map", "iod_module_map", "module_attribute_map"))
+    # One list serves all classes of images; a CT has no echo time.
+    images = [sop_class for sop_class in classes if has_image_list(sop_class)]
+    for group in (images, [LISTED["SEG"]], [LISTED["RTSTRUCT"]]):
+        used = {module["key"] for sop_class in group for module in modules[classes[sop_class]]}
+        own = {one["keyword"] for key in used for one in attributes.get(key, ())}
+        assert sorted(kept_attributes(group[0]) - own) == []
+
+
+def has_image_list(sop_class):
+    try:
+        return kept_attributes(sop_class) == kept_attributes(CTImageStorage)
+    except ValueError:
+        return False

@@ -1,0 +1,318 @@
+"""Archives that are down, slow, silent, refuse, or send half; and imports that are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import nibabel
+import numpy as np
+import pytest
+import requests
+from archive_proxy import HALF, SILENT, Fault, proxy_before
+from dicom_files import sets, write_slices
+from filelock import FileLock
+from orthanc import running_orthanc
+from pydicom.uid import generate_uid
+
+from medfedaug.data.base import SPLITS
+from medfedaug.hospital.pacs.archive import Access, ArchiveError, StudyQuery
+from medfedaug.hospital.pacs.choice import plan_import
+from medfedaug.hospital.pacs.import_settings import ImportSettings
+from medfedaug.hospital.pacs.importer import import_studies
+from medfedaug.hospital.pacs.open_archive import open_archive
+from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
+
+COUNT = 5
+SECRET = "SECRET-FAIL"
+
+
+def volume(n):
+    return np.random.default_rng(n).integers(-900, 900, (16, 12, 3)).astype(np.int16)
+
+
+@pytest.fixture(scope="module")
+def studies(orthanc, tmp_path_factory):
+    """Studies of one patient each, by StudyInstanceUID in the order in which they are asked for."""
+    root, uids = tmp_path_factory.mktemp("fail"), []
+    for n in range(COUNT):
+        uids.append(generate_uid())
+        named = sets(PatientID=f"{SECRET}-{n}")
+        write_slices(root / str(n), volume(n), study=uids[-1], change=named)
+    orthanc.put(root)
+    return uids
+
+
+@pytest.fixture
+def proxy(orthanc):
+    with proxy_before(orthanc.dicomweb) as started:
+        yield started
+
+
+def arguments(proxy, uids, tmp_path, *more):
+    (tmp_path / "studies.csv").write_text("StudyInstanceUID\n" + "\n".join(uids) + "\n")
+    options = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "out/site_A", "--timeout", 10)
+    return ("import", "--dicomweb", proxy.url, *options, "--parallel", 1, *more)
+
+
+def imported(tmp_path):
+    """Volumes that are there, by the study that the site's own list says."""
+    state = json.loads((tmp_path / "out/site_A.state/studies.json").read_text())
+    images = tmp_path / "out/site_A/images"
+    return {
+        entry["StudyInstanceUID"]: np.asarray(nibabel.load(images / f"{case}.nii.gz").dataobj)
+        for case, entry in state["studies"].items()
+    }
+
+
+def assert_whole(tmp_path, uids):
+    volumes = imported(tmp_path)
+    assert volumes.keys() == {*uids}
+    for n, uid in enumerate(uids):
+        np.testing.assert_array_equal(volumes[uid], volume(n))
+    listed = json.loads((tmp_path / "out/site_A/dataset.json").read_text())
+    assert len([row for part in SPLITS for row in listed[part]]) == len(uids)
+    assert not [*(tmp_path / "out/site_A.state/fetching").iterdir()]
+
+
+def failures(text):
+    """The lines of failed studies; none of them may name a patient or a UID."""
+    assert SECRET not in text
+    assert not re.search(r"\d+\.\d+\.\d+\.\d+\.\d+", text), text
+    assert "Traceback" not in text
+    lines = " ".join(text.split()).split("failed: ")[1:]
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("status", "what"), [(403, "/instances"), (429, "/instances"), (500, "/instances"), (500, "/series")]
+)
+def test_a_refused_study_costs_itself_in_one_line(run, proxy, studies, tmp_path, status, what):
+    # `/instances` refuses to list the objects of a series, `/series` to search for series.
+    headers = {"Retry-After": "86400"} if status == 429 else {}
+    proxy.faults = [Fault(f"/studies/{studies[1]}/.*{what}|/studies/{studies[1]}{what}", status, headers)]
+    code, out, err = run(*arguments(proxy, studies[:3], tmp_path, "--timeout", 2))
+    assert code == 1
+    (line,) = failures(err)
+    failures(out)
+    assert str(status) in line
+    assert imported(tmp_path).keys() == {studies[0], studies[2]}
+    proxy.faults, proxy.asked[:] = [], []
+    code, out, err = run(*arguments(proxy, studies[:3], tmp_path))
+    assert code == 0, err
+    assert_whole(tmp_path, studies[:3])
+    fetched = {uid for uid in studies for path in proxy.asked if re.search(f"/studies/{uid}/series/", path)}
+    assert fetched == {studies[1]}
+
+
+def test_half_a_series_is_kept_and_the_rest_asked_for_alone(run, proxy, studies, tmp_path):
+    listed = requests.get(f"{proxy.url}/studies/{studies[0]}/instances", timeout=60).json()
+    *_, broken = sorted(one["00080018"]["Value"][0] for one in listed)
+    proxy.faults = [Fault(r"/series/[\d.]+$", HALF), Fault(f"/instances/{broken}$", 500)]
+    code, _, err = run(*arguments(proxy, studies[:1], tmp_path))
+    assert code == 1
+    (line,) = failures(err)
+    assert "1 of 3 objects did not come" in line
+    (staged,) = (tmp_path / "out/site_A.state/fetching").iterdir()
+    assert len([*staged.rglob("*.dcm")]) == 2
+    assert not [*staged.rglob("*.part")]
+    proxy.faults, proxy.asked[:] = [], []
+    assert run(*arguments(proxy, studies[:1], tmp_path))[0] == 0
+    assert_whole(tmp_path, studies[:1])
+    (fetched,) = [path for path in proxy.asked if re.search(r"/series/[\d.]+(/instances/.*)?$", path)]
+    assert fetched.endswith(f"/instances/{broken}")
+
+
+def test_a_connection_that_breaks_off_once_is_no_failure(run, proxy, studies, tmp_path):
+    proxy.faults = [Fault(r"/series/[\d.]+$", HALF)]
+    code, _, err = run(*arguments(proxy, studies[:1], tmp_path))
+    assert code == 0, err
+    assert_whole(tmp_path, studies[:1])
+
+
+def test_a_silent_archive_is_given_up_after_three_studies(run, proxy, studies, tmp_path):
+    assert run(*arguments(proxy, studies[:1], tmp_path))[0] == 0
+    proxy.faults, proxy.asked[:] = [Fault(r"/series/", SILENT)], []
+    code, out, err = run(*arguments(proxy, studies, tmp_path, "--timeout", 0.7))
+    assert code != 0
+    assert failures(out + err) == []
+    assert "does not answer; run the same command again to go on" in " ".join(err.split())
+    queried = {uid for uid in studies for path in proxy.asked if f"/studies/{uid}/series/" in path}
+    assert queried == {*studies[1:4]}
+    proxy.faults = []
+    code, _, err = run(*arguments(proxy, studies, tmp_path))
+    assert code == 0, err
+    assert_whole(tmp_path, studies)
+
+
+def test_an_archive_that_never_answers_is_given_up_at_the_first_study(run, proxy, studies, tmp_path):
+    proxy.faults = [Fault("", SILENT)]
+    code, _, err = run(*arguments(proxy, studies, tmp_path, "--timeout", 0.2))
+    assert code != 0
+    assert "does not answer in time" in " ".join(err.split())
+    assert len({*proxy.asked}) == 1
+
+
+def test_an_archive_that_goes_down_is_given_up(run, proxy, studies, tmp_path):
+    listed = run(*arguments(proxy, studies, tmp_path, "--dry-run"))
+    assert listed[0] == 0
+    proxy.faults = [Fault("/studies/", 503)]
+    code, _, err = run(*arguments(proxy, studies[:2], tmp_path))
+    assert code == 1
+    assert len(failures(err)) == 2
+    proxy.server.shutdown()
+    proxy.server.server_close()
+    code, _, err = run(*arguments(proxy, studies[:2], tmp_path))
+    assert code != 0
+    assert "cannot be reached" in err
+
+
+def test_a_slow_archive_is_waited_for(run, proxy, studies, tmp_path):
+    proxy.faults = [Fault("", 0.3)]
+    code, _, err = run(*arguments(proxy, studies[:2], tmp_path, "--parallel", 2))
+    assert code == 0, err
+    assert_whole(tmp_path, studies[:2])
+
+
+def test_objects_of_a_failed_study_go_with_its_patient(run, proxy, studies, tmp_path):
+    listed = requests.get(f"{proxy.url}/studies/{studies[1]}/instances", timeout=60).json()
+    *_, broken = sorted(one["00080018"]["Value"][0] for one in listed)
+    proxy.faults = [Fault(f"/studies/{studies[1]}/series/[\\d.]+$", 500), Fault(f"/instances/{broken}$", 500)]
+    assert run(*arguments(proxy, studies[:2], tmp_path))[0] == 1
+    state = tmp_path / "out/site_A.state"
+    assert len([*state.rglob("*.dcm")]) == 2
+    (tmp_path / "gone.csv").write_text(f"PatientID\n{SECRET}-1\n")
+    code, output, err = run("import", "--withdraw", tmp_path / "gone.csv", "--out", tmp_path / "out/site_A")
+    assert code == 0, err
+    assert "0 cases" in output
+    assert [*state.rglob("*.dcm")] == []
+    proxy.faults = []
+    code, _, err = run(*arguments(proxy, studies[:2], tmp_path))
+    assert code == 1
+    assert "withdrawn" in err
+    assert imported(tmp_path).keys() == {studies[0]}
+
+
+def test_a_dimse_archive_that_is_silent_is_given_up(run, tmp_path):
+    (tmp_path / "studies.csv").write_text("PatientID\n1\n2\n")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"PACS@127.0.0.1:{silent.getsockname()[1]}"
+        options = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "site", "--timeout", 0.3)
+        code, _, err = run("import", "--dimse", address, *options)
+    assert code != 0
+    assert "cannot be reached" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_series_of_one_study_are_fetched_at_a_time(run, proxy, orthanc, tmp_path):
+    study, files = generate_uid(), {}
+    for name in ("t1", "t2"):
+        change = sets(SeriesDescription=name)
+        files[name] = write_slices(tmp_path / "in" / name, volume(0), study=study, change=change)
+    orthanc.put(tmp_path / "in")
+    proxy.faults = [Fault(r"/series/[\d.]+$", 0.5)]
+    rules = ("--channel", "T1=t1", "--channel", "T2=t2", "--parallel", 2)
+    code, _, err = run(*arguments(proxy, [study], tmp_path, *rules))
+    assert code == 0, err
+    assert proxy.most_at_a_time == 2
+
+
+def test_objects_of_series_that_did_not_come_are_asked_for_a_few_at_a_time(run, proxy, orthanc, tmp_path):
+    voxels = np.random.default_rng(0).integers(-900, 900, (8, 8, 20)).astype(np.int16)
+    uids = [generate_uid(), generate_uid()]
+    for n, uid in enumerate(uids):
+        write_slices(tmp_path / f"in/{n}", voxels, study=uid)
+    orthanc.put(tmp_path / "in")
+    listed = requests.get(f"{proxy.url}/studies/{uids[0]}/instances", timeout=60).json()
+    *_, broken = sorted(one["00080018"]["Value"][0] for one in listed)
+    refused = Fault(r"/series/[\d.]+$", 500)
+    proxy.faults = [refused, Fault(f"/instances/{broken}$", 500), Fault("/instances/", 0.1)]
+    options = ("--parallel", 2, "--connections", 3)
+    code, _, err = run(*arguments(proxy, uids, tmp_path, *options))
+    assert code == 1
+    (line,) = failures(err)
+    assert "1 of 20 objects did not come" in line
+    assert proxy.most_at_a_time in (3, 4)  # while the list of the other series is asked for
+    proxy.faults, proxy.asked[:] = [], []
+    code, _, err = run(*arguments(proxy, uids, tmp_path, *options))
+    assert code == 0, err
+    for image in imported(tmp_path).values():
+        np.testing.assert_array_equal(image, voxels)
+    (fetched,) = [path for path in proxy.asked if re.search(r"/series/[\d.]+(/instances/.+)?$", path)]
+    assert fetched.endswith(f"/instances/{broken}")
+    proxy.faults, proxy.asked[:] = [refused, Fault("/instances/", SILENT)], []
+    more = ("--timeout", 0.7, "--out", tmp_path / "other")
+    code, _, err = run(*arguments(proxy, uids[:1], tmp_path, *options, *more))
+    assert code == 1
+    assert "20 of 20 objects did not come" in failures(err)[0]
+    assert len({path for path in proxy.asked if re.search("/instances/.", path)}) == 3
+
+
+def test_two_imports_do_not_write_to_one_folder(run, proxy, studies, tmp_path):
+    with FileLock(tmp_path / "out/site_A.state/import.lock"):
+        code, _, err = run(*arguments(proxy, studies[:1], tmp_path))
+    assert code != 0
+    assert "another import writes to it" in " ".join(err.split())
+    assert run(*arguments(proxy, studies[:1], tmp_path))[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objects", [1, 4, 8])
+def test_a_killed_import_goes_on_without_loss(run, proxy, studies, tmp_path, objects):
+    # No answer but single objects, each late: so the process is killed in the middle of a study.
+    proxy.faults = [Fault(r"/series/[\d.]+$", 500), Fault(r"/instances/[\d.]+$", 0.4)]
+    call = arguments(proxy, studies, tmp_path, "--timeout", 20)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "medfedaug", *map(str, call)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    fetching = tmp_path / "out/site_A.state/fetching"
+    images = tmp_path / "out/site_A/images"
+
+    def came():
+        # By `os.walk`, which passes over folders that go in the meantime.
+        names = [name for folder in (images, fetching) for _, _, files in os.walk(folder) for name in files]
+        return sum(3 * name.endswith(".nii.gz") + name.endswith(".dcm") for name in names)
+
+    end = time.monotonic() + 120
+    while came() < objects and time.monotonic() < end:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = came()
+    assert objects <= before < 3 * COUNT
+    assert not (tmp_path / "out/site_A/dataset.json").exists()
+    proxy.faults, proxy.asked[:] = [], []
+    code, _, err = run(*call)
+    assert code == 0, err
+    assert_whole(tmp_path, studies)
+
+
+def test_a_dimse_archive_that_goes_down_after_the_choice_is_given_up(tmp_path):
+    for n in range(COUNT):
+        write_slices(tmp_path / f"in/{n}", volume(n), change=sets(PatientID=f"{SECRET}-{n}"))
+    out, state = tmp_path / "out/site_A", tmp_path / "out/site_A.state"
+    wanted = [StudyQuery("PatientID", f"{SECRET}-{n}") for n in range(COUNT)]
+    settings, pseudonym = ImportSettings(parallel=1), Pseudonyms.of_site(state).of
+    events = []
+    with running_orthanc(tmp_path / "archive") as own:
+        own.put(tmp_path / "in")
+        with open_archive(dimse=own.dimse, access=Access(timeout=5)) as archive:
+            plans = plan_import(archive, wanted, pseudonym, settings)
+            assert import_studies(archive, plans[:1], out, state, settings).problems == {}
+            own.process.kill()
+            own.process.wait()
+            with pytest.raises(ArchiveError, match="run the same command again to go on"):
+                import_studies(archive, plans, out, state, settings, events.append)
+    assert len([event for event in events if event["event"] == "failed"]) == 3
+    (image,) = imported(tmp_path).values()
+    assert any(np.array_equal(image, volume(n)) for n in range(COUNT))

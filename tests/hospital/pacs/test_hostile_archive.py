@@ -1,0 +1,596 @@
+"""An archive as an adversary, through the real commands: each lie costs one study, and one line."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import json
+import re
+import struct
+import time
+
+import nibabel
+import numpy as np
+import pydicom
+import pytest
+from dicom_files import base, item, sets, write_slices
+from hostile_archive import AET, OWN_AET, Lie, changed, hostile_archive
+from label_objects import write_rtstruct, write_segmentation
+from orthanc import free_port
+from pydicom.uid import CTImageStorage, DeflatedExplicitVRLittleEndian, generate_uid
+from pynetdicom import AE
+
+from medfedaug.errors import MedFedAugWarning
+from medfedaug.hospital.pacs import arrival, dicomweb, dimse, object_check, web_session
+from medfedaug.hospital.pacs.archive import Access, ArchiveError
+from medfedaug.hospital.pacs.open_archive import open_archive
+
+VOXELS = np.random.default_rng(0).integers(-900, 900, (20, 16, 4)).astype(np.int16)
+MASK = np.zeros(VOXELS.shape, np.uint8)
+MASK[5:12, 6:14, 1:3] = 1
+LIED, HONEST = "LIED-ABOUT-1", "HONEST-2"
+KIND = 'multipart/related; type="application/dicom"; boundary=XX'
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Studies of two patients, each with a SEG and an RTSTRUCT; the archive lies about one."""
+    root = tmp_path_factory.mktemp("source")
+    for patient in (LIED, HONEST):
+        named = sets(PatientID=patient)
+        files = write_slices(root / patient / "image", VOXELS, study=generate_uid(), change=named)
+        write_segmentation(root / patient / "seg.dcm", files, MASK)
+        write_rtstruct(
+            root / patient / "rtstruct.dcm", files, {"GTV": [(1, [(3, 3), (9, 3), (9, 9), (3, 9)])]}
+        )
+    return root
+
+
+def of_lied(one, modality=None):
+    return one.PatientID == LIED and modality in (None, one.Modality)
+
+
+def imported(run, archive, tmp_path, *more, way="dicomweb"):
+    """The exit code, the lines of failures, and all output of an import of both patients."""
+    (tmp_path / "studies.csv").write_text(f"PatientID\n{LIED}\n{HONEST}\n")
+    address = ("--dicomweb", archive.url) if way == "dicomweb" else ("--dimse", archive.dimse)
+    if way == "move":
+        address += ("--receive", archive.receive)
+    options = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "out/site_A", "--timeout", 5)
+    code, out, err = run("import", *address, *options, *more)
+    assert "Traceback" not in out + err
+    assert LIED not in out + err
+    return code, " ".join(err.split()).split("failed: ")[1:], out + err
+
+
+def assert_one_lost(tmp_path, result, *texts):
+    """The study that was lied about cost one line; the other one is imported whole."""
+    code, lines, output = result
+    assert code == 1, output
+    (line,) = lines
+    assert all(text in line for text in texts), line
+    assert not re.search(r"\d+\.\d+\.\d+\.\d+\.\d+\.\d", line)
+    (image,) = (tmp_path / "out/site_A/images").iterdir()
+    np.testing.assert_array_equal(np.asarray(nibabel.load(image).dataobj), VOXELS)
+    listed = json.loads((tmp_path / "out/site_A.state/studies.json").read_text())["studies"]
+    assert [entry["PatientID"] for entry in listed.values()] == [HONEST]
+
+
+# ---------------------------------------------------------------------------- whom objects are of
+
+OTHERS = {
+    "patient": {"PatientID": "SOMEBODY-ELSE"},
+    "study": {"StudyInstanceUID": "1.2.3.4"},
+    "series": {"SeriesInstanceUID": "1.2.3.5"},
+}
+
+
+@pytest.mark.parametrize(
+    ("other", "way"),
+    [
+        *((other, "dicomweb") for other in OTHERS),
+        ("study", "get"),
+        ("series", "move"),
+        *(
+            pytest.param(other, way, marks=pytest.mark.slow)
+            for other in OTHERS
+            for way in ("get", "move")
+            if (other, way) not in {("study", "get"), ("series", "move")}
+        ),
+    ],
+)
+def test_an_image_of_another_is_refused(run, source, tmp_path, way, other):
+    sent = lambda one: changed(one, **OTHERS[other]) if of_lied(one, "CT") else one  # noqa: E731
+    with hostile_archive(source, sent=sent) as archive:
+        result = imported(run, archive, tmp_path, way=way)
+    assert_one_lost(tmp_path, result, f"of another {other} than the archive's answer says")
+    assert not [*(tmp_path / "out/site_A.state/fetching").iterdir()]
+
+
+@pytest.mark.parametrize("modality", ["SEG", "RTSTRUCT"])
+def test_a_label_object_of_another_is_refused(run, source, tmp_path, modality):
+    other = {"PatientID": "SOMEBODY-ELSE", "StudyInstanceUID": "1.2.3.4"}
+    sent = lambda one: changed(one, **other) if of_lied(one, modality) else one  # noqa: E731
+    with hostile_archive(source, sent=sent) as archive:
+        result = imported(run, archive, tmp_path, "--labels", modality.lower())
+    assert_one_lost(tmp_path, result, "of another patient")
+
+
+def test_an_object_of_another_modality_or_issuer_is_refused(run, source, tmp_path):
+    def claims(row):
+        if row["PatientID"] == LIED:
+            row["IssuerOfPatientID"] = "HOSPITAL-1"
+
+    with hostile_archive(source, claims=claims) as archive:
+        archive.sent = lambda one: changed(one, Modality="SEG") if of_lied(one, "CT") else one
+        assert_one_lost(tmp_path, imported(run, archive, tmp_path), "another modality")
+        archive.sent = lambda one: changed(one, IssuerOfPatientID="HOSPITAL-2") if of_lied(one) else one
+        assert_one_lost(tmp_path, imported(run, archive, tmp_path), "another issuer of the PatientID")
+        archive.sent = lambda one: one  # objects may lack it
+        assert imported(run, archive, tmp_path)[0] == 0
+
+
+def test_an_answer_without_a_patient_is_no_answer_about_one(run, source, tmp_path):
+    """Else each study would count as another patient's, and a withdrawal would miss the patient."""
+
+    def claims(row):
+        row["PatientID"] = ""
+
+    (tmp_path / "studies.csv").write_text(f"StudyInstanceUID\n{uid_of(source, LIED)}\n")
+    options = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "out")
+    with hostile_archive(source, claims=claims) as archive:
+        code, _, err = run("import", "--dicomweb", archive.url, *options)
+    assert code == 1
+    assert "of another patient" in " ".join(err.split())
+
+
+def uid_of(source, patient):
+    return str(pydicom.dcmread(next((source / patient / "image").iterdir())).StudyInstanceUID)
+
+
+def test_a_folder_with_two_patients_in_one_study_is_refused(run, tmp_path):
+    study, series = generate_uid(), generate_uid()
+
+    named = sets(PatientID=lambda k: LIED if k else "SOMEBODY-ELSE")
+    write_slices(tmp_path / "in", VOXELS, study=study, series=series, change=named)
+    (tmp_path / "studies.csv").write_text(f"StudyInstanceUID\n{study}\n")
+    code, _, err = run(
+        *("import", "--folder", tmp_path / "in", "--studies", tmp_path / "studies.csv"),
+        *("--out", tmp_path / "out"),
+    )
+    assert code == 1
+    assert "of another patient" in " ".join(err.split())
+
+
+def test_a_label_object_that_refers_elsewhere_is_refused(run, source, tmp_path):
+    def elsewhere(one):
+        copy = changed(one)
+        if of_lied(one, "SEG"):
+            copy.ReferencedSeriesSequence[0].ReferencedInstanceSequence[0].ReferencedSOPInstanceUID = "1.2.3"
+        elif of_lied(one, "RTSTRUCT"):
+            contour = copy.ROIContourSequence[0].ContourSequence[0]
+            contour.ContourImageSequence = [
+                item(ReferencedSOPClassUID="1.2", ReferencedSOPInstanceUID="1.2.3")
+            ]
+        return copy
+
+    def in_another_frame(one):
+        copy = changed(one)
+        if of_lied(one, "SEG"):
+            copy.FrameOfReferenceUID = "1.2.3"
+        elif of_lied(one, "RTSTRUCT"):
+            copy.StructureSetROISequence[0].ReferencedFrameOfReferenceUID = "1.2.3"
+        return copy
+
+    def broken(one):
+        return changed(one, ReferencedSeriesSequence=[]) if of_lied(one, "SEG") else one
+
+    for labels in ("seg", "rtstruct"):
+        for number, (lie, text) in enumerate(
+            (
+                (elsewhere, "refers to objects that its image does not have"),
+                (in_another_frame, "in another frame of reference than its image"),
+            )
+        ):
+            folder = tmp_path / f"{labels}{number}"
+            folder.mkdir()
+            with hostile_archive(source, sent=lie) as archive:
+                assert_one_lost(folder, imported(run, archive, folder, "--labels", labels), text)
+    with hostile_archive(source, sent=broken) as archive:
+        assert_one_lost(tmp_path, imported(run, archive, tmp_path, "--labels", "seg"), "refers to its image")
+
+
+@pytest.mark.parametrize("value", [b"", b"not a sequence"])
+def test_a_damaged_label_object_costs_one_study(run, source, tmp_path, value):
+    def damaged(one):
+        if not of_lied(one, "SEG"):
+            return one
+        copy = changed(one)
+        del copy.ReferencedSeriesSequence
+        copy.add_new(0x00081115, "OB", value)
+        return copy
+
+    with hostile_archive(source, sent=damaged) as archive:
+        assert_one_lost(tmp_path, imported(run, archive, tmp_path, "--labels", "seg"))
+
+
+def test_a_withdrawal_that_matches_nobody_is_an_error(run, source, tmp_path):
+    sent = lambda one: changed(one, PatientID="SOMEBODY-ELSE") if of_lied(one) else one  # noqa: E731
+    with hostile_archive(source, sent=sent) as archive:
+        assert_one_lost(tmp_path, imported(run, archive, tmp_path), "of another patient")
+    out, gone = tmp_path / "out/site_A", tmp_path / "gone.csv"
+
+    def withdrawn(*patients):
+        gone.write_text("\n".join(["PatientID", *patients]) + "\n")
+        code, output, err = run("import", "--withdraw", gone, "--out", out)
+        assert HONEST not in output + err
+        return code, " ".join((output + err).split())
+
+    code, output = withdrawn("SOMEBODY-ELSE")
+    assert code == 1
+    assert "1 of 1 rows of" in output
+    assert "belongs to no imported study" in output
+    assert len([*(out / "images").iterdir()]) == 1
+    code, output = withdrawn("SOMEBODY-ELSE", HONEST)
+    assert code == 1
+    assert "1 patient withdrawn" in output
+    assert "1 of 2 rows of" in output
+    assert not [*(out / "images").iterdir()]
+    code, output = withdrawn(HONEST)  # again, as after a kill
+    assert code == 0, output
+
+
+# ---------------------------------------------------------------------------- redirects, tokens, pages
+
+
+def test_redirects_lead_to_the_archive_alone(run, source, tmp_path, monkeypatch):
+    monkeypatch.setenv("MEDFEDAUG_PACS_TOKEN", "THE-TOKEN")
+    search, fetch = rf"/studies\?.*{LIED}", rf"/studies/{re.escape(uid_of(source, LIED))}/series/[\d.]+$"
+    with hostile_archive(source) as archive, hostile_archive(source) as other:
+        port = re.compile(r":\d+")
+        for number, (path, target, text) in enumerate(
+            (
+                (
+                    search,
+                    lambda path: port.sub(port.search(other.url).group(), archive.url[:-10]) + path,
+                    "redirects",
+                ),
+                (search, lambda path: archive.url[:-10].replace("http:", "https:") + path, "redirects"),
+                (
+                    search,
+                    lambda path: archive.url[:-10].replace("127.0.0.1", "localhost") + path,
+                    "redirects",
+                ),
+                (search, lambda path: "//[", "redirects"),
+                (search, lambda path: path, "redirects without end"),
+                (fetch, lambda path: f"{other.url[:-10]}{path}", "redirects"),
+            )
+        ):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            archive.lies = [Lie(path, lambda handler, to=target: handler.redirect(to(handler.path)))]
+            result = imported(run, archive, folder)
+            assert_one_lost(folder, result, text)
+            assert "THE-TOKEN" not in result[2]
+        assert other.asked == []
+        # Within the archive they are followed, with the token.
+        once = lambda handler: handler.redirect(f"/moved{handler.path}")  # noqa: E731
+        archive.lies = [Lie(rf"^(?!/moved).*{LIED}", once)]
+        (tmp_path / "well").mkdir()
+        assert imported(run, archive, tmp_path / "well")[0] == 0
+        assert {*archive.authorised} == {"Bearer THE-TOKEN"}
+
+
+def test_a_web_page_is_called_one(run, source, tmp_path):
+    page = lambda handler: handler.send(b"<html>\x1b[2J log in", kind="text/html; charset=utf-8")  # noqa: E731
+    for number, path in enumerate(
+        (rf"/studies\?.*{LIED}", rf"{re.escape(uid_of(source, LIED))}/series/[\d.]+$")
+    ):
+        (folder := tmp_path / str(number)).mkdir()
+        with hostile_archive(source, lies=[Lie(path, page)]) as archive:
+            result = imported(run, archive, folder)
+            assert_one_lost(folder, result, "answers with a web page, as of a login, and not with DICOM")
+            assert "\x1b" not in result[2]
+
+
+def test_an_archive_that_never_answers_well_is_given_up(run, source, tmp_path):
+    page = lambda handler: handler.send(b"<html>", kind="text/html")  # noqa: E731
+    (tmp_path / "studies.csv").write_text("PatientID\n" + "\n".join(f"P-{n}" for n in range(9)) + "\n")
+    with hostile_archive(source, lies=[Lie("", page)]) as archive:
+        code, _, err = run(
+            *("import", "--dicomweb", archive.url, "--studies", tmp_path / "studies.csv"),
+            *("--out", tmp_path / "out"),
+        )
+    assert code != 0
+    assert "answers with a web page" in " ".join(err.split())
+    assert len(archive.asked) == 3
+
+
+@pytest.mark.parametrize("secret", [{"token": "THE-TOKEN"}, {"user": "me", "password": "THE-TOKEN"}])
+def test_a_token_over_http_warns(secret):
+    with pytest.warns(MedFedAugWarning, match="give an https URL") as warned:
+        open_archive(dicomweb="http://pacs.invalid/dicom-web", access=Access(**secret))
+    assert "THE-TOKEN" not in str(warned[0].message)
+
+
+def test_a_token_over_https_or_to_this_machine_does_not(recwarn):
+    for url in ("https://pacs.invalid/x", "http://localhost:1/x", "http://127.0.0.1:1/x", "http://[::1]:1/x"):
+        open_archive(dicomweb=url, access=Access(token="THE-TOKEN"))
+    open_archive(dicomweb="http://pacs.invalid/x")
+    assert not recwarn
+
+
+# ---------------------------------------------------------------------------- answers without end
+
+
+def pages(handler):
+    rows = [
+        {"StudyInstanceUID": generate_uid(entropy_srcs=[str(n), handler.path]), "PatientID": LIED}
+        for n in range(99)
+    ]
+    handler.rows(rows)
+
+
+def endless(handler, kind="application/dicom+json", begin=b"["):
+    def pieces():
+        yield begin or b" "
+        while True:
+            yield b" " * 2**16
+
+    handler.stream(pieces(), kind)
+
+
+def drip(handler):
+    def pieces():
+        while True:
+            yield b" "
+            time.sleep(0.05)
+
+    handler.stream(pieces())
+
+
+SEARCHES = {
+    "pages": (pages, "answers a search without end"),
+    "a body": (endless, "sends more than 1 MiB in one answer"),
+    "gzip": (
+        lambda handler: handler.send(gzip.compress(bytes(2**24)), headers={"Content-Encoding": "gzip"}),
+        "compresses its answer",
+    ),
+    "nested": (lambda handler: handler.send(b"[" * 200_000 + b"]" * 200_000), "something else than DICOMweb"),
+    "other types": (lambda handler: handler.send(b'[5, [], {"zz": {"Value": [1]}}]'), "DICOMweb"),
+    "no JSON": (lambda handler: handler.send(b"\xff\xfe{"), "something else than DICOMweb"),
+}
+
+
+@pytest.mark.parametrize("lie", SEARCHES)
+def test_a_search_without_end_costs_one_study(run, source, tmp_path, monkeypatch, lie):
+    monkeypatch.setattr(web_session, "_MOST_ANSWER", 2**20)
+    monkeypatch.setattr(dicomweb, "MOST_FOUND", 500)
+    answer, text = SEARCHES[lie]
+    with hostile_archive(source, lies=[Lie(rf"/studies\?.*{LIED}", answer)]) as archive:
+        assert_one_lost(tmp_path, imported(run, archive, tmp_path), text)
+    assert len(archive.asked) < 50
+
+
+def test_an_answer_that_drips_is_silence(run, source, tmp_path):
+    path = re.escape(uid_of(source, LIED))
+    with hostile_archive(source, lies=[Lie(rf"{path}/series\?", drip)]) as archive:
+        assert_one_lost(
+            tmp_path, imported(run, archive, tmp_path, "--timeout", 0.4), "does not answer in time"
+        )
+
+
+def test_a_number_of_objects_without_end_is_none(run, source, tmp_path):
+    def count(value):
+        def claims(row):
+            row["NumberOfSeriesRelatedInstances"] = value
+
+        return claims
+
+    for value in ("9" * 5000, "²", "-5"):
+        with hostile_archive(source, claims=count(value)) as archive:
+            assert imported(run, archive, tmp_path, "--dry-run")[0] == 0
+
+
+def nested(content, levels, *, known):
+    """A file with sequences in sequences at its end, of known lengths or of none."""
+    item_, sequence = struct.pack("<HH", 0xFFFE, 0xE000), struct.pack("<HH2sH", 0x0011, 0x1010, b"SQ", 0)
+    if not known:
+        ends = struct.pack("<HHIHHI", 0xFFFE, 0xE00D, 0, 0xFFFE, 0xE0DD, 0)
+        undefined = b"\xff" * 4
+        return content + (sequence + undefined + item_ + undefined) * levels + ends * levels
+    heads, size = [], 0
+    for _ in range(levels):
+        heads.append(sequence + struct.pack("<I", size + 8) + item_ + struct.pack("<I", size))
+        size += 20
+    return content + b"".join(reversed(heads))
+
+
+def as_bytes(one):
+    with io.BytesIO() as file:
+        one.save_as(file, enforce_file_format=True)
+        return file.getvalue()
+
+
+def deflated(one):
+    copy = changed(one, TransferSyntaxUID=DeflatedExplicitVRLittleEndian)
+    copy.private_block(0x0011, "BOMB", create=True).add_new(1, "OB", bytes(2**22))
+    return copy
+
+
+OBJECTS = {
+    "65535 rows and columns": (lambda one: changed(one, Rows=65535, Columns=65535), "million voxels"),
+    "2^31 frames": (lambda one: changed(one, NumberOfFrames=2**31 - 1), "million voxels"),
+    "deflated": (deflated, "inflates to more than 2 MiB"),
+    "nested sequences": (lambda one: nested(as_bytes(one), 100_000, known=False), "nested without end"),
+    "nested sequences of known length": (
+        lambda one: nested(as_bytes(one), 100_000, known=True),
+        "nested without end",
+    ),
+    "bytes": (lambda one: changed(one, PixelData=bytes(2**21)), "have more than"),
+}
+
+
+@pytest.mark.parametrize("bomb", OBJECTS)
+def test_an_object_that_is_a_bomb_costs_one_study(run, source, tmp_path, monkeypatch, bomb):
+    # Nested sequences end the process by a stack overflow in GDCM, where they come to it.
+    monkeypatch.setattr("medfedaug.hospital.dicom.bounds.MOST_INFLATED", 2**21)
+    monkeypatch.setattr(object_check, "MOST_BYTES", 2**22)
+    make, text = OBJECTS[bomb]
+    sent = lambda one: make(one) if of_lied(one, "CT") else one  # noqa: E731
+    with hostile_archive(source, sent=sent) as archive:
+        assert_one_lost(tmp_path, imported(run, archive, tmp_path), text)
+
+
+def test_a_series_that_is_sent_without_end_costs_one_study(run, source, tmp_path, monkeypatch):
+    monkeypatch.setattr(web_session, "_MOST_OBJECT", 2**21)
+    monkeypatch.setattr(arrival, "_MOST_UNREQUESTED", 20)
+    head = b"--XX\r\nContent-Type: application/dicom\r\n\r\n"
+    stranger = as_bytes(base(CTImageStorage, "1.2.3", "1.2.4"))
+    path = re.escape(uid_of(source, LIED))
+
+    def strangers(handler):
+        handler.stream((head + stranger + b"\r\n" for _ in iter(int, 1)), KIND)
+
+    for number, (answer, text) in enumerate(
+        (
+            (lambda handler: endless(handler, KIND, head), "sends an object of more than 2 MiB"),
+            (
+                lambda handler: endless(handler, "application/dicom", b""),
+                "sends an object of more than 2 MiB",
+            ),
+            (lambda handler: endless(handler, "text/plain", b""), "something else than DICOM objects"),
+            (strangers, "objects without end that nobody asked for"),
+        )
+    ):
+        (folder := tmp_path / str(number)).mkdir()
+        with hostile_archive(source, lies=[Lie(rf"{path}/series/[\d.]+$", answer)]) as archive:
+            assert_one_lost(folder, imported(run, archive, folder), text)
+            assert len([one for one in archive.asked if re.search(rf"{path}.*/instances/.", one)]) == 0
+
+
+def test_half_an_object_at_the_end_is_none(run, source, tmp_path):
+    path = re.escape(uid_of(source, LIED))
+
+    def half(handler):
+        one = next(one for one in handler.archive.objects if of_lied(one, "CT"))
+        handler.send(b"--XX\r\nContent-Type: application/dicom\r\n\r\n" + as_bytes(one)[:900], kind=KIND)
+
+    with hostile_archive(source, lies=[Lie(rf"{path}/series/[\d.]+(/instances/[\d.]+)?$", half)]) as archive:
+        assert_one_lost(tmp_path, imported(run, archive, tmp_path), "4 of 4 objects did not come")
+
+
+# ---------------------------------------------------------------------------- DIMSE
+
+
+@pytest.mark.parametrize("way", ["get", "move"])
+def test_objects_that_nobody_asked_for_cost_one_study(run, source, tmp_path, monkeypatch, way):
+    monkeypatch.setattr(arrival, "_MOST_UNREQUESTED", 20)
+    with hostile_archive(source) as archive:
+
+        def strangers():
+            objects = [one for one in archive.objects if of_lied(one, "CT")]
+            for _ in range(60):
+                yield changed(objects[0], SOPInstanceUID=generate_uid())
+
+        archive.strangers = strangers
+        code, lines, output = imported(run, archive, tmp_path, way=way)
+    # They cost the study where they come in the association that asked; the receiver knows of none.
+    assert code == (1 if way == "get" else 0), output
+    if way == "get":
+        assert "that nobody asked for" in lines[0]
+
+
+def test_a_search_by_dimse_without_end_costs_one_study(run, source, tmp_path, monkeypatch):
+    monkeypatch.setattr(dimse, "MOST_FOUND", 20)
+
+    def without_end(rows):
+        for row in rows:
+            yield row
+            yield from itertools.repeat(row) if row.PatientID == LIED else ()
+
+    def long(rows):
+        for row in rows:
+            if row.PatientID == LIED:
+                row.SeriesDescription = "x" * 2**21
+            yield row
+
+    with hostile_archive(source) as archive:
+        archive.found = without_end
+        assert_one_lost(tmp_path, imported(run, archive, tmp_path, way="get"), "answers a search without end")
+        (folder := tmp_path / "long").mkdir()
+        monkeypatch.setattr(dimse, "_MOST_ANSWER", 2**20)
+        archive.found = long
+        assert_one_lost(folder, imported(run, archive, folder, way="get"), "answers a search without end")
+
+
+def test_the_receiver_listens_to_the_archive_alone(source):
+    dataset = pydicom.dcmread(next((source / LIED / "image").iterdir()))
+
+    def sent(calling, called, address):
+        entity = AE(ae_title=calling)
+        entity.add_requested_context(dataset.SOPClassUID)
+        association = entity.associate("127.0.0.1", port, ae_title=called, bind_address=(address, 0))
+        if not association.is_established:
+            return "refused"
+        status = association.send_c_store(dataset)
+        association.release()
+        return status.Status
+
+    port = free_port()
+    with open_archive(dimse=f"{AET}@127.0.0.1:4242", access=Access(timeout=5, receive=port)) as archive:
+        assert archive._receiver.socket.getsockname()[0] == "127.0.0.1"
+        assert sent(AET, OWN_AET, "127.0.0.1") == 0x0124  # the archive, unasked
+        assert sent("ELSE", OWN_AET, "127.0.0.1") == "refused"
+        assert sent(AET, "ELSE", "127.0.0.1") == "refused"
+        assert sent(AET, OWN_AET, "127.0.0.2") == "refused"
+    access = Access(timeout=5, receive=port, receive_on="127.0.0.3", sender="STORE@127.0.0.2")
+    with open_archive(dimse=f"{AET}@127.0.0.1:4242", access=access) as archive:
+        assert archive._receiver.socket.getsockname()[0] == "127.0.0.3"
+
+
+# ---------------------------------------------------------------------------- storing
+
+STORED = {
+    "to another host": (lambda handler, other: handler.redirect(f"{other}/studies", 307), "is not sent on"),
+    "by GET": (lambda handler, other: handler.redirect(f"{other}/studies", 303), "is not sent on"),
+    "within the archive": (lambda handler, other: handler.redirect("/x", 308), "is not sent on"),
+    "a page": (lambda handler, other: handler.send(b"<html>ok", kind="text/html"), "web page"),
+    "nothing": (lambda handler, other: handler.send(b""), "does not say that it stored"),
+    "a list": (lambda handler, other: handler.send(b"[1, 2]"), "DICOMweb"),
+    "odd values": (
+        lambda handler, other: handler.send(
+            b'{"00081198": {"vr": "SQ", "Value": [{"00081197": {"vr": "US", "Value": ["\\u001b[2J"]}}]}}'
+        ),
+        "DICOMweb",
+    ),
+    "another object": (
+        lambda handler, other: handler.send(
+            b'{"00081199": {"vr": "SQ", "Value": [{"00081155": {"vr": "UI", "Value": ["1.2.3"]}}]}}'
+        ),
+        "does not say that it stored",
+    ),
+    "a refusal": (
+        lambda handler, other: handler.send(
+            b'{"00081198": {"vr": "SQ", "Value": [{"00081197": {"vr": "US", "Value": [272]}}]}}'
+        ),
+        "refuses to store an object (reason 0x0110)",
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", STORED)
+def test_nothing_is_stored_but_what_the_archive_says(source, lie):
+    dataset = pydicom.dcmread(source / LIED / "seg.dcm")
+    answer, text = STORED[lie]
+    with hostile_archive(source) as archive, hostile_archive(source) as other:
+        archive.lies = [Lie("", lambda handler: answer(handler, other.url))]
+        with (
+            open_archive(dicomweb=archive.url, access=Access(timeout=5, token="THE-TOKEN")) as opened,
+            pytest.raises(ArchiveError, match=re.escape(text)) as raised,
+        ):
+            opened.store([dataset])
+        assert other.asked == []
+    assert "\x1b" not in str(raised.value)
+    assert "THE-TOKEN" not in str(raised.value)

@@ -1,0 +1,382 @@
+"""`medfedaug predict` from an archive, and back into it, through the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import nibabel
+import numpy as np
+import pydicom
+import pytest
+import requests
+from dicom_files import affine_of, write_slices
+from finished_runs import FEW, balanced, simulated
+from hostile_archive import Lie, changed, hostile_archive
+from pydicom.uid import generate_uid
+
+from medfedaug.data.phantom import make_phantom
+from medfedaug.hospital.pacs.archive import StudyQuery
+from medfedaug.hospital.pacs.open_archive import open_archive
+from medfedaug.hospital.pacs.predict_studies import predict_studies
+from medfedaug.runs.prediction.ensemble import Ensemble
+from medfedaug.runs.prediction.options import PredictionOptions, StudyOptions
+
+hd = pytest.importorskip("highdicom", reason="pip install 'medfedaug[pacs]'")
+
+SHAPE = (32, 32, 6)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, phantom_dir):
+    out = tmp_path_factory.mktemp("archive") / "run"
+    return balanced(simulated(phantom_dir, out, "fedavg", *FEW), phantom_dir, "site_C")
+
+
+def put(orthanc, folder, patient, count=1):
+    """Store studies of a patient; their files by accession number."""
+    rng, files = np.random.default_rng(len(patient)), {}
+    for n in range(count):
+        accession = f"{patient}-{n}"
+
+        def named(header, k, accession=accession):
+            header.PatientID, header.AccessionNumber = patient, accession
+
+        voxels = rng.integers(0, 1000, SHAPE).astype(np.int16)
+        files[accession] = write_slices(folder / accession, voxels, change=named)
+    orthanc.put(folder)
+    return files
+
+
+def studies(path, *patients):
+    path.write_text("PatientID\n" + "\n".join(patients) + "\n")
+    return path
+
+
+def objects(orthanc, patient):
+    """All objects of a patient that are no images, by modality, as the archive has them."""
+    found = {}
+    url = orthanc.url
+    query = {"Level": "Patient", "Query": {"PatientID": patient}}
+    for one in requests.post(f"{url}/tools/find", json=query, timeout=60).json():
+        for instance in requests.get(f"{url}/patients/{one}/instances", timeout=60).json():
+            content = pydicom.dcmread(pydicom.filebase.DicomBytesIO(orthanc.read(instance["ID"])))
+            if content.Modality != "CT":
+                found.setdefault(content.Modality, []).append(content)
+    return found
+
+
+@pytest.mark.parametrize("way", ["dicomweb", "dimse"])
+def test_seg_contours_and_report_come_back_and_refer_to_their_series(orthanc, run, model, tmp_path, way):
+    patient = f"BACK-{way}"
+    files = put(orthanc, tmp_path / "in", patient)[f"{patient}-0"]
+    out = tmp_path / "out"
+    call = ("predict", "--model", model, f"--{way}", getattr(orthanc, way), "--out", out, "--store")
+    call += ("--studies", studies(tmp_path / "studies.csv", patient), "--rtstruct", "--report")
+    code, said, err = run(*call)
+    assert code == 0, err
+    assert "stored 3 objects of 1 stud" in said
+    stored = objects(orthanc, patient)
+    assert {name: len(found) for name, found in stored.items()} == {"SEG": 1, "RTSTRUCT": 1, "SR": 1}
+    slices = sorted(map(pydicom.dcmread, files), key=lambda one: one.InstanceNumber)
+    (seg,) = stored["SEG"]
+    read = hd.seg.Segmentation.from_dataset(seg)
+    assert read.StudyInstanceUID == slices[0].StudyInstanceUID
+    assert read.ReferencedSeriesSequence[0].SeriesInstanceUID == slices[0].SeriesInstanceUID
+    sha = json.loads((out / "predictions.json").read_text())["model"]["sha256"]
+    algorithm = read.SegmentSequence[0].SegmentationAlgorithmIdentificationSequence[0]
+    assert (algorithm.AlgorithmName, sha in algorithm.AlgorithmParameters) == ("medfedaug", True)
+    pixels = read.get_pixels_by_source_instance(
+        [one.SOPInstanceUID for one in slices], assert_missing_frames_are_empty=True
+    )
+    mask = pixels[..., 0].astype(bool)
+    assert 0 < mask.sum() < mask.size
+    # The voxels that the report measures are those of the segmentation, in the headers' millimetres.
+    volume = mask.sum() * abs(np.linalg.det(affine_of(slices)[:3, :3])) / 1000
+    texts = str(stored["SR"][0])
+    assert str(seg.SOPInstanceUID) in texts
+    (case,) = json.loads((out / "predictions.json").read_text())["cases"].values()
+    assert case["volume_ml"]["lesion"] == pytest.approx(volume, rel=1e-4)
+    contours = stored["RTSTRUCT"][0].ROIContourSequence[0].ContourSequence
+    assert {one.ContourImageSequence[0].ReferencedSOPInstanceUID for one in contours} == {
+        one.SOPInstanceUID for one, plane in zip(slices, mask, strict=True) if plane.any()
+    }
+    own = tmp_path / "out.state/studies.json"
+    assert stat.S_IMODE(own.stat().st_mode) == 0o600
+    assert patient in own.read_text()
+    assert not (tmp_path / "out.state/images").exists()
+    assert patient not in said + err + (out / "predictions.json").read_text()
+
+
+NAMES = {
+    "ISO_IR 144": "Люксембург^Роза",
+    "ISO_IR 101": "Wałęsa^Łucja",
+    "ISO_IR 100": "Müller-Weiß^Jürgen",
+    "\\ISO 2022 IR 87": "Yamada^Tarou=山田^太郎=やまだ^たろう",
+    "\\ISO 2022 IR 149": "Hong^Gildong=洪^吉洞=홍^길동",
+    "GB18030": "Wang^XiaoDong=王^小东",
+}
+
+
+def test_names_in_any_letters_come_back_from_the_archive(orthanc, run, model, tmp_path):
+    patients = {f"LETTERS-{n}": pair for n, pair in enumerate(NAMES.items())}
+    for patient, (characters, name) in patients.items():
+
+        def named(header, k, patient=patient, characters=characters, name=name):
+            header.SpecificCharacterSet = characters.split("\\") if "\\" in characters else characters
+            header.PatientID, header.PatientName = patient, name
+            header.StudyDescription, header.ReferringPhysicianName = name.split("=")[0], name
+
+        voxels = np.random.default_rng(0).integers(0, 1000, SHAPE).astype(np.int16)
+        write_slices(tmp_path / "in" / patient, voxels, change=named)
+    orthanc.put(tmp_path / "in")
+    call = ("predict", "--model", model, "--dicomweb", orthanc.dicomweb, "--store", "--rtstruct", "--report")
+    call += ("--studies", studies(tmp_path / "s.csv", *patients), "--out", tmp_path / "out", "--no-previews")
+    code, said, err = run(*call)
+    assert code == 0, err
+    assert f"stored {3 * len(patients)} objects of {len(patients)} studies" in said
+    for patient, (_, name) in patients.items():
+        found = objects(orthanc, patient)
+        assert sorted(found) == ["RTSTRUCT", "SEG", "SR"]
+        for (one,) in found.values():
+            assert (str(one.PatientName), str(one.ReferringPhysicianName)) == (name, name)
+            url = f"{orthanc.dicomweb}/studies/{one.StudyInstanceUID}/series/{one.SeriesInstanceUID}/metadata"
+            (shown,) = requests.get(url, timeout=60).json()  # as the archive itself decodes it
+            (value,) = shown["00100010"]["Value"]
+            assert "=".join(value.values()) == name
+
+
+def test_the_same_study_gets_no_second_objects_unless_asked_for(orthanc, run, model, tmp_path):
+    put(orthanc, tmp_path / "in", "TWICE-1")
+    call = ("predict", "--model", model, "--dicomweb", orthanc.dicomweb, "--store", "--no-previews")
+    call += ("--studies", studies(tmp_path / "studies.csv", "TWICE-1"), "--report")
+
+    def stored(out, *options):
+        code, said, err = run(*call, "--out", tmp_path / out, *options)
+        assert code == 0, err
+        found = objects(orthanc, "TWICE-1")
+        return len(found["SEG"]), len(found["SR"]), "already there" in said
+
+    assert [stored("out"), stored("out"), stored("elsewhere")] == [(1, 1, False), (1, 1, True), (1, 1, True)]
+    assert stored("anew", "--again") == (2, 2, False)
+    assert stored("anew", "--again") == (2, 2, True)  # the second call finds what the first one stored
+    found = objects(orthanc, "TWICE-1")
+    for seg in found["SEG"]:
+        assert sum(str(seg.SOPInstanceUID) in str(one) for one in found["SR"]) == 1
+    code, _, err = run(*call, "--out", tmp_path / "out", "--again")
+    assert code != 0
+    assert "without --again" in err
+
+
+def test_a_study_that_fails_costs_itself_and_names_no_patient(orthanc, run, model, tmp_path):
+    put(orthanc, tmp_path / "good", "GOOD-1")
+    two = put(orthanc, tmp_path / "two", "TWO-1")
+    study = pydicom.dcmread(two["TWO-1-0"][0]).StudyInstanceUID
+    write_slices(
+        tmp_path / "more",
+        np.zeros(SHAPE, np.int16),
+        study=study,
+        change=lambda header, k: setattr(header, "PatientID", "TWO-1"),
+    )
+    orthanc.put(tmp_path / "more")
+    out = tmp_path / "out"
+    call = ("predict", "--model", model, "--dicomweb", orthanc.dicomweb, "--out", out, "--store")
+    call += ("--studies", studies(tmp_path / "studies.csv", "GOOD-1", "TWO-1", "NOBODY-1"), "--no-previews")
+    code, said, err = run(*call)
+    assert code == 1
+    assert "stored 1 object" in said
+    failed = [line for line in err.splitlines() if line.startswith("failed: ")]
+    assert len(failed) == 2
+    assert any("no such study" in line for line in failed)
+    assert any("2 series are a possible image" in line for line in failed)
+    assert not [name for name in ("GOOD", "TWO-1", "NOBODY", study) if name in said + err]
+    assert len(objects(orthanc, "GOOD-1")["SEG"]) == 1
+    assert objects(orthanc, "TWO-1") == {}
+
+
+@pytest.fixture(scope="module")
+def two_channels(tmp_path_factory):
+    """A run of volumes of two channels."""
+    root = tmp_path_factory.mktemp("channels")
+    for folder in make_phantom(root / "data", sites=2, patients=3, shape=SHAPE, seed=1):
+        listing = json.loads((folder / "dataset.json").read_text())
+        del listing["modality"]
+        listing["channel_names"] = {"0": "FLAIR", "1": "T1"}
+        for row in (row for part in ("training", "validation", "test") for row in listing[part]):
+            file = folder / row["image"]
+            stored = nibabel.load(file)
+            other = file.with_name(f"t1_{file.name}")
+            nibabel.save(nibabel.Nifti1Image(np.asarray(stored.dataobj)[::-1], stored.affine), other)
+            row["image"] = [row["image"], str(other.relative_to(folder))]
+        (folder / "dataset.json").write_text(json.dumps(listing))
+    run = simulated(root / "data", root / "run", "fedavg", *FEW)
+    return balanced(run, root / "data", "site_A")
+
+
+def test_channels_come_from_several_series_on_the_grid_of_the_first(orthanc, run, two_channels, tmp_path):
+    """The reference are the same voxels as NIfTI, listed by hand in the order of the run."""
+    rng, study = np.random.default_rng(0), generate_uid()
+    sent = {name: rng.integers(0, 1000, SHAPE) for name in ("T1", "FLAIR", "late")}
+    frame, files = generate_uid(), {}
+    for name, voxels in sent.items():
+
+        def named(header, k, name=name):
+            header.PatientID, header.SeriesDescription = "CHANNEL-1", f"ax {name}"
+            header.FrameOfReferenceUID = frame
+
+        files[name] = write_slices(tmp_path / "in" / name, voxels.astype(np.int16), study=study, change=named)
+    orthanc.put(tmp_path / "in")
+    call = ("predict", "--model", two_channels, "--dicomweb", orthanc.dicomweb, "--no-previews", "--store")
+    call += ("--studies", studies(tmp_path / "studies.csv", "CHANNEL-1"))
+    code, _, err = run(*call, "--out", tmp_path / "none")
+    assert code == 2
+    assert "--channel 'FLAIR=REGEX' --channel 'T1=REGEX'" in err
+    code, _, err = run(*call, "--out", tmp_path / "none", "--channel", "T2=ax")
+    assert code == 2
+    assert "T2: the model's channels are FLAIR, T1" in err
+    out = tmp_path / "out"
+    code, _, err = run(*call, "--out", out, "--channel", "T1=ax T1", "--channel", "FLAIR=ax FLAIR")
+    assert code == 0, err
+    (seg,) = objects(orthanc, "CHANNEL-1")["SEG"]
+    slices = sorted(map(pydicom.dcmread, files["T1"]), key=lambda one: one.InstanceNumber)
+    assert seg.ReferencedSeriesSequence[0].SeriesInstanceUID == slices[0].SeriesInstanceUID
+    pixels = hd.seg.Segmentation.from_dataset(seg).get_pixels_by_source_instance(
+        [one.SOPInstanceUID for one in slices], assert_missing_frames_are_empty=True
+    )
+    by_hand = tmp_path / "by_hand"
+    by_hand.mkdir()
+    del sent["late"]
+    for name, voxels in sent.items():
+        image = nibabel.Nifti1Image(voxels.astype(np.int16), affine_of(slices))
+        nibabel.save(image, by_hand / f"{name}.nii.gz")
+    rows = [{"image": ["FLAIR.nii.gz", "T1.nii.gz"]}]
+    names = {"channel_names": {"0": "FLAIR", "1": "T1"}}
+    (by_hand / "dataset.json").write_text(json.dumps({**names, "test": rows}))
+    assert run("predict", "--model", two_channels, "--images", by_hand, "--out", tmp_path / "own")[0] == 0
+    expected = np.asarray(nibabel.load(tmp_path / "own/FLAIR.nii.gz").dataobj)
+    assert 0 < expected.sum() < expected.size
+    np.testing.assert_array_equal(pixels[..., 0].transpose(2, 1, 0), expected)
+    assert not (tmp_path / "out.state/images").exists()
+    exported = [str(files[name][0].relative_to(tmp_path / "in")) for name in ("T1", "FLAIR")]
+    listing = {"channel_names": {"0": "T1", "1": "FLAIR"}, "test": [{"image": exported}]}
+    (tmp_path / "in/dataset.json").write_text(json.dumps(listing))
+    code, _, err = run(
+        "predict", "--model", two_channels, "--images", tmp_path / "in", "--out", tmp_path / "files"
+    )
+    assert code == 0, err
+    (same,) = (tmp_path / "files").rglob("*.dcm")
+    assert pydicom.dcmread(same).SOPInstanceUID == seg.SOPInstanceUID
+    for folder, flair, count in (("late", "ax late", 2), ("once", "ax FLAIR", 2)):
+        channels = ("--channel", "T1=ax T1", "--channel", f"flair={flair}")
+        code, _, err = run(*call, "--out", tmp_path / folder, *channels)
+        assert code == 0, err
+        assert len(objects(orthanc, "CHANNEL-1")["SEG"]) == count
+
+
+def test_a_patient_who_was_withdrawn_from_the_import_is_left_out(orthanc, run, model, tmp_path):
+    put(orthanc, tmp_path / "gone", "GONE-1", 2)
+    put(orthanc, tmp_path / "stays", "STAYS-1")
+    archive, site = ("--dicomweb", orthanc.dicomweb), tmp_path / "site_A"
+    both = studies(tmp_path / "studies.csv", "GONE-1", "STAYS-1")
+    assert run("import", *archive, "--studies", both, "--out", site)[0] == 0
+    gone = studies(tmp_path / "gone.csv", "GONE-1")
+    assert run("import", "--withdraw", gone, "--out", site)[0] == 0
+    call = ("predict", "--model", model, *archive, "--studies", both, "--no-previews", "--store")
+    code, said, err = run(*call, "--out", tmp_path / "out", "--pseudonyms", f"{site}.state")
+    assert code == 1
+    assert "stored 1 object of 1 stud" in said.replace("objects", "object")
+    assert err.count("the patient was withdrawn") == 2
+    assert "GONE" not in said + err
+    assert objects(orthanc, "GONE-1") == {}
+    assert len(objects(orthanc, "STAYS-1")["SEG"]) == 1
+    assert not [*(tmp_path / "out.state").glob("fetch*/*")]
+    record = site.with_name("site_A.state") / "studies.json"
+    record.write_text("{")
+    code, _, err = run(*call, "--out", tmp_path / "other", "--pseudonyms", f"{site}.state")
+    assert code == 2
+    assert "restore it from a copy" in err
+
+
+def test_images_are_removed_study_by_study_and_failures_of_all_are_named(orthanc, run, model, tmp_path):
+    put(orthanc, tmp_path / "in", "MANY-1", 7)
+    write_slices(  # a constant volume fails to be predicted, in whatever part of the studies it is
+        tmp_path / "odd",
+        np.zeros(SHAPE, np.int16),
+        change=lambda header, k: setattr(header, "PatientID", "MANY-1"),
+    )
+    orthanc.put(tmp_path / "odd")
+    most = 0
+
+    def look(event):
+        nonlocal most
+        kept = [*(tmp_path / "out.state").glob("images/*"), *(tmp_path / "out.state").glob("fetched/*")]
+        most = max(most, len(kept))
+
+    with open_archive(dicomweb=orthanc.dicomweb) as archive:
+        found = predict_studies(
+            Ensemble.open([model]),
+            archive,
+            [StudyQuery("PatientID", "MANY-1")],
+            tmp_path / "out",
+            PredictionOptions(previews=False),
+            StudyOptions(parallel=1),
+            on_event=look,
+        )
+    assert len(found.cases) == 7
+    assert 0 < most <= 4
+    (problem,) = found.problems.values()
+    assert "constant" in problem
+    record = json.loads((tmp_path / "out/predictions.json").read_text())
+    assert record["failed"].keys() == found.problems.keys()
+    assert not [*(tmp_path / "out.state").glob("images/*")]
+
+
+@pytest.mark.slow
+def test_killed_and_called_again_each_study_has_its_objects_once(orthanc, run, model, tmp_path):
+    put(orthanc, tmp_path / "in", "KILLED", 12)
+    call = ("predict", "--model", model, "--dicomweb", orthanc.dicomweb, "--out", tmp_path / "out", "--store")
+    call += ("--studies", studies(tmp_path / "studies.csv", "KILLED"), "--report", "--no-previews")
+    process = subprocess.Popen([sys.executable, "-m", "medfedaug", *map(str, call)])
+    end = time.monotonic() + 120
+    while time.monotonic() < end and len(objects(orthanc, "KILLED").get("SEG", ())) < 3:
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = objects(orthanc, "KILLED")
+    assert 3 <= len(before["SEG"]) < 12
+    code, _, err = run(*call)
+    assert code == 0, err
+    after = objects(orthanc, "KILLED")
+    assert {name: len(found) for name, found in after.items()} == {"SEG": 12, "SR": 12}
+    kept = {one.SOPInstanceUID for one in before["SEG"]}
+    assert kept <= {one.SOPInstanceUID for one in after["SEG"]}
+    assert len({one.StudyInstanceUID for one in after["SR"]}) == 12
+
+
+def test_an_archive_that_sends_another_patient_gets_no_prediction(run, model, tmp_path):
+    """Its objects would be another patient's diagnosis in this one's study, or a patient's under no name."""
+    voxels = np.random.default_rng(0).integers(0, 1000, SHAPE).astype(np.int16)
+    for patient in ("LIED", "HONEST"):
+        named = lambda header, k, patient=patient: setattr(header, "PatientID", patient)  # noqa: E731
+        write_slices(tmp_path / "in" / patient, voxels, change=named)
+    stored = lambda handler: handler.send(b"<html>", kind="text/html")  # noqa: E731
+    sent = lambda one: changed(one, PatientID="ELSE") if one.PatientID == "LIED" else one  # noqa: E731
+    asked = studies(tmp_path / "studies.csv", "LIED", "HONEST")
+    with hostile_archive(tmp_path / "in", sent=sent, lies=[Lie(r"/studies$", stored)]) as archive:
+        given = ("--dicomweb", archive.url, "--studies", asked, "--out", tmp_path / "out", "--store")
+        code, out, err = run("predict", "--model", model, *given)
+    said = " ".join((out + err).split())
+    assert code == 1, said
+    assert "an object is of another patient than the archive's answer says" in said
+    assert "answers with a web page, as of a login, and not with DICOM" in said
+    assert "LIED" not in said
+    (case,) = json.loads((tmp_path / "out/predictions.json").read_text())["cases"]
+    assert len(archive.stored) == 1  # the honest one's SEG, which the archive did not take
+    assert b"ELSE" not in archive.stored[0]
+    assert not [path for path in (tmp_path / "out.state").rglob("*.dcm") if case not in str(path)]

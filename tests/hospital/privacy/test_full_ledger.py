@@ -1,0 +1,47 @@
+"""A disk that is full is called so, and the ledger keeps what it had."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from medfedaug.errors import ConfigError, StorageError
+from medfedaug.hospital.privacy.ledger import PrivacyLedger, Release
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    found = PrivacyLedger(tmp_path / "ledger.sqlite")
+    found.enter([Release("job", "model", "weights", "1 MB")])
+    return found
+
+
+def test_sqlites_full_disk_is_told_as_one_and_nothing_is_lost(ledger, monkeypatch):
+    real = sqlite3.connect
+
+    def connect(*arguments, **more):
+        """As many pages as there are, and not one more: SQLite's own error of a full disk follows."""
+        connection = real(*arguments, **more)
+        ((pages,),) = connection.execute("PRAGMA page_count")
+        connection.execute(f"PRAGMA max_page_count = {max(pages, 1)}")
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    with pytest.raises(StorageError, match=r"ledger\.sqlite: cannot be written: the disk is full"):
+        ledger.enter([Release("job", "model", "weights", "x" * 100_000)])
+    monkeypatch.undo()
+    assert [entry.release.shape for entry in ledger.entries()] == ["1 MB"]
+
+
+def test_a_file_that_is_no_ledger_is_still_none(ledger):
+    ledger.path.write_bytes(b"no database" * 100)
+    with pytest.raises(ConfigError, match="not a privacy ledger of this version"):
+        ledger.entries()
+
+
+def test_a_ledger_of_another_schema_is_refused_with_both(ledger):
+    with sqlite3.connect(ledger.path) as connection:
+        connection.execute("PRAGMA user_version = 7")
+    with pytest.raises(ConfigError, match="it has schema 7, this version reads schema 1"):
+        ledger.entries()

@@ -1,0 +1,371 @@
+"""Which jobs a site takes part in: its rules, and its administrator's approval."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+
+import pytest
+import torch
+from hospitals import Deployment, Hospital
+from running import TINY_ARGS
+from small_networks import needs_einops
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from medfedaug.errors import JobRefused, RunFailed
+from medfedaug.federation import FederationServer
+from medfedaug.federation.messages.messages import Request
+from medfedaug.federation.site import gate
+from medfedaug.hospital.privacy import JobBook, JobRules, PrivacyLedger, job_hash
+from medfedaug.hospital.privacy.site_settings import SiteSettings
+from medfedaug.nvflare_jobs.kit.doctor import examine
+from medfedaug.nvflare_jobs.simulator import simulator
+from medfedaug.nvflare_jobs.simulator.simulator import LOG_FILE, run_in_simulator
+
+
+@pytest.fixture
+def hospital(phantom_dir, tmp_path):
+    """A site with three training cases, whose rules are otherwise the default."""
+
+    def make(name: str = "site_A", **jobs) -> Hospital:
+        settings = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1, **jobs}}
+        return Hospital(tmp_path / "kits" / name, phantom_dir / name, **settings)
+
+    return make
+
+
+@pytest.fixture
+def deploy(hospital):
+    """A federation of such a site and of another one, which is the second, and has rules of its own."""
+
+    def make(site: Hospital) -> Deployment:
+        return Deployment([site, hospital("site_B")])
+
+    return make
+
+
+# Settings of the job, rules of the site, the refusal, its rule, and the value that stays at the site.
+REFUSED = {
+    "rounds without end": ({"rounds": 10**9}, {}, "rounds are {}", "max_rounds is 1000", "1000000000"),
+    "a part of the cases": ({"limit": 2}, {}, "limit is {}", "allow_limit is false", "2"),
+    "few cases": ({}, {"min_cases": 10}, "3 cases would train", "min_cases is 10", ""),
+    "a method": (
+        *({"methods": "fedavg,fedbn"}, {"methods": ["fedavg"]}, "method is {}"),
+        *("methods allows fedavg", "fedbn"),
+    ),
+    "a network": (
+        *({"network": "unet", "network_args": {}}, {"networks": ["basicunet"]}, "network is {}"),
+        *("networks allows basicunet", "unet"),
+    ),
+    "a task": (
+        *({}, {"tasks": ["classification"]}, "task is {}"),
+        *("tasks allows classification", "segmentation"),
+    ),
+    "a large model": ({}, {"max_model_mb": 0.005}, "MB", "max_model_mb is 0.005", ""),
+    "a large exchange": (
+        *({"methods": "fedfa"}, {"max_payload_mb": 1e-4}, "MB in a message", "max_payload_mb is 0.0001", ""),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"pretrained": "FILE"},
+        {"act": ["PRELU", {"init": "FILE"}]},
+        {"norm": "FILE"},
+        {"act": "file://FILE"},
+        {"act": "../../FILE"},
+    ],
+)
+def test_no_job_learns_whether_a_file_exists(hospital, tiny_config, tmp_path, args):
+    site, there = hospital(), tmp_path / "weights.pt"
+    torch.save({}, there)
+    told = []
+    for file in (there, tmp_path / "nowhere.pt"):
+        named = json.loads(json.dumps(args).replace("FILE", str(file)))
+        site.start(tiny_config(network_args={**TINY_ARGS, **named}), "job-1")
+        error = site.answer(Request("prepare")).error
+        assert error
+        told.append(error.replace(str(file), "FILE"))
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_job_that_a_site_does_not_allow_is_refused_by_rule_and_its_value_stays_at_the_site(
+    hospital, deploy, tiny_config, caplog, case
+):
+    changes, rules, refusal, rule, value = REFUSED[case]
+    words, changes = f"{refusal}, and the site's rule {rule}", dict(changes)
+    site = hospital(**rules)
+    told = words.format("…")
+    with pytest.raises(RunFailed, match=told):
+        deploy(site).run(tiny_config(changes.pop("methods", "fedavg"), **changes))
+    assert told in site.logged[-1]
+    assert "site site_A: job refused: " in site.logged[-1]
+    if value:
+        assert words.format(value) in caplog.text
+
+
+def test_a_job_within_the_rules_runs(hospital, deploy, tiny_config):
+    server = deploy(hospital()).run(tiny_config(rounds=1, local_steps=5))
+    assert server.results()["test"]["sites"]["site_A"]["dice"] is not None
+
+
+@pytest.mark.slow
+def test_through_nvflare_a_job_waits_for_its_approval(
+    phantom_dir, tiny_config, tmp_path, rules_in_the_simulator
+):
+    rules_in_the_simulator(privacy={"min_images": 1}, jobs={"min_cases": 1, "approve": True})
+    books = [JobBook(tmp_path / f"state/{name}/jobs") for name in ("site_A", "site_B")]
+    waited = []
+
+    def approve() -> None:
+        while not all(book.entries() for book in books):
+            time.sleep(0.2)
+        time.sleep(10)  # so long that NVFlare would have noticed
+        waited.append([entry.verdict for book in books for entry in book.entries()])
+        for book in books:
+            book.judge(book.entries()[0].hash, "approved")
+
+    administrator = threading.Thread(target=approve, daemon=True)
+    administrator.start()
+    output = run_in_simulator(tiny_config(rounds=1), phantom_dir, ["site_A", "site_B"], tmp_path, "cpu")
+    assert waited == [["waiting", "waiting"]]
+    assert set(json.loads((output / "results.json").read_text())["test"]["sites"]) == {"site_A", "site_B"}
+    assert "waits until it is approved here" in (tmp_path / LOG_FILE).read_text()
+
+
+def test_simulations_are_free(tmp_path):
+    workspace = tmp_path / "workspace"
+    simulator._write_site_settings(workspace)
+    assert SiteSettings.load(workspace, {}).simulation
+
+
+def test_a_new_job_waits_until_it_is_approved_by_its_hash(hospital, deploy, tiny_config, monkeypatch, run):
+    monkeypatch.setattr(gate, "_PERIOD", 0.01)
+    site, config = hospital(approve=True), tiny_config("fedrdn,fedfa", rounds=2)
+    site.start(config, "job-1")
+    replies = []
+    asking = threading.Thread(target=lambda: replies.append(site.answer(Request("prepare"))))
+    asking.start()
+    book = JobBook(site.kit / "medfedaug/site_A/jobs")
+    while not book.entries():
+        time.sleep(0.01)
+    code, out, err = run("site", "jobs", site.kit)
+    assert code == 0, err
+    found = job_hash(config.to_dict())
+    assert found in out
+    for words in (
+        "waiting",
+        "methods: fedrdn, fedfa",
+        "2 rounds of 1 epoch, 4 samples a step",
+        "once: fedrdn: mean (1), std (1), count (1)",
+        "2 times: fedfa: enc1/mean (4), enc1/std (4)",
+        "2 times: the weights",
+        "the scores of the test cases",
+        "An approval is for both kinds of job",
+    ):
+        assert words in out
+    assert not replies
+    assert run("site", "approve", site.kit, "ffff")[0] == 2
+    code, out, _ = run("site", "approve", site.kit, found[:12])
+    assert (code, out) == (0, f"{found}: approved\n")
+    asking.join(timeout=60)
+    assert replies[0].error == ""
+    # The same configuration never waits again, and another one does.
+    deploy(site).run(config)
+    site.start(tiny_config("fedrdn,fedfa", rounds=3), "job-3")
+    site.signal.trigger("aborted")
+    assert "ended before its configuration" in site.answer(Request("prepare")).error
+    assert [entry.verdict for entry in book.entries()] == ["approved", "waiting"]
+
+
+def test_configurations_that_wait_are_bounded_and_the_oldest_is_refused(
+    hospital, deploy, tiny_config, monkeypatch, run, caplog
+):
+    monkeypatch.setattr(gate, "_PERIOD", 0.01)
+    site = hospital(approve=True, max_waiting=2)
+    book = JobBook(site.kit / "medfedaug/site_A/jobs")
+    approved = tiny_config(rounds=1)
+    book.judge(book.note(approved).hash, "approved")
+    first = tiny_config(rounds=1, seed=1)
+    site.start(first, "job-1")
+    replies = []
+    asking = threading.Thread(target=lambda: replies.append(site.answer(Request("prepare"))))
+    asking.start()
+    while len(book.entries()) < 2:
+        time.sleep(0.01)
+    # Two more jobs, which end before anybody has approved them: the first is still waiting.
+    later = [tiny_config(rounds=1, seed=seed) for seed in (2, 3)]
+    other = hospital(approve=True, max_waiting=2)  # another process at the same kit
+    other.signal.trigger("aborted")
+    for index, config in enumerate(later):
+        other.start(config, f"job-{index + 2}")
+        assert "ended before its configuration" in other.answer(Request("prepare")).error
+    asking.join(timeout=60)
+    (reply,) = replies
+    words = "job refused: 2 later configurations wait for approval, and the site's rule max_waiting is 2"
+    assert words in reply.error
+    assert f"{job_hash(first.to_dict())[:12]}, the oldest, is refused" in caplog.text
+    waiting = {entry.hash for entry in book.entries() if entry.verdict == "waiting"}
+    assert waiting == {job_hash(config.to_dict()) for config in later}
+    # What was decided stays, and so does what a job has begun with.
+    deploy(site).run(approved)
+    assert run("site", "approve", site.kit, job_hash(later[0].to_dict()))[0] == 0
+    for seed in range(4, 9):
+        other.start(tiny_config(rounds=1, seed=seed), f"job-{seed}")
+        assert other.answer(Request("prepare")).error
+    kept = {entry.hash for entry in book.entries() if entry.verdict == "approved"}
+    assert kept == {job_hash(config.to_dict()) for config in (approved, later[0])}
+    assert len(book.entries()) == 4
+
+
+def test_a_job_that_the_administrator_refuses_is_answered_at_once(hospital, deploy, tiny_config, run):
+    site, config = hospital(approve=True), tiny_config(rounds=1)
+    JobBook(site.kit / "medfedaug/site_A/jobs").note(config)
+    assert run("site", "approve", site.kit, job_hash(config.to_dict()), "--refuse")[0] == 0
+    with pytest.raises(RunFailed, match="the site's administrator has refused the configuration"):
+        deploy(site).run(config)
+
+
+@pytest.mark.parametrize("approve", [True, False])
+def test_a_job_that_is_refused_while_it_runs_gets_no_more_answers(hospital, tiny_config, run, approve):
+    site, config = hospital(approve=approve), tiny_config(rounds=1)
+    book = JobBook(site.kit / "medfedaug/site_A/jobs")
+    book.judge(book.note(config).hash, "approved")
+    site.start(config, "job-1")
+    assert not site.answer(Request("prepare")).error
+    assert run("site", "approve", site.kit, job_hash(config.to_dict()), "--refuse")[0] == 0
+    for job in ("job-1", "job-2"):
+        if job == "job-2":
+            site.start(config, job)
+        assert "administrator has refused the configuration" in site.answer(Request("prepare")).error
+
+
+def test_an_approval_cannot_be_moved_to_another_configuration(hospital, deploy, tiny_config):
+    site, config, other = hospital(approve=True), tiny_config(rounds=1), tiny_config(rounds=3)
+    book = JobBook(site.kit / "medfedaug/site_A/jobs")
+    book.judge(book.note(config).hash, "approved")
+    file = book.folder / f"{job_hash(config.to_dict())}.json"
+    file.rename(file.with_name(f"{job_hash(other.to_dict())}.json"))
+    with pytest.raises(RunFailed, match="its content does not match its name"):
+        deploy(site).run(other)
+
+
+def test_a_server_cannot_change_a_job_that_was_admitted(hospital, tiny_config):
+    site = hospital()
+    site.start(tiny_config(), "job-1")
+    assert not site.answer(Request("prepare")).error
+    planned = {"batch_size": 1, "plan": {}, "network_args": TINY_ARGS}
+    assert "a plan for a job that is not planned" in site.answer(Request("prepare", planned=planned)).error
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"task": "shell"}, "no task 'shell'"),
+        ({"task": "train", "round": -1}, "train with round -1, and the run has the rounds 1 to 2"),
+        ({"task": "train", "round": 0}, "train with round 0"),
+        ({"task": "train", "round": 3}, "train with round 3"),
+        ({"task": "test", "round": "1"}, "test with round 1"),
+        ({"task": "train", "round": 1, "selected_round": -7}, "train with selected_round -7"),
+        ({"task": "train", "round": 1, "run": "../../x"}, "is not the identity of a run"),
+        ({"task": "train", "round": 1, "weights": {"w": "text"}}, "AttributeError"),
+    ],
+)
+def test_a_request_that_is_none_of_the_protocol_is_refused_with_a_reason(
+    hospital, tiny_config, changes, words
+):
+    site = hospital()
+    site.start(tiny_config(), "job-1")
+    assert words in site.answer(Request(**changes)).error
+    assert not site.answer(Request("prepare")).error
+
+
+def test_a_site_that_a_job_leaves_out_does_not_train_past_its_rules(hospital, tiny_config):
+    """Its training cases are not checked when the job is opened, since nothing is to leave of them."""
+    site, config = hospital(min_cases=10), tiny_config(holdout=("site_A",))
+    site.start(config, "job-1")
+    server = FederationServer(config)
+    request = Request("train", 1, weights=server.state, run=server.run)
+    reply = site.answer(request)
+    assert reply.error == "site site_A: it does not train in this job"
+    assert not reply.weights
+    assert not reply.payload
+
+
+def test_what_a_server_is_told_before_data_are_open_is_in_the_ledger(hospital, tiny_config):
+    site = hospital(min_cases=10)
+    site.start(tiny_config(), "job-1")
+    told = site.answer(Request("prepare")).error
+    assert "min_cases is 10" in told
+    entries = PrivacyLedger(site.kit / "medfedaug/ledger.sqlite").entries()
+    assert [(entry.release.kind, entry.release.shape) for entry in entries] == [("message", told)]
+
+
+@needs_einops
+@pytest.mark.parametrize("most", [0.001, 1000.0])
+def test_a_network_that_computes_while_it_is_built_is_measured_too(tiny_config, most):
+    args = {"feature_size": 12, "depths": [1, 1, 1, 1], "num_heads": [1, 1, 1, 1]}
+    config = tiny_config(network="swinunetr", network_args=args, image_size=64)
+    built = []
+    hook = register_module_parameter_registration_hook(lambda module, name, value: built.append(value))
+    try:
+        if most < 1:
+            with pytest.raises(JobRefused, match=r"its model has .* MB, and the site's rule max_model_mb is"):
+                JobRules(max_model_mb=most).check("A", config)
+        else:
+            JobRules(max_model_mb=most).check("A", config)
+    finally:
+        hook.remove()
+    megabytes = sum(value.nbytes for value in built if value.device.type == "cpu") / 1e6
+    assert (megabytes < 0.1) is (most < 1)
+
+
+def test_threads_of_a_job_are_at_most_the_cores_of_the_site(hospital, tiny_config):
+    site = hospital()
+    site.start(tiny_config(), "job-1", threads=100_000)
+    before = torch.get_num_threads()
+    assert not site.answer(Request("prepare")).error
+    assert torch.get_num_threads() <= (os.cpu_count() or 1)
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({"batch": 3}, "jobs: unknown keys batch"),
+        ({"min_cases": 0}, "jobs: min_cases must be positive"),
+        ({"max_rounds": True}, "jobs: max_rounds must be a whole number"),
+        ({"methods": "fedavg"}, "jobs: methods must be a list"),
+        ([], "jobs: expected an object"),
+    ],
+)
+def test_a_mistake_in_the_rules_is_one_line(hospital, deploy, tiny_config, rules, words):
+    site = hospital()
+    site.set(jobs=rules)
+    with pytest.raises(RunFailed, match=words):
+        deploy(site).run(tiny_config())
+
+
+def test_site_configure_sets_the_rules_and_doctor_shows_them(kits, run):
+    kit = kits / "hospital-a"
+    code, _, err = run(
+        *("site", "configure", kit, "--allow-methods", "fedavg,fedbn", "--max-rounds", 50),
+        "--approve",
+    )
+    assert code == 0, err
+    written = {"methods": ["fedavg", "fedbn"], "approve": True, "max_rounds": 50}
+    assert json.loads((kit / "local/medfedaug.json").read_text())["jobs"] == written
+    assert run("site", "configure", kit, "--no-approve")[0] == 0
+    assert SiteSettings.load(kit, {}).jobs == JobRules.from_dict({**written, "approve": False})
+    check = next(check for check in examine(kit) if check.name == "jobs")
+    assert check.ok
+    for words in ("methods: fedavg, fedbn", "at least 10 cases, at most 50 rounds", "no limit"):
+        assert words in check.found
+    code, _, err = run("site", "configure", kits / "fl-server.example.org", "--approve")
+    assert code == 2
+    assert "of its own" in err

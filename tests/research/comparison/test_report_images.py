@@ -1,0 +1,274 @@
+"""What the report shows of images and models: intensities, features, worst and best cases."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import colors
+from monai.networks.nets import UNet
+from running import TINY_NETWORK
+
+from medfedaug.analysis import write_report
+from medfedaug.data.sites import find_sites
+from medfedaug.research.comparison.case_views import CaseView, case_picture, extreme_cases, network_inputs
+from medfedaug.research.comparison.intensities import intensity_histograms, sample_intensities
+from medfedaug.runs.evaluate import open_model
+from medfedaug.simulate import configure, simulate
+from medfedaug.statistics import ChannelStatistics
+
+
+@pytest.fixture(scope="module")
+def trained(phantom_dir, tmp_path_factory):
+    """A run of one round on the phantom, with a site that did not train."""
+    out = tmp_path_factory.mktemp("run") / "fedrdn"
+    config = configure(
+        find_sites(phantom_dir),
+        methods=({"name": "fedrdn", "args": {}},),
+        **TINY_NETWORK,
+        rounds=1,
+        batch_size=4,
+    )
+    simulate(phantom_dir, out, config, engine="inprocess", device="cpu")
+    return out
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """Two sites of two classes, told apart by their colour."""
+    from PIL import Image
+
+    root = tmp_path_factory.mktemp("photographs") / "data"
+    rng = np.random.default_rng(0)
+    for site in ("A", "B"):
+        for label, colour in (("bike", (200, 40, 40)), ("mug", (40, 40, 200))):
+            (root / site / label).mkdir(parents=True)
+            for index in range(10):
+                pixels = np.clip(rng.normal(colour, 30, (32, 32, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(root / site / label / f"{index}.png")
+    return root
+
+
+# ------------------------------------------------------------------ intensities
+
+
+def test_histograms_are_those_of_the_pairs():
+    """Two sites whose intensities differ by scale alone: as one after their own pairs, apart after mixing."""
+    rng = np.random.default_rng(0)
+    base = rng.normal(0, 1, (4000, 1))
+    samples = {"A": 100 + 10 * base, "B": 300 + 50 * base}
+    pairs = {"A": ChannelStatistics([100.0], [10.0], 4), "B": ChannelStatistics([300.0], [50.0], 4)}
+    figure = intensity_histograms(samples, pairs)
+    stored, test, training = figure.axes
+
+    def heights(panel):
+        lines = [patch for patch in panel.patches if not patch.get_fill()]
+        return [patch.get_data().values for patch in lines], lines[0].get_data().edges
+
+    (a, b), _ = heights(test)
+    assert np.allclose(a, b)
+    (a, b), _ = heights(stored)
+    assert np.minimum(a, b).sum() < 0.01 * a.sum()  # next to nothing in common
+    (a, _), edges = heights(training)
+    mixture = np.concatenate([base, (100 + 10 * base - 300) / 50])
+    expected, _ = np.histogram(mixture, edges, density=True)
+    assert np.allclose(a, expected)
+    assert list(edges) == list(heights(test)[1])  # one axis for both views
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "B"]
+
+
+def test_an_unseen_site_is_not_drawn_in_training_and_its_pair_not_mixed_in():
+    samples = {"A": np.linspace(0, 1, 50)[:, None], "EZ": np.linspace(5, 9, 50)[:, None]}
+    pairs = {"A": ChannelStatistics([0.5], [0.3], 4), "EZ": ChannelStatistics([7.0], [1.2], 1)}
+    _, test, training = intensity_histograms(samples, pairs, unseen=["EZ"], width=4).axes
+    assert len(test.patches) == 4  # filled and outlined
+    assert len(training.patches) == 2
+    own, mixed = (panel.patches[1].get_data().values for panel in (test, training))
+    assert np.array_equal(own, mixed)
+    with pytest.raises(ValueError, match="site EZ has no pair"):
+        intensity_histograms(samples, {"A": pairs["A"]})
+
+
+def test_foreground_is_what_is_brighter_than_the_mean():
+    image = torch.zeros(1, 4, 4, 2)
+    image[0, 1, 1, 0], image[0, 2, 2, 1] = 8.0, 3.0
+    assert sorted(sample_intensities([image], foreground=True).ravel()) == [3.0, 8.0]
+    assert sample_intensities([image, image]).shape == (64, 1)
+    with pytest.raises(ValueError, match="no intensity"):
+        sample_intensities([torch.ones(1, 2, 2)], foreground=True)
+    big = sample_intensities([torch.arange(50_000.0).reshape(1, 50_000)])
+    assert len(np.unique(big)) == len(big) == 20_000
+    many = sample_intensities(torch.arange(30 * 20_000.0).reshape(30, 1, 20_000))
+    assert len(np.unique(many)) == len(many) == 500_000
+    assert len({int(value // 20_000) for value in many.ravel()}) == 30  # of every image
+
+
+# ------------------------------------------------------------------ cases
+
+
+def test_worst_and_best_are_those_of_the_results(trained, phantom_dir):
+    results = json.loads((trained / "results.json").read_text())
+    for trainer, _ in open_model(trained / "global_model.pt", phantom_dir, device="cpu"):
+        group = "unseen" if trainer.name == "site_C" else "sites"
+        scores = results["test"][group][trainer.name]["cases"]
+        views = extreme_cases(trainer, scores)
+        recomputed = extreme_cases(trainer)
+        ranks = ["worst", "best"] if len(scores) > 1 else ["only"]
+        assert [view.rank for view in views] == [view.rank for view in recomputed] == ranks
+        assert views[0].score == min(scores.values()) == scores[views[0].case]
+        assert views[-1].score == (max(scores.values()) if len(scores) > 1 else views[0].score)
+        for view, again in zip(views, recomputed, strict=True):
+            assert (view.case, view.score) == (again.case, pytest.approx(again.score, abs=1e-6))
+
+
+def test_the_slice_is_the_one_with_most_truth(trained, phantom_dir):
+    trainer, _ = next(open_model(trained / "global_model.pt", phantom_dir, device="cpu"))
+    case = trainer.folder.cases["test"][0]
+    view = extreme_cases(trainer, {case.name: 0.5})[0]
+    image, truth = trainer.folder.load_case(case, "scale")
+    normalised = trainer.evaluation_transform()({"image": image})["image"]
+    predicted = trainer.task.logits(trainer.network, normalised, torch.device("cpu")).argmax(
+        dim=0, keepdim=True
+    )
+    sizes = [int(truth[..., z].count_nonzero()) for z in range(truth.shape[-1])]
+    largest = sizes.index(max(sizes))
+    assert np.array_equal(view.truth, truth[0, :, :, largest].numpy())
+    assert np.array_equal(view.prediction, predicted[0, :, :, largest].numpy())
+    assert view.image.shape == view.truth.shape
+    assert (view.image.min(), view.image.max()) == (0, 1)
+
+
+def test_case_picture_outlines_truth_and_prediction():
+    truth, predicted = np.zeros((12, 8), np.uint8), np.zeros((12, 8), np.uint8)
+    truth[2:5, 3:6], predicted[0:4, 4:8] = 1, 2  # the prediction touches the border
+    views = [
+        CaseView("A", f"p{k}", rank, 0.25, np.ones((12, 8)), truth, predicted)
+        for k, rank in enumerate(["worst", "best"])
+    ]
+    figure = case_picture(views)
+    assert [panel.get_title() for panel in figure.axes] == [
+        "worst at A\nDice 0.250",
+        "case\np0",
+        "best at A\nDice 0.250",
+        "case\np1",
+    ]
+    plain, overlaid = figure.axes[:2]
+    assert not plain.collections
+    outlines = overlaid.collections
+    assert [colors.to_hex(o.get_edgecolor()[0]).upper() for o in outlines] == ["#56B4E9", "#E69F00"]
+    # First axis to the right, second upwards; closed also along the border.
+    for outline, (left, right, low, high) in zip(
+        outlines, [(1.5, 4.5, 2.5, 5.5), (-0.5, 3.5, 3.5, 7.5)], strict=True
+    ):
+        (path,) = outline.get_paths()
+        assert (path.vertices.min(0).tolist(), path.vertices.max(0).tolist()) == ([left, low], [right, high])
+        assert path.vertices[0].tolist() == path.vertices[-1].tolist()
+    with pytest.raises(ValueError, match="no case"):
+        case_picture([])
+
+
+def test_photographs_are_ranked_by_the_probability_of_their_class(photographs, tmp_path):
+    config = configure(
+        find_sites(photographs), methods=({"name": "fedavg", "args": {}},), network="lenet5", rounds=1
+    )
+    simulate(photographs, tmp_path / "run", config, engine="inprocess", device="cpu")
+    trainer, _ = next(open_model(tmp_path / "run" / "global_model.pt", photographs, device="cpu"))
+    worst, best = extreme_cases(trainer)
+    shares = {}
+    for case in trainer.folder.cases["test"]:
+        pixels = trainer.folder.load_image(case).float()[None] / 255
+        share = trainer.network(pixels).detach().softmax(dim=1)[0]
+        shares[case.name] = float(share[config.classes.index(str(case.label))])
+    assert (worst.case, best.case) == (min(shares, key=shares.get), max(shares, key=shares.get))
+    assert (worst.score, best.score) == pytest.approx((min(shares.values()), max(shares.values())), abs=1e-5)
+    assert worst.image.shape == (32, 32, 3)
+    figure = case_picture([worst, best], width=4)
+    assert figure.axes[0].get_title().startswith(f"worst at A, p = {worst.score:.2f}\n{worst.truth}\n")
+    assert sum(len(labels) for _, labels in network_inputs(trainer, trainer.folder.cases["test"])) == len(
+        shares
+    )
+    text = write_report([tmp_path / "run"], tmp_path / "r.html", data=photographs, device="cpu").read_text()
+    assert text.count("image/jpeg") == 2
+    assert "the probability that the model gives to the true class" in text
+
+
+# ------------------------------------------------------------------ the page
+
+
+@pytest.mark.usefixtures("drawn")
+def test_report_with_data_shows_intensities_features_and_cases(trained, phantom_dir, tmp_path):
+    out = write_report([trained], tmp_path / "r.html", data=phantom_dir, device="cpu")
+    text = out.read_text()
+    for heading in ("Intensities by site", "Features by site", "Worst and best case of each site"):
+        assert heading in text
+    assert text.count("data:image/jpeg;base64,") == 2
+    assert 'class="photo"' in text
+    assert not re.search(r"https?:|//[a-z]", re.sub(r"base64,[\w+/=]+", "", text))
+    again = write_report([trained], tmp_path / "s.html", data=phantom_dir, device="cpu")
+    assert again.read_bytes() == out.read_bytes()
+
+
+def test_no_picture_of_cases_that_the_run_was_not_tested_with(trained, phantom_dir, tmp_path):
+    """Of another split, the model may have been trained with them."""
+    other = tmp_path / "data"
+    shutil.copytree(phantom_dir, other)
+    for listing in other.glob("*/dataset.json"):
+        content = json.loads(listing.read_text())
+        if content["training"]:
+            content["training"], content["test"] = content["test"], content["training"]
+        listing.write_text(json.dumps(content))
+    text = write_report([trained], tmp_path / "r.html", data=other, device="cpu").read_text()
+    assert text.count("these are not the test cases that the run was tested with") == 2
+    assert "image/jpeg" not in text
+
+
+def test_report_goes_on_without_a_model(trained, phantom_dir, tmp_path):
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "results.json").write_text((trained / "results.json").read_text())
+    text = write_report([alone], tmp_path / "r.html", data=phantom_dir, device="cpu").read_text()
+    assert text.count(" has no global_model.pt.") == 2
+    assert "Intensities by site" in text  # the pairs are computed where no file has them
+
+
+def test_a_network_that_cannot_run_on_prepared_images_is_named_in_one_line(
+    trained, phantom_dir, tmp_path, monkeypatch
+):
+    """A script's loop may train a network on images that it prepares in another way."""
+
+    def forward(network: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(f"expected axes z, y, x\ngot {tuple(images.shape)}")
+
+    monkeypatch.setattr(UNet, "forward", forward)
+    write_report([trained], tmp_path / "report.html", data=phantom_dir, device="cpu")
+    text = (tmp_path / "report.html").read_text()
+    reason = (
+        "the network cannot run on images as medfedaug prepares them (RuntimeError: expected axes z, y, x"
+    )
+    assert text.count(f"No picture: {reason}") == 2
+
+
+def test_a_run_that_kept_layers_at_the_sites_is_shown_with_them(phantom_dir, tmp_path):
+    config = configure(
+        find_sites(phantom_dir),
+        methods=({"name": "fedbn", "args": {}},),
+        **TINY_NETWORK,
+        rounds=1,
+        batch_size=4,
+    )
+    results = simulate(phantom_dir, tmp_path / "run", config, engine="inprocess", device="cpu")
+    text = write_report([tmp_path / "run"], tmp_path / "r.html", data=phantom_dir, device="cpu").read_text()
+    name, score = min(results["test"]["sites"]["site_A"]["cases"].items(), key=lambda found: found[1])
+    assert f"at site_A: {name}, {score:.3f}" in text
+    for trainer, complete in open_model(tmp_path / "run" / "global_model.pt", phantom_dir, device="cpu"):
+        if complete:
+            assert extreme_cases(trainer)[0].score == pytest.approx(
+                min(results["test"]["sites"][trainer.name]["cases"].values()), abs=1e-6
+            )
+        else:
+            assert trainer.name == "site_C"  # it did not train
+            assert f"at {trainer.name}" not in text

@@ -1,0 +1,118 @@
+"""FedProto against Tan et al., AAAI 2022: prototypes, their average and the term in the loss."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference import UNEVEN, Points, assert_models, federated_averaging, images_of, step_down
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from medfedaug.methods.base import ServerContext, SiteContext, Step
+from medfedaug.research.methods.fedproto import FedProto
+
+WEIGHT = 0.3
+
+
+def features(network, x):
+    return network.encoder(x).mean((2, 3))
+
+
+@pytest.mark.parametrize("passes", ["training", "evaluation"])
+def test_classes_means_are_brought_together(federate, passes):
+    settings = {"fedproto": {"weight": WEIGHT, "passes": passes}}
+    run = federate(
+        "fedproto", plan=UNEVEN, settings=settings, network="reference_convolutional", local_epochs=2
+    )
+    sums = {}
+
+    def train(site, round_, network):
+        prototypes = None
+        if round_ > 1:
+            sites = sums[round_ - 1].values()
+            prototypes = sum(s for s, _ in sites) / sum(n for _, n in sites)[:, None]
+        batches, kept = run.batches[site, round_], []
+        for x, y in batches:
+            network.train()
+            z = features(network, x)
+            loss = cross_entropy(network.head[2](z), y)
+            if prototypes is not None:
+                for label in y.unique():
+                    loss = loss + WEIGHT * (z[y == label].mean(0) - prototypes[label]).norm()
+            step_down(network, loss, 0.05)
+            kept.append((z.detach(), y))
+        if passes == "evaluation":
+            images, labels = images_of(batches, run.server.sites[site])
+            with torch.no_grad():
+                kept = [(features(network.eval(), images), labels)]
+        # Of the last local epoch, in training.
+        z, y = (torch.cat(part)[-run.server.sites[site] :] for part in zip(*kept, strict=True))
+        values = [
+            torch.stack([one[y == label].sum(0) for label in (0, 1)]) for one in (z, torch.ones(len(z)))
+        ]
+        sums.setdefault(round_, {})[site] = (values[0], values[1].double())
+
+    assert_models(run, federated_averaging(run, train), atol=2e-6)
+    for round_ in (1, 2, 3):
+        for site, (total, count) in sums[round_].items():
+            payload = run.replies[round_][site].payload
+            torch.testing.assert_close(payload["fedproto/sums"].double(), total, rtol=1e-5, atol=1e-5)
+            assert payload["fedproto/counts"].tolist() == count.tolist()
+
+
+def proto_network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def proto_site(network, images, labels, **args):
+    context = SiteContext(
+        "A",
+        network,
+        num_samples=lambda: len(images),
+        training_batches=lambda: zip(images.split(4), labels.split(4), strict=True),
+        task=Points(),
+    )
+    return FedProto(**args).at_site(context)
+
+
+def test_fedproto_loss_is_the_distance_of_the_batchs_prototypes():
+    network = proto_network()
+    images, labels = torch.rand(6, 1, 2, 3), torch.tensor([0, 0, 1, 2, 2, 2])
+    site = proto_site(network, images, labels, weight=0.7)
+    step = Step(network, images, labels, network(images))
+    assert site.loss(step) is None  # the first round has no prototypes
+    means = torch.rand(3, 4)
+    site.apply({"means": means, "counts": torch.tensor([3.0, 0.0, 1.0])})
+    step = Step(network, images, labels, network(images))
+    loss = site.loss(step)
+    features = network[:3](images).double()
+    expected = 0.7 * sum(
+        (features[labels == label].mean(0) - means[label].double()).square().sum().sqrt() for label in (0, 2)
+    )
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    loss.backward()
+    assert float(network[1].weight.grad.abs().max()) > 0
+    assert network[3].weight.grad is None
+
+
+def test_sums_of_a_class_without_images_are_refused():
+    network = proto_network()
+    server = FedProto().every_round(ServerContext(network, 1, task=Points()))
+    payload = proto_site(
+        network, torch.rand(3, 1, 2, 3), torch.tensor([0, 1, 0]), passes="evaluation"
+    ).collect()
+    server.check(payload)
+    payload["sums"][2] = 1.0
+    with pytest.raises(ValueError, match="class without images"):
+        server.check(payload)
+
+
+def test_fedproto_at_its_prototypes_has_no_gradient_and_no_nan():
+    network = proto_network()
+    images, labels = torch.rand(2, 1, 2, 3), torch.tensor([0, 1])
+    site = proto_site(network, images, labels)
+    means = torch.cat([network[:3](images).detach(), torch.zeros(1, 4)])
+    site.apply({"means": means, "counts": torch.ones(3)})
+    site.loss(Step(network, images, labels, network(images))).backward()
+    assert bool(torch.isfinite(network[1].weight.grad).all())

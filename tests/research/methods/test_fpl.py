@@ -1,0 +1,283 @@
+"""FPL: clusters of prototypes and the two terms of its loss, from the equations, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from reference import assert_models, federated_averaging, step_down
+from torch import nn
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+from medfedaug import functional as F
+from medfedaug.federation.messages.tensor_checks import check_tensors
+from medfedaug.methods.base import ServerContext, SiteContext, Step
+from medfedaug.research.methods.fpl import FPL
+from medfedaug.tasks import ClassificationTask
+
+TASK = ClassificationTask(["a", "b", "c"], scale=True)
+
+
+# ---------------------------------------------------------------- functions
+
+
+def components(x):
+    """Eq. 4 element by element, and the components as the closure of A."""
+    n = len(x)
+    cosine = [
+        [float(x[i] @ x[j]) / math.sqrt(float(x[i] @ x[i]) * float(x[j] @ x[j])) for j in range(n)]
+        for i in range(n)
+    ]
+    v = [max((j for j in range(n) if j != i), key=lambda j, i=i: cosine[i][j], default=i) for i in range(n)]
+    linked = [[i == j or j == v[i] or i == v[j] or v[i] == v[j] for j in range(n)] for i in range(n)]
+    for k in range(n):
+        for i in range(n):
+            for j in range(n):
+                linked[i][j] = linked[i][j] or (linked[i][k] and linked[k][j])
+    return linked
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 12])
+def test_clusters_are_the_components_of_first_neighbours(count):
+    generator = torch.Generator().manual_seed(count)
+    x = torch.randn(count, 3, generator=generator, dtype=torch.float64)
+    result = F.first_neighbours(x)
+    assert (result[:, None] == result).tolist() == components(x)
+    # Numbered from 0 as they appear, and whatever the lengths of the vectors.
+    assert list(dict.fromkeys(result.tolist())) == list(range(int(result.max()) + 1))
+    lengths = torch.rand(count, 1, generator=generator, dtype=torch.float64) + 0.5
+    assert torch.equal(F.first_neighbours(lengths * x), result)
+
+
+def test_there_can_be_several_clusters_and_vectors_of_zeros():
+    angles = torch.tensor([0.0, 90.0, 5.0, 180.0, 93.0, 185.0, 187.0]).deg2rad()
+    x = torch.stack([angles.cos(), angles.sin()], dim=1)
+    assert F.first_neighbours(x).tolist() == [0, 1, 0, 2, 1, 2, 2]
+    assert F.first_neighbours(torch.zeros(3, 2)).tolist() == [0, 0, 0]
+    with pytest.raises(ValueError, match="expected vectors"):
+        F.first_neighbours(torch.zeros(0, 2))
+
+
+def contrast(z, label, prototypes, classes, temperature):
+    """Eq. 7 and 8 for one image."""
+    own = others = 0.0
+    for prototype, of in zip(prototypes, classes.tolist(), strict=True):
+        cosine = float(z @ prototype) / math.sqrt(float(z @ z) * float(prototype @ prototype))
+        weight = math.exp(cosine / temperature)
+        own, others = (own + weight, others) if of == label else (own, others + weight)
+    return -math.log(own / (own + others))
+
+
+def test_the_contrast_without_another_class_or_without_a_direction():
+    z = torch.zeros(2, 3, requires_grad=True)
+    prototypes, labels = torch.eye(3), torch.tensor([0, 1])
+    one_class = F.prototype_contrast(torch.rand(2, 3), labels * 0, prototypes, torch.zeros(3), 0.02)
+    torch.testing.assert_close(one_class, torch.zeros(2))
+    loss = F.prototype_contrast(z, labels, prototypes, torch.arange(3), 0.02)
+    torch.testing.assert_close(loss.detach(), torch.full((2,), math.log(3)))
+    loss.sum().backward()
+    assert float(z.grad.abs().max()) < 100  # and not the inverse of a smallest length
+    # The paper's temperature lies beyond what the exponentials of half precision hold.
+    half = F.prototype_contrast(torch.eye(3).half()[:2], labels, prototypes.half(), torch.arange(3), 0.02)
+    assert half.dtype == torch.float16
+    assert bool(torch.isfinite(half).all())
+
+
+# ---------------------------------------------------------------- server
+
+
+def payload(**classes):
+    """Prototypes of two numbers, by the letters of `TASK`'s classes."""
+    rows = [classes.get(name) for name in "abc"]
+    return {
+        "means": torch.tensor([row or (0.0, 0.0) for row in rows]),
+        "known": torch.tensor([float(row is not None) for row in rows]),
+    }
+
+
+SITES = {
+    "A": payload(a=(1.0, 0.0), b=(0.0, 3.0)),
+    "B": payload(a=(0.0, 2.0)),
+    "C": payload(a=(4.0, 0.4)),
+    "D": payload(a=(0.1, 1.0), b=(3.0, 3.0)),
+    "E": payload(a=(7.0, 0.3)),
+}
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 2), nn.Tanh(), nn.Linear(2, 3))
+
+
+@pytest.mark.parametrize("order", ["ABCDE", "ECADB"])
+def test_the_server_sends_the_means_of_the_clusters(order):
+    server = FPL().every_round(ServerContext(network(), 1, task=TASK))
+    for _ in range(2):  # a round begins afresh
+        for name in order:
+            check_tensors(name, SITES[name], server.shapes)
+            server.check(SITES[name])
+            server.accept(name, SITES[name], weight=ord(name))
+        result = server.result()
+        expected = torch.tensor([[4.0, 0.7 / 3], [0.05, 1.5], [1.5, 3.0]])
+        torch.testing.assert_close(result["clusters"], expected)
+        assert result["classes"].tolist() == [0.0, 0.0, 1.0]
+        assert server.summary() == {"classes": 2, "clusters": 3}
+
+
+def test_the_server_refuses_what_no_site_can_have():
+    server = FPL().every_round(ServerContext(network(), 1, task=TASK))
+    good = SITES["A"]
+    for wrong in ({"known": good["known"] / 2}, {"known": -good["known"]}, {"means": good["means"] + 1}):
+        with pytest.raises(ValueError, match="other than 0 or 1, or a class without images"):
+            server.check({**good, **wrong})
+
+
+# ---------------------------------------------------------------- site
+
+
+def site(net, images, labels, **args):
+    context = SiteContext(
+        "A",
+        net,
+        num_samples=lambda: len(images),
+        training_batches=lambda: zip(images.split(4), labels.split(4), strict=True),
+        task=TASK,
+    )
+    return FPL(**args).at_site(context)
+
+
+def test_a_site_sends_the_mean_features_of_the_classes_that_it_has():
+    net = network()
+    images, labels = torch.rand(9, 1, 2, 3), torch.tensor([0, 2, 0, 0, 2, 2, 0, 0, 0])
+    sent = site(net, images, labels, passes="evaluation").collect()
+    features = net[:3](images).detach().double()
+    assert sent["known"].tolist() == [1.0, 0.0, 1.0]
+    for label in (0, 2):
+        torch.testing.assert_close(sent["means"][label].double(), features[labels == label].mean(0))
+    assert sent["means"][1].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("dropped", [0, 1])
+def test_or_those_of_the_last_epoch_as_the_network_made_them(dropped):
+    """With a batch of four of nine images, the one left over makes a batch or none."""
+    net = network()
+    images, labels = torch.rand(9, 1, 2, 3), torch.tensor([0, 2, 0, 0, 2, 2, 0, 0, 1])
+    part = site(net, images, labels)
+    for _ in range(2):
+        part.start_round()
+        for epoch in range(3):
+            seen = []
+            for batch in torch.randperm(9 - dropped).split(4):
+                for passes in range(2):  # a second gradient, whose features are not counted twice
+                    step = Step(net, images[batch], labels[batch], net(images[batch] + passes))
+                    part.loss(step)
+                seen.append((net[:3](images[batch] + 1).detach(), labels[batch]))
+                net[1].weight.data += 0.1 * (epoch + 1)
+                part.after_step(step)
+        sent = part.collect()
+    features, targets = torch.cat([z for z, _ in seen]).double(), torch.cat([y for _, y in seen])
+    for label in targets.unique().tolist():
+        expected = features[targets == label].mean(0)
+        torch.testing.assert_close(sent["means"][label].double(), expected, rtol=1e-5, atol=1e-6)
+    assert sent["known"].tolist() == [1.0, 1.0 - dropped, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("labels", "distance"), [([1], "sum"), ([0, 0, 1, 2, 2, 1], "sum"), ([0, 1], "mean")]
+)
+def test_the_loss_is_equations_8_and_10(labels, distance):
+    net, labels = network().double(), torch.tensor(labels)
+    images = torch.rand(len(labels), 1, 2, 3, dtype=torch.float64)
+    part = site(net, images, labels, temperature=0.3, contrastive=0.7, consistency=0.2, distance=distance)
+    assert part.loss(Step(net, images, labels, net(images))) is None  # the first round has no prototypes
+    clusters = torch.rand(4, 2, dtype=torch.float64) - 0.3
+    part.apply({"clusters": clusters, "classes": torch.tensor([0.0, 1.0, 1.0, 1.0])})
+    loss = part.loss(Step(net, images, labels, net(images)))
+    features = net[:3](images)
+    unbiased = {0: clusters[0], 1: (clusters[1] + clusters[2] + clusters[3]) / 3}
+    expected = torch.zeros((), dtype=torch.float64)
+    for z, label in zip(features, labels.tolist(), strict=True):
+        if label in unbiased:  # of the third class no site has an image
+            of = torch.tensor([0, 1, 1, 1])
+            expected += 0.7 * contrast(z.detach(), label, clusters, of, 0.3)
+            share = 1 if distance == "sum" else 1 / 2
+            expected = expected + 0.2 * share * ((z - unbiased[label]) ** 2).sum()
+    torch.testing.assert_close(loss.detach(), expected.detach() / len(labels))
+    loss.backward()
+    assert float(net[1].weight.grad.abs().max()) > 0
+    assert net[3].weight.grad is None
+
+
+def test_a_batch_of_unknown_classes_adds_nothing():
+    net = network()
+    images, labels = torch.rand(2, 1, 2, 3), torch.tensor([2, 2])
+    part = site(net, images, labels)
+    part.apply({"clusters": torch.eye(2), "classes": torch.tensor([0.0, 1.0])})
+    loss = part.loss(Step(net, images, labels, net(images)))
+    assert float(loss.detach()) == 0
+    loss.backward()
+
+
+# ---------------------------------------------------------------- federation
+
+
+PLAN = [tuple("ABCDEF"), tuple("ACDF"), tuple("ABCDEF")]
+
+
+TEMPERATURE, CONTRAST, CONSISTENCY = 0.5, 0.7, 0.2
+
+
+def clusters(prototypes):
+    """Eq. 4 and 5: the means of the sets that nearest neighbours link."""
+    groups = [{i} for i in range(len(prototypes))]
+    for i, own in enumerate(prototypes):
+        similar = [cosine_similarity(own, other, dim=0) for other in prototypes]
+        similar[i] = torch.tensor(-2.0)
+        j = int(torch.stack(similar).argmax())
+        joined = [group for group in groups if i in group or j in group]
+        groups = [group for group in groups if group not in joined] + [set().union(*joined)]
+    return [torch.stack([prototypes[i] for i in sorted(group)]).mean(0) for group in groups]
+
+
+def test_features_are_contrasted_with_clusters_of_prototypes(federate):
+    settings = {"fpl": {"temperature": TEMPERATURE, "contrastive": CONTRAST, "consistency": CONSISTENCY}}
+    run = federate(
+        "fpl",
+        plan=PLAN,
+        sizes={"A": 5, "B": 10, "C": 5, "D": 5, "E": 5, "F": 10},
+        settings=settings,
+        network="reference_convolutional",
+        local_epochs=2,
+    )
+    prototypes, numbers = {}, set()
+
+    def train(site, round_, network):
+        known = {}
+        if round_ > 1:
+            for label in (0, 1):
+                known[label] = clusters([one[label] for _, one in sorted(prototypes[round_ - 1].items())])
+                numbers.add(len(known[label]))
+        network.train()
+        kept = []
+        for x, y in run.batches[site, round_]:
+            z = network.encoder(x).mean((2, 3))
+            loss = cross_entropy(network.head[2](z), y)
+            terms = []
+            for feature, label in zip(z, y.tolist(), strict=True):
+                if not known:
+                    continue
+                exponentials = {
+                    k: sum((cosine_similarity(feature, c, dim=0) / TEMPERATURE).exp() for c in cs)
+                    for k, cs in known.items()
+                }
+                contrast = -(exponentials[label] / sum(exponentials.values())).log()
+                unbiased = torch.stack(known[label]).mean(0)
+                terms.append(CONTRAST * contrast + CONSISTENCY * (feature - unbiased).square().sum())
+            step_down(network, loss + (torch.stack(terms).mean() if terms else 0.0), 0.05)
+            kept.append((z.detach(), y))
+        z, y = (torch.cat(part)[-run.server.sites[site] :] for part in zip(*kept, strict=True))
+        prototypes.setdefault(round_, {})[site] = [z[y == label].mean(0) for label in (0, 1)]
+
+    assert_models(run, federated_averaging(run, train), atol=5e-6)
+    assert max(numbers) > 1

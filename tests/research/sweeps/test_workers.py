@@ -1,0 +1,185 @@
+"""Runs are the same on every kind of worker, and go on after a worker was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from sweeps import OFFICE_PRESET, planned, scores
+
+from medfedaug.config.run import Execution
+from medfedaug.errors import ConfigError
+from medfedaug.research.sweeps import workers
+from medfedaug.research.sweeps.sweep import run_all
+from medfedaug.research.sweeps.workers import Processes, SlurmJobs, find_workers
+
+ONE = Execution(threads=1)
+
+
+def workers_of(where, each=(), folder=Path()):
+    return find_workers(where, folder, memory=2**20, each=each)
+
+
+def test_a_text_names_the_workers():
+    pytest.importorskip("distributed")
+    assert workers_of("1").alone
+    assert workers_of("local:3").number == workers_of("3").number == 3
+    dask = workers_of("dask://head:8786", ["GPU=1"])
+    assert (dask.address, dask.resources, dask.elsewhere) == ("tcp://head:8786", {"GPU": 1.0}, True)
+    for wrong in ("0", "-1", "local", "local:x", "slurm:", "dask:head", "dask://", "kubernetes", ""):
+        with pytest.raises(ConfigError, match="must be a number of processes"):
+            workers_of(wrong)
+    with pytest.raises(ConfigError, match="only clusters read it"):
+        workers_of("4", ["mem=1G"])
+    with pytest.raises(ConfigError, match="write NAME=VALUE"):
+        workers_of("dask://head:8786", ["GPU"])
+    with pytest.raises(ConfigError, match="are numbers"):
+        workers_of("dask://head:8786", ["GPU=two"])
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="needs POSIX signals")
+def test_ctrl_c_reaches_the_sweep_and_not_its_processes(monkeypatch):
+    """The terminal sends it to all; a process that still imports would print a traceback."""
+    monkeypatch.setattr(workers, "_prepare_process", slice)  # takes three arguments, and imports nothing
+    with Processes(1, 2**20).pool() as pool:
+        held = pool.submit(signal.pthread_sigmask, signal.SIG_BLOCK, ()).result()
+    assert signal.SIGINT in held
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_missing_package_and_a_missing_cluster_are_named(monkeypatch, office, tmp_path):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ConfigError, match=r"needs distributed: pip install 'medfedaug\[cluster\]'"):
+        workers_of("dask://head:8786")
+    monkeypatch.undo()
+    pytest.importorskip("distributed")
+    monkeypatch.setattr(workers, "_ANSWER", "1s")
+    with pytest.raises(ConfigError, match=r"no scheduler of Dask answers at tcp://127\.0\.0\.1:9"):
+        run_all(
+            planned(office, seeds=1),
+            OFFICE_PRESET,
+            office,
+            tmp_path,
+            workers=workers_of("dask://127.0.0.1:9"),
+        )
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="--workers slurm: "):
+        workers_of("slurm", folder=tmp_path)
+
+
+def _local(submitit):
+    """`submitit`'s own executor for a machine without Slurm."""
+
+    class Local(submitit.LocalExecutor):
+        def update_parameters(self, **_):
+            """Take Slurm's parameters, of which processes have none."""
+
+    return Local
+
+
+@pytest.mark.slow  # processes of a cluster
+def test_jobs_of_submitit_give_what_this_process_gives(office, tmp_path, monkeypatch, onednn):
+    submitit = pytest.importorskip("submitit")
+    monkeypatch.setattr(workers, "_POLL", 0.2)
+    monkeypatch.setattr(submitit, "SlurmExecutor", _local(submitit))
+    runs = planned(office, "fedavg fedprox", ["fedprox.mu=1e38"], seeds=1, scale=0.001)
+    events = []
+    monkeypatch.chdir(tmp_path)  # a relative folder means the same to a worker
+    far = {"workers": workers_of("slurm", folder=Path("far")), "execution": ONE, "on_event": events.append}
+    failed = run_all(runs, OFFICE_PRESET, office, "far", **far)
+    assert list(failed) == [runs[1].folder]
+    assert "0 of 4 needed updates" in failed[runs[1].folder]
+    assert sorted(event["event"] for event in events) == ["failed", "run"]
+    assert run_all(runs[:1], OFFICE_PRESET, office, tmp_path / "near", execution=ONE) == {}
+    assert scores(tmp_path / "far" / runs[0].folder) == scores(tmp_path / "near" / runs[0].folder)
+
+
+@pytest.mark.slow  # processes of a cluster
+def test_a_killed_job_is_named_with_its_log(office, tmp_path, monkeypatch):
+    submitit = pytest.importorskip("submitit")
+    monkeypatch.setattr(workers, "_POLL", 0.2)
+    monkeypatch.setattr(submitit, "SlurmExecutor", _local(submitit))
+    (tmp_path / "python").write_text("#!/bin/sh\nkill -9 $$\n")
+    (tmp_path / "python").chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    jobs = SlurmJobs(tmp_path, 2**20, {}, "")
+    (run,) = planned(office, "fedavg", seeds=1)
+    outcomes = list(jobs.outcomes(str, [run]))
+    assert outcomes[0][0] == run
+    assert "ended without a result" in outcomes[0][1]
+    assert str(tmp_path / "cluster") in outcomes[0][1]
+
+
+def _logged(out, text):
+    return sum(text in log.read_text() for log in out.glob("*/*/*.log"))
+
+
+@pytest.fixture
+def dask(tmp_path):
+    """A scheduler and two workers, each a process of its own."""
+    pytest.importorskip("distributed")
+    started = []
+
+    def start(program, *arguments):
+        command = [sys.executable, "-m", f"distributed.cli.{program}", "--no-dashboard", *arguments]
+        started.append(subprocess.Popen(command, cwd=tmp_path))
+        return started[-1]
+
+    file = tmp_path / "scheduler.json"
+    start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file))
+    while not file.exists():
+        time.sleep(0.1)
+    address = json.loads(file.read_text())["address"].removeprefix("tcp:")
+    pair = [start("dask_worker", f"tcp:{address}", "--nthreads", "1", "--no-nanny") for _ in range(2)]
+    yield f"dask:{address}", pair
+    for process in started[::-1]:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_dask_worker_that_is_killed_loses_nothing(office, tmp_path, dask, onednn):
+    where, pair = dask
+    runs = planned(office, scale=0.03)
+    assert len(runs) == 4
+    assert runs[0].config.rounds > 2
+    out = tmp_path / "far"
+    sweep = _sweep(office, out, where)
+    while sweep.poll() is None and _logged(out, "round_finished") < 2:  # one of each worker
+        time.sleep(0.1)
+    assert sweep.poll() is None, sweep.stdout.read()
+    pair[0].kill()
+    assert sweep.communicate(timeout=280)[0] == "{}\n"
+    assert _logged(out, '"resumed"')
+    assert run_all(runs, OFFICE_PRESET, office, tmp_path / "near", execution=ONE) == {}
+    for run in runs:
+        assert scores(out / run.folder) == scores(tmp_path / "near" / run.folder)
+
+
+def _sweep(data, out, where):
+    script = """
+import sys
+from pathlib import Path
+from orthanc import free_port
+from sweeps import OFFICE_PRESET, planned
+from medfedaug.config.run import Execution
+from medfedaug.research.sweeps.sweep import run_all
+from medfedaug.research.sweeps.workers import find_workers
+ONE = Execution(threads=1)
+data, out, where = sys.argv[1:]
+workers = find_workers(where, out)
+print(run_all(planned(Path(data), scale=0.03), OFFICE_PRESET, data, out, execution=ONE, workers=workers))
+"""
+    return subprocess.Popen(
+        [sys.executable, "-c", script, str(data), str(out), where],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "support")},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
