@@ -135,7 +135,7 @@ def _conclusions(record: Mapping[str, Any], data: str) -> Iterator[str]:
     for name, entry in record["stopped"].items():
         yield f"{name} stopped after round {entry['rounds']}: {entry['reason']}."
     if record["rising"]:
-        yield f"{REFERENCE} still improved after {rounds}: a longer training may rank the methods differently."
+        yield f"{REFERENCE} still improved after {rounds}: a longer training may rank methods differently."
     yield _next_step(record, data)
 
 

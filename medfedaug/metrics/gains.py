@@ -1,4 +1,4 @@
-"""`mean_gain` gives the gain of a method over a reference in few trainings, with seeds and patients as chance."""
+"""`mean_gain` compares a method with a reference in few trainings, over seeds and patients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Gain:
-    """Gain of a method over the reference, with its 95% interval; without ends if nothing shows the chance."""
+    """Gain of a method over the reference, with its 95% interval if it has one."""
 
     mean: float
     low: float | None = None

@@ -1,4 +1,4 @@
-"""The server's half of a comparison: short trainings of several methods, one after the other, within a budget."""
+"""The server's half of a comparison: short trainings of several methods within a budget."""
 
 from __future__ import annotations
 
