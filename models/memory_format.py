@@ -26,7 +26,7 @@ FASTER_LAST: dict[tuple[str, str, int], bool] = {  # the time channels last, div
 }
 """Gain of 3 % or more by channels last, by type of device, norm and spatial dimensions.
 
-``python benchmarks/layouts.py`` measures it, and ``docs/benchmarks.md`` has the numbers.
+``python benchmarks/layouts.py`` measures it, and ``docs/measurements.md`` has the numbers.
 """
 
 

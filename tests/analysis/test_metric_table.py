@@ -109,8 +109,7 @@ def test_lower_is_better_where_it_is(run, fold, tmp_path):
             (folder / "results.json").write_text(json.dumps(data))
             folders.append(folder)
     arguments = (*folders, "--metric", "hd95", "--out", tmp_path / "p.html", "--tables", tmp_path / "t")
-    code, _, err = run("report", *arguments)
-    assert code == 0, err
+    run.ok("report", *arguments)
     (row,) = patient_table([load_run(folder, "hd95") for folder in folders]).rows
     assert row.test.difference == pytest.approx(-1.0, abs=0.1)
     assert (row.test.better, row.test.worse) == (20, 0)

@@ -11,24 +11,14 @@ from typer.testing import CliRunner
 from medfedaug.cli.options import Given, read_groups, takes
 from medfedaug.config.options import json_schema, read_text, setting, settings, settings_table
 from medfedaug.config.plan import Plan
-from medfedaug.config.run import Execution, RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access
 from medfedaug.hospital.privacy import JobRules, PrivacyPolicy, job_summary
 from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE, SiteSettings
-from medfedaug.runs.prediction.options import PredictionOptions, StudyOptions
+from medfedaug.runs.prediction.options import PredictionOptions
 
-GROUPS = (
-    RunConfig,
-    Plan,
-    Execution,
-    SiteSettings,
-    PrivacyPolicy,
-    JobRules,
-    PredictionOptions,
-    StudyOptions,
-    Access,
-)
+GROUPS = (RunConfig, Plan, SiteSettings, JobRules, PredictionOptions)
 TEXT = "Warmth of the room in degrees."
 
 

@@ -87,8 +87,7 @@ def test_what_is_no_description_at_all_ends_nothing(metrics):
 
 
 def test_yaml_json_and_the_schema_agree(run, tmp_path):
-    code, out, _ = run("schema", "site-description")
-    assert code == 0
+    out = run.ok("schema", "site-description")
     Draft202012Validator(json.loads(out)).validate(OWN)
     for text in (yaml.safe_dump(OWN, width=20), json.dumps(OWN)):  # paragraphs of YAML too
         (tmp_path / "site").write_text(text)
@@ -104,8 +103,7 @@ def test_site_configure_takes_a_description_and_takes_it_back(run, hospitals, tm
     file, settings = tmp_path / "site.yaml", site.kit / "local/medfedaug.json"
     for values in (OWN, {}):
         file.write_text(yaml.safe_dump(values))
-        code, _, err = run("site", "configure", site.kit, "--describe", file)
-        assert code == 0, err
+        run.ok("site", "configure", site.kit, "--describe", file)
         assert json.loads(settings.read_text())["privacy"]["description"] == values
     file.write_text("years: 7")
     code, _, err = run("site", "configure", site.kit, "--describe", file)

@@ -289,11 +289,6 @@ def test_mix_statistics():
         F.mix_statistics(local[None], global_, u)
 
 
-def test_functions_script():
-    args = draw((3, 2, 4, 5), dtype=torch.float32)
-    torch.testing.assert_close(torch.jit.script(F.augment_features)(*args), F.augment_features(*args))
-
-
 @pytest.mark.parametrize("shape", [(3, 64, 40, 41), (2, 16, 12, 20, 18), (3, 2, 5, 4)])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("gradient", [False, True])

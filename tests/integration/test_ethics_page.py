@@ -18,7 +18,7 @@ PAGE = " ".join((Path(__file__).resolve().parents[2] / "docs/howto/ethics.md").r
 ONCE = {
     "cases": "the number of cases in each part",
     "input": "how images are scaled and which channels they lack",
-    "spacing": "quantiles of the edges of voxels",
+    "spacing": "quantiles of voxel sizes",
     "description": "the numbers of patients and studies, and the hospital's description of itself",
 }
 

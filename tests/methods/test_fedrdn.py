@@ -81,8 +81,7 @@ def test_sites_exchange_the_statistics_of_the_prepared_images(kind, run, make_ph
         "inprocess",
         "--no-report",
     ]
-    code, _, err = run("simulate", "--data", root, "--out", out, *command, *options)
-    assert code == 0, err
+    run.ok("simulate", "--data", root, "--out", out, *command, *options)
     exchanged = load_statistics(out / "statistics.json")
     # Pillow rounds 8-bit pixels; the files themselves have a deviation that is half as large again or more.
     for site, (mean, std) in expected.items():

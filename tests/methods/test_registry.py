@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from monai.networks.nets import BasicUNet
 from torch import nn
 
 from medfedaug.errors import ConfigError
-from medfedaug.methods import FedFAh, build_methods, method_names, parse_methods, registry
+from medfedaug.methods import FedFAh, build_methods, method_names, parse_methods
 from medfedaug.methods.base import ServerContext
 
 
@@ -47,8 +45,3 @@ def test_what_cannot_be_built_says_why(call, words):
         call()
     for word in words:
         assert word in str(caught.value)
-
-
-def test_every_method_has_tests_of_its_own():
-    tested = {path.stem for path in Path(__file__).parents[1].glob("**/methods/test_*.py")}
-    assert {f"test_{name}" for name in registry._BUILT_IN} <= tested

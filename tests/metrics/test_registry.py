@@ -55,8 +55,7 @@ def test_a_metric_of_a_package_is_in_the_results_and_in_the_report(
     network = (*TINY_OPTIONS, "--engine", "inprocess", "--device", "cpu")
     added = [part for name in ADDED for part in ("--metrics", name)]
     out = tmp_path / "out"
-    code, printed, err = run("simulate", *arguments, *network, *added, "--lr", 0.02, "--out", out)
-    assert code == 0, err
+    printed = run.ok("simulate", *arguments, *network, *added, "--lr", 0.02, "--out", out)
     results = json.loads((out / "results.json").read_text())
     test = results["test"]
     assert list(test["mean"]) == [*metric_names("segmentation"), *ADDED]

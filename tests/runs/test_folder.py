@@ -40,8 +40,7 @@ def foreign_state(tmp_path):
 @pytest.mark.parametrize(("methods", "extra"), [("fedavg", ["--overwrite"]), ("fedbn", [])])
 def test_a_state_folder_of_somebody_else_stays(run, phantom_dir, foreign_state, methods, extra):
     out, before = foreign_state
-    code, _, err = run(*command(phantom_dir, out, *extra, methods=methods))
-    assert code == 0, err
+    run.ok(*command(phantom_dir, out, *extra, methods=methods))
     assert contents(out).items() >= before.items()
     assert (out / "state" / "empty").is_dir()
     assert not server_checkpoint(out / "state").exists()
@@ -52,24 +51,24 @@ def test_a_state_folder_of_somebody_else_stays(run, phantom_dir, foreign_state, 
 @pytest.mark.parametrize("extra", [[], ["--overwrite"]])
 def test_a_run_that_fails_deletes_nothing(run, phantom_dir, foreign_state, extra):
     out, before = foreign_state
-    code, _, err = run(*command(phantom_dir, out, *extra, "--min-sites", 3))
-    assert code == 2
+    err = run.refused(*command(phantom_dir, out, *extra, "--min-sites", 3))
     assert "the federation needs 3" in err
     assert contents(out) == before
     assert (out / "state" / "empty").is_dir()
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["statistics.json", "report.html", "global_model.pt", "final_exchange.pt", "results.json", "nvflare.log"],
+    ("name", "extra"),
+    [
+        *((name, []) for name in ("statistics.json", "report.html", "global_model.pt", "nvflare.log")),
+        *(("results.json", extra) for extra in ([], ["--overwrite"], ["--resume"])),
+    ],
 )
-@pytest.mark.parametrize("extra", [[], ["--overwrite"], ["--resume"]])
 def test_a_file_of_somebody_else_is_not_replaced(run, phantom_dir, tmp_path, name, extra):
     out = tmp_path / "out"
     out.mkdir()
     (out / name).write_text('{"mine": 1}')
-    code, _, err = run(*command(phantom_dir, out, *extra))
-    assert code == 2
+    err = run.refused(*command(phantom_dir, out, *extra))
     assert f"{out / name} is not of a run; choose another folder" in " ".join(err.split())
     assert contents(out) == {out / name: b'{"mine": 1}'}
 
@@ -90,8 +89,7 @@ def test_overwriting_deletes_the_earlier_run_and_no_more(run, phantom_dir, tmp_p
     for path in foreign + tracked:
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text("mine")
-    code, _, err = run(*command(phantom_dir, out, "--overwrite", "--report", "--no-pictures"))
-    assert code == 0, err
+    run.ok(*command(phantom_dir, out, "--overwrite", "--report", "--no-pictures"))
     assert all(path.read_text() == "mine" for path in foreign)
     assert not list(out.glob("state/**/*.pt"))
     assert [path.name for path in (out / "tracking").iterdir()] == ["debug.log"]
@@ -127,8 +125,7 @@ def test_scores_page_and_tables_replace_nothing_else(run, phantom_dir, tmp_path)
         ("evaluate", "--model", out / "global_model.pt", "--data", phantom_dir, "--device", "cpu"),
         ("report", out),
     ):
-        code, _, err = run(*args, "--out", mine)
-        assert code == 2
+        err = run.refused(*args, "--out", mine)
         assert f"{mine} " in " ".join(err.split())
         assert mine.read_text() == "mine"
         assert run(*args, "--out", tmp_path / args[0])[0] == 0

@@ -90,8 +90,7 @@ def test_the_input_that_a_run_sees_is_recorded(
 
 def test_different_input_is_never_compared_without_saying_so(runs, run, tmp_path):
     pair = [runs("fedavg", "by_method"), runs("fedrdn", "by_method")]
-    code, out, _ = run("report", *pair, "--out", tmp_path / "page.html", "--tables", tmp_path / "tables")
-    assert code == 0
+    out = run.ok("report", *pair, "--out", tmp_path / "page.html", "--tables", tmp_path / "tables")
     said = "Not the same input as fedavg (fedavg: each volume scaled to [0, 1]; fedrdn: intensities as stored"
     assert said in " ".join(out.split())
     for file in ("page.html", "tables/scores.md", "tables/scores.tex"):
@@ -99,10 +98,7 @@ def test_different_input_is_never_compared_without_saying_so(runs, run, tmp_path
     assert "| fedrdn ‡ |" in (tmp_path / "tables/scores.md").read_text()
     assert "each volume scaled to [0, 1]" in (tmp_path / "tables/scores.csv").read_text()
 
-    code, out, _ = run(
-        "report", runs("fedavg", "scale"), runs("fedrdn", "scale"), "--out", tmp_path / "page.html"
-    )
-    assert code == 0
+    out = run.ok("report", runs("fedavg", "scale"), runs("fedrdn", "scale"), "--out", tmp_path / "page.html")
     assert "‡" not in out + (tmp_path / "page.html").read_text()
 
 
@@ -119,8 +115,7 @@ def test_a_method_is_compared_with_the_fedavg_that_saw_the_same_input(runs):
 
 
 def test_statistics_names_a_site_with_several_scales(run, three_scales, phantom_dir, tmp_path):
-    code, out, _ = run("statistics", "--data", three_scales, "--out", tmp_path / "s.json")
-    assert code == 0
+    out = run.ok("statistics", "--data", three_scales, "--out", tmp_path / "s.json")
     for site in ("site_A", "site_B"):
         assert f"{site}: its volumes lie on wildly different scales of intensity" in out
     assert "use --intensity scale" in out

@@ -24,18 +24,36 @@ TINY_OPTIONS = ("--network", "unet", "--network-args", json.dumps(TINY_ARGS))
 TINY_AXES = ("network=unet", f"network_args={json.dumps(TINY_ARGS)}")
 
 
-def command(*args) -> tuple[int, str, str]:
-    """Call the command in this process: exit code, standard output, standard error."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["medfedaug", *map(str, args)])
-        patch.setattr(cli.err_console, "file", err, raising=False)
-        patch.setattr(cli.out_console, "file", out, raising=False)
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-    return code, out.getvalue(), err.getvalue()
+class Command:
+    """The command in this process."""
+
+    def __call__(self, *args) -> tuple[int, str, str]:
+        """Call it: exit code, standard output, standard error."""
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.setattr(sys, "argv", ["medfedaug", *map(str, args)])
+            patch.setattr(cli.err_console, "file", err, raising=False)
+            patch.setattr(cli.out_console, "file", out, raising=False)
+            try:
+                cli.main()
+            except SystemExit as stop:
+                code = int(stop.code or 0)
+        return code, out.getvalue(), err.getvalue()
+
+    def ok(self, *args) -> str:
+        """Call it; it succeeds. Return its standard output."""
+        code, out, err = self(*args)
+        assert code == 0, err
+        return out
+
+    def refused(self, *args) -> str:
+        """Call it; it refuses what it was given. Return its standard error."""
+        code, _, err = self(*args)
+        assert code == 2, err
+        return err
+
+
+command = Command()
 
 
 def assert_complete(out: Path, data: Path, again: Path) -> None:

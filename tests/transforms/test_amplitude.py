@@ -96,22 +96,12 @@ def test_monais_conventions():
     x, mean = images(1, 4, 4).float(), F.amplitude_spectrum(images(1, 4, 4, seed=1))
     before = x.clone()
     image = MetaTensor(x, meta={"filename_or_obj": "1.nii.gz"})
+    configured = {"_target_": "medfedaug.transforms.NormalizeAmplituded", "keys": "image"}
+    configured["amplitude"] = mean.tolist()
     for transform in (
         NormalizeAmplituded("image", mean.tolist()),
         pickle.loads(pickle.dumps(NormalizeAmplitudeDict("image", mean.numpy()))),
-        ConfigParser(
-            json.loads(
-                json.dumps(
-                    {
-                        "t": {
-                            "_target_": "medfedaug.transforms.NormalizeAmplituded",
-                            "keys": "image",
-                            "amplitude": mean.tolist(),
-                        }
-                    }
-                )
-            )
-        ).get_parsed_content("t"),
+        ConfigParser({"t": json.loads(json.dumps(configured))}).get_parsed_content("t"),
     ):
         out = transform({"image": image, "label": 1})
         assert isinstance(out["image"], MetaTensor)

@@ -44,11 +44,12 @@ def config(package) -> RunConfig:
         methods=tuple(parse_methods("cautious,fedrdn")),
         network="small_unet",
         network_args={"width": 4},
-        rounds=2,
+        rounds=1,
         batch_size=4,
     )
 
 
+@pytest.mark.slow
 def test_the_pages_method_and_network_run_and_change_the_model(config, phantom_dir):
     server = run_in_process(config, phantom_dir, SITES, "cpu")
     plain = {**config.to_dict(), "methods": parse_methods("fedrdn")}
@@ -118,8 +119,7 @@ def test_a_site_runs_what_its_own_settings_allow_and_nothing_else(run, kits, con
     reply = execute(kit, config)
     assert "method 'cautious' of the package lesion-methods is not allowed here" in reply.error
     assert "lesion_methods" not in sys.modules
-    code, out, _ = run("site", "configure", kit, "--allow-plugin", PACKAGE)
-    assert code == 0
+    out = run.ok("site", "configure", kit, "--allow-plugin", PACKAGE)
     assert 'plugins: ["lesion-methods"]' in out
     assert "nothing to change" in run("site", "configure", kit, "--allow-plugin", PACKAGE)[1]
     reply = execute(kit, config)
@@ -130,8 +130,7 @@ def test_a_site_runs_what_its_own_settings_allow_and_nothing_else(run, kits, con
 def test_the_page_of_a_job_is_of_what_the_site_allows(run, kits, config):
     kit = kits / "hospital-a"
     open_kit(kit).job_book().note(config)
-    code, out, _ = run("site", "jobs", kit)
-    assert code == 0
+    out = run.ok("site", "jobs", kit)
     page = " ".join(out.split())
     assert "it cannot run here (method 'cautious' of the package lesion-methods is not allowed here" in page
 

@@ -8,6 +8,7 @@ import pytest
 from dicom_files import sets, write_slices
 from pydicom.encaps import encapsulate, generate_frames
 from pydicom.uid import (
+    DeflatedExplicitVRLittleEndian,
     ExplicitVRBigEndian,
     ImplicitVRLittleEndian,
     JPEG2000Lossless,
@@ -117,10 +118,9 @@ CASES = {
         SAME,
     ),
     "implicit": ({"syntax": ImplicitVRLittleEndian}, SAME),
+    "deflated": ({"syntax": DeflatedExplicitVRLittleEndian}, SAME),
     # Files that break off
-    "all files end early": ({"after": file(lambda b: b[:-1500])}, SHORT),
     "one file ends early": ({"after": file(lambda b: b[:-1500]), **ONE}, SHORT),
-    "one file lacks a byte": ({"after": file(lambda b: b[:-1]), **ONE}, SHORT),
     "one file ends in its header": (
         {"after": file(lambda b: b[:400]), **ONE},
         "uneven|damaged|no Rows|expected",
@@ -128,7 +128,6 @@ CASES = {
     "one file is empty": ({"after": file(lambda b: b""), **ONE}, "uneven"),
     "one has no pixels": ({"change": lacks("PixelData"), **ONE}, BREAK),
     # Uncompressed pixels of another length
-    "all have half their pixels": ({"change": pixels(lambda b: b[: len(b) // 2])}, SHORT),
     "one has half its pixels": ({"change": pixels(lambda b: b[: len(b) // 2]), **ONE}, SHORT),
     "one has a second image": ({"change": pixels(lambda b: 2 * b), **ONE}, SHORT),
     "rows too many": ({"change": pixels(lambda b: b + b"\1\2" * 100)}, SHORT),
@@ -144,16 +143,13 @@ CASES = {
     "RLE": (RLE, SAME),
     "JPEG-LS": (JLS, SAME),
     "J2K file ends early": ({**J2K, "after": file(lambda b: b[:-300]), **ONE}, BREAK),
-    "RLE file ends early": ({**RLE, "after": file(lambda b: b[:-300]), **ONE}, BREAK),
     "J2K breaks off": ({**J2K, "after": inside(lambda b: b[:-300]), **ONE}, "break off"),
     "J2K lacks its middle": ({**J2K, "after": inside(lambda b: b[:500] + b[800:]), **ONE}, "break off"),
-    "JPEG-LS breaks off": ({**JLS, "after": inside(lambda b: b[:-300]), **ONE}, "break off"),
     "RLE breaks off": ({**RLE, "after": inside(lambda b: b[:-300]), **ONE}, "decoded as RLE"),
     "J2K of another size": (
         {**J2K, "after": inside(lambda b: b.replace(b"\0\0\0\x28", b"\0\0\0\x14")), **ONE},
         "compressed pixels are 36 x 20 x 1",
     ),
-    "J2K is no J2K": ({**J2K, "after": inside(lambda b: b"\0" * 2880), **ONE}, "neither JPEG nor JPEG 2000"),
     "J2K header of other rows": (
         {**J2K, "after": lambda path: _set(path, Rows=36, Columns=40), **ONE},
         "differ in size",
@@ -164,7 +160,6 @@ CASES = {
     ),
     # Bits
     "12 bits of 16": ({"change": TWELVE}, SAME),
-    "12 bits of 16 in one": ({"change": TWELVE, **ONE}, SAME),
     "12 bits without sign": (
         {"change": both(TWELVE, pixels(lambda b: (np.frombuffer(b, "<u2") & 0x0FFF).tobytes()))},
         SAME,
@@ -178,7 +173,6 @@ CASES = {
         {"change": sets(BitsAllocated=8, BitsStored=8, HighBit=7), **ONE},
         "differ in their pixels",
     ),
-    "32 bits allocated": ({"change": sets(BitsAllocated=32)}, "are 5760"),
     "32 bits": ({"change": stored_as("<i4", BitsAllocated=32, BitsStored=32, HighBit=31)}, SAME),
     "no bits stored": ({"change": lacks("BitsStored"), **ONE}, "has no BitsStored"),
     # Units
@@ -192,11 +186,8 @@ CASES = {
     ),
     "slope -1": ({"change": sets(RescaleSlope=-1)}, lambda v: -v),
     "slope 0": ({"change": sets(RescaleSlope=0)}, "RescaleSlope 0"),
-    "slope 1e30": ({"change": sets(RescaleSlope="1e30")}, "RescaleSlope 1e"),
     "slope without end": ({"change": sets(RescaleSlope="1e400")}, "wrong RescaleSlope"),
-    "intercept 1e30": ({"change": sets(RescaleIntercept="1e30"), **ONE}, "RescaleIntercept 1e"),
     "a table": ({"change": table()}, lambda v: 3.0 * (v + 1000)),
-    "a table, compressed": ({**J2K, "change": table()}, lambda v: 3.0 * (v + 1000)),
     "a short table": ({"change": table(entries=2500)}, "modality LUT has not the 2500"),
     "a table and a slope": ({"change": table(RescaleSlope=2, RescaleIntercept=0)}, "modality LUT beside"),
     # Kinds of pixels
@@ -205,10 +196,6 @@ CASES = {
         lambda v: -1 - v,
     ),
     "white is lowest in CT": ({"change": sets(PhotometricInterpretation="MONOCHROME1")}, lambda v: v),
-    "white is lowest in PET": (
-        {"change": sets(PhotometricInterpretation="MONOCHROME1", Modality="PT", Units="BQML")},
-        lambda v: v,
-    ),
     "white is lowest, compressed": (
         {**J2K, "change": sets(PhotometricInterpretation="MONOCHROME1", Modality="MR")},
         lambda v: -1 - v,
@@ -224,11 +211,9 @@ CASES = {
     # Places
     "rows and columns exchanged in one": ({"change": sets(Rows=36, Columns=40), **ONE}, "differ in size"),
     "pixels of 0 mm": ({"change": sets(PixelSpacing=[0, 0])}, "voxels of 0 x 0 mm"),
-    "pixels of -1 mm": ({"change": sets(PixelSpacing=[-1, 1])}, "voxels of -1 x 1 mm"),
     "pixels of 1e9 mm": ({"change": sets(PixelSpacing=["1e9", "1e9"])}, "voxels of 1e\\+09"),
     "other pixels in one": ({"change": sets(PixelSpacing=[2, 2]), **ONE}, "differ in pixel spacing"),
     "no directions": ({"change": sets(ImageOrientationPatient=[0] * 6)}, "no unit vectors"),
-    "long directions": ({"change": sets(ImageOrientationPatient=[2, 0, 0, 0, 0.5, 0])}, "no unit vectors"),
     "parallel directions": ({"change": sets(ImageOrientationPatient=[1, 0, 0, 1, 0, 0])}, "no unit vectors"),
     "a turned one": ({"change": sets(ImageOrientationPatient=[-1, 0, 0, 0, 1, 0]), **ONE}, "2 volumes"),
     "directions without end": (

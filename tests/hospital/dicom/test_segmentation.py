@@ -75,21 +75,18 @@ def test_a_series_has_a_segmentation_that_lies_on_it(run, model, voxels, tmp_pat
     write(tmp_path / "plain/knee.nii", load_volume(folder).numpy()[0], read_header(folder).affine)
     out = tmp_path / "out"
     for images in (tmp_path / "images", folder):  # a folder of series, and the series' own
-        code, _, err = run(
-            *(
-                "predict",
-                "--model",
-                model,
-                "--images",
-                images,
-                "--out",
-                out,
-                "--probabilities",
-                "--overwrite",
-            ),
-            *(() if images == folder else ("--no-previews",)),
+        call = (
+            "predict",
+            "--model",
+            model,
+            "--images",
+            images,
+            "--out",
+            out,
+            "--probabilities",
+            "--overwrite",
         )
-        assert code == 0, err
+        run.ok(*call, *(() if images == folder else ("--no-previews",)))
     plain = tmp_path / "plain.out"
     options = ("--no-previews", "--probabilities")
     assert run("predict", "--model", model, "--images", tmp_path / "plain", "--out", plain, *options)[0] == 0
@@ -123,8 +120,7 @@ def test_a_series_without_anything_found_has_a_segmentation_too(run, model, voxe
     torch.save(weights, empty / "global_model.pt")
     rehashed(empty)
     folder = series(tmp_path / "knee", voxels, AFFINE, "1.2.3")
-    code, _, err = run("predict", "--model", empty, "--images", folder, "--out", tmp_path / "out")
-    assert code == 0, err
+    run.ok("predict", "--model", empty, "--images", folder, "--out", tmp_path / "out")
     assert not on_the_series(tmp_path / "out/knee.dcm", folder).any()
 
 
@@ -160,8 +156,7 @@ def test_a_series_that_lacks_something_is_named_and_the_others_go_on(run, model,
 def test_without_highdicom_one_line_says_how_to_install_it(run, model, voxels, tmp_path, monkeypatch):
     folder = series(tmp_path / "knee", voxels, AFFINE, "1.2.3")
     monkeypatch.setattr(dicom_segmentation, "find_spec", lambda name: None)
-    code, _, err = run("predict", "--model", model, "--images", folder, "--out", tmp_path / "out")
-    assert code == 2
+    err = run.refused("predict", "--model", model, "--images", folder, "--out", tmp_path / "out")
     assert err.count("\n") == 1
     assert "pip install 'medfedaug[dicom]'" in err
     assert not (tmp_path / "out").exists()
@@ -185,8 +180,7 @@ def test_codes_of_a_file_are_in_the_segmentation(run, model, voxels, tmp_path):
     codes.write_text(json.dumps({"lesion": TUMOUR}))
     call = ("predict", "--model", model, "--images", tmp_path / "images", "--no-previews")
     out, plain = tmp_path / "out", tmp_path / "plain"
-    code, _, err = run(*call, "--out", out, "--codes", codes)
-    assert code == 0, err
+    run.ok(*call, "--out", out, "--codes", codes)
     segment = pydicom.dcmread(out / "knee.dcm").SegmentSequence[0]
     codes_written = [
         coded(getattr(segment, name))

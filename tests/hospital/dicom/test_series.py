@@ -21,11 +21,6 @@ from pydicom.fileset import FileSet
 from pydicom.pixels import get_decoder
 from pydicom.uid import (
     UID,
-    DeflatedExplicitVRLittleEndian,
-    ExplicitVRBigEndian,
-    ImplicitVRLittleEndian,
-    JPEGLSLossless,
-    RLELossless,
     SecondaryCaptureImageStorage,
 )
 from written_volumes import load_volume, turn, write
@@ -49,8 +44,8 @@ def needs(*programs):
     return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}: apt-get install dcmtk")
 
 
-def independent(folder: Path) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
-    """Voxels as GDCM reads each file by itself, where it can, the same by pydicom, and the affine."""
+def independent(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Voxels as GDCM reads each file by itself, the same by pydicom, and the affine."""
     headers = {path: pydicom.dcmread(path) for path in folder.iterdir()}
     first = next(iter(headers.values()))
     normal = np.cross(*np.reshape([float(v) for v in first.ImageOrientationPatient], (2, 3)))
@@ -58,24 +53,16 @@ def independent(folder: Path) -> tuple[np.ndarray | None, np.ndarray, np.ndarray
         path: float(normal @ [float(v) for v in one.ImagePositionPatient]) for path, one in headers.items()
     }
     paths = sorted(headers, key=along.__getitem__)
-    try:
-        by_gdcm = [sitk.GetArrayFromImage(sitk.ReadImage(str(path), sitk.sitkFloat32))[0].T for path in paths]
-    except RuntimeError:
-        by_gdcm = None
+    by_gdcm = [sitk.GetArrayFromImage(sitk.ReadImage(str(path), sitk.sitkFloat32))[0].T for path in paths]
     own = [
         (headers[p].pixel_array * float(headers[p].RescaleSlope) + float(headers[p].RescaleIntercept)).T
         for p in paths
     ]
-    return by_gdcm and np.stack(by_gdcm, -1), np.stack(own, -1), affine_of([headers[p] for p in paths])
+    return np.stack(by_gdcm, -1), np.stack(own, -1), affine_of([headers[p] for p in paths])
 
 
 def with_values(**values):
     return {"change": sets(**values)}
-
-
-def swap_bytes(header, k):
-    """Write the voxels in the other order; pydicom does it with the header alone."""
-    header.PixelData = np.frombuffer(header.PixelData, "<i2").astype(">i2").tobytes()
 
 
 SCOUT = with_values(ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"])
@@ -86,12 +73,6 @@ SERIES = {
     "feet first": {"turned": np.diag([1.0, -1, -1])},
     "tilted": {"shift": 0.8},
     "no suffix": {"name": lambda header, k: f"IM{k:05d}"},
-    "implicit": {"syntax": ImplicitVRLittleEndian},
-    "big": {"syntax": ExplicitVRBigEndian, "change": swap_bytes},
-    "deflated": {"syntax": DeflatedExplicitVRLittleEndian},
-    "RLE": {"syntax": RLELossless},
-    "JPEG-LS": {"syntax": JPEGLSLossless},
-    "MONOCHROME1": with_values(PhotometricInterpretation="MONOCHROME1", Modality="MR"),
     "a slope a slice": with_values(RescaleSlope=lambda k: 1 + k / 4, RescaleIntercept=lambda k: -k),
     "no patient": with_values(PatientID="", PatientName="", StudyID=""),
 }
@@ -102,11 +83,7 @@ def test_voxels_and_affine_equal_an_independent_reading(tmp_path, kind):
     write_slices(tmp_path / "s", VOXELS, **SERIES[kind])
     by_gdcm, own, affine = independent(tmp_path / "s")
     volume, header = load_volume(tmp_path / "s"), read_header(tmp_path / "s")
-    assert (by_gdcm is None) == (kind == "RLE")  # of an odd width, as GDCM has it
-    if by_gdcm is not None:
-        np.testing.assert_array_equal(volume.numpy()[0], by_gdcm)
-    if kind == "MONOCHROME1":  # whose lowest value is white: all bits change
-        own = -1 - own
+    np.testing.assert_array_equal(volume.numpy()[0], by_gdcm)
     np.testing.assert_allclose(volume.numpy()[0], own, rtol=1e-6)
     assert header.shape == VOXELS.shape
     np.testing.assert_allclose(header.affine, affine, atol=1e-5)
@@ -127,7 +104,7 @@ def test_jpeg_2000_and_lossless_jpeg_are_read(tmp_path, how):
 
 
 @needs("dcmcjpeg", "dcmcjpls")
-@pytest.mark.parametrize("how", [("dcmcjpeg", "+e1"), ("dcmcjpeg", "+el"), ("dcmcjpls", "+el")])
+@pytest.mark.parametrize("how", [("dcmcjpeg", "+e1"), ("dcmcjpls", "+el")])
 def test_what_dcmtk_compresses_without_loss_is_read(tmp_path, how):
     (tmp_path / "packed").mkdir()
     for file in write_slices(tmp_path / "plain", VOXELS):
@@ -477,8 +454,7 @@ def test_init_finds_the_series_of_each_patient_and_names_the_others(run, head, t
     )
     write(site / "labels/1.2.5.1.nii.gz", label, PLACE)
     write_object(site / "images/p5/sr", SR, Modality="SR")
-    code, out, err = run("init", site, "--yes")
-    assert code == 0, err
+    out = run.ok("init", site, "--yes")
     notes = [line for line in out.splitlines() if line.startswith("note: ")]
     for words in (
         "left out: images/p1/STUDY/SCOUT: ",
@@ -497,8 +473,7 @@ def test_init_finds_the_series_of_each_patient_and_names_the_others(run, head, t
     }
     assert run("inspect", "--data", site, "--out", tmp_path / "page.html")[0] == 0
 
-    code, out, err = run("init", site, "--yes", "--replace", "--series", "echo time 20|^3 CT")
-    assert code == 0, err
+    run.ok("init", site, "--yes", "--replace", "--series", "echo time 20|^3 CT")
     content = json.loads((site / "dataset.json").read_text())
     rows = {
         row["label"]: row["image"] for split in ("training", "validation", "test") for row in content[split]

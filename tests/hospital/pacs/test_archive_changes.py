@@ -132,32 +132,32 @@ def test_a_refresh_that_was_killed_loses_no_version(run, folder, tmp_path, monke
     np.testing.assert_array_equal(np.asarray(kept.dataobj), FIRST)
 
 
-def test_a_slice_that_is_gone_is_said(run, archive, tmp_path):
-    site = Site(run, tmp_path, archive.source)
+def test_a_slice_that_is_gone_is_said(run, folder, tmp_path):
+    site = Site(run, tmp_path, folder.source)
     files = write_image(tmp_path / "made/P", "P")
     for file in files:  # each by itself, so that one can be deleted
-        archive.send(file)
+        folder.send(file)
     site.load(["P"])
-    archive.delete(max(files, key=lambda file: pydicom.dcmread(file).InstanceNumber))
+    folder.delete(max(files, key=lambda file: pydicom.dcmread(file).InstanceNumber))
     assert "CT series of 4 objects, 5 before" in site.load(["P"])
     output = site.load(["P"], "--refresh")
     assert "refreshed" in output
     assert nibabel.load(next((site.out / "images").iterdir())).shape == (24, 20, 4)
 
 
-def test_an_outline_that_is_rewritten_under_its_own_uid_is_seen_by_its_date(run, archive, tmp_path):
-    site = Site(run, tmp_path, archive.source)
+def test_an_outline_that_is_rewritten_under_its_own_uid_is_seen_by_its_date(run, folder, tmp_path):
+    site = Site(run, tmp_path, folder.source)
     files = write_image(tmp_path / "made/P", "P")
-    archive.send(tmp_path / "made/P")
+    folder.send(tmp_path / "made/P")
     path = write_outline(tmp_path / "made/s.dcm", files, {"Tumour": FIRST}, "20200101")
-    archive.send(path)
+    folder.send(path)
     site.load(["P"], *SEG)
     old = pydicom.dcmread(path)
     again = pydicom.dcmread(write_outline(path, files, {"Tumour": SECOND}, "20200102"))
     again.SOPInstanceUID = again.file_meta.MediaStorageSOPInstanceUID = old.SOPInstanceUID
     again.SeriesInstanceUID = old.SeriesInstanceUID
     again.save_as(path)
-    archive.send(path)
+    folder.send(path)
     assert "1 rewritten SEG" in site.load(["P"], *SEG)
     site.load(["P"], *SEG, "--refresh")
     np.testing.assert_array_equal(site.label("P"), SECOND)

@@ -90,9 +90,7 @@ def failures(text):
     return lines
 
 
-@pytest.mark.parametrize(
-    ("status", "what"), [(403, "/instances"), (429, "/instances"), (500, "/instances"), (500, "/series")]
-)
+@pytest.mark.parametrize(("status", "what"), [(429, "/instances"), (500, "/series")])
 def test_a_refused_study_costs_itself_in_one_line(run, proxy, studies, tmp_path, status, what):
     # `/instances` refuses to list the objects of a series, `/series` to search for series.
     headers = {"Retry-After": "86400"} if status == 429 else {}
@@ -104,8 +102,7 @@ def test_a_refused_study_costs_itself_in_one_line(run, proxy, studies, tmp_path,
     assert str(status) in line
     assert imported(tmp_path).keys() == {studies[0], studies[2]}
     proxy.faults, proxy.asked[:] = [], []
-    code, out, err = run(*arguments(proxy, studies[:3], tmp_path))
-    assert code == 0, err
+    run.ok(*arguments(proxy, studies[:3], tmp_path))
     assert_whole(tmp_path, studies[:3])
     fetched = {uid for uid in studies for path in proxy.asked if re.search(f"/studies/{uid}/series/", path)}
     assert fetched == {studies[1]}
@@ -129,13 +126,6 @@ def test_half_a_series_is_kept_and_the_rest_asked_for_alone(run, proxy, studies,
     assert fetched.endswith(f"/instances/{broken}")
 
 
-def test_a_connection_that_breaks_off_once_is_no_failure(run, proxy, studies, tmp_path):
-    proxy.faults = [Fault(r"/series/[\d.]+$", HALF)]
-    code, _, err = run(*arguments(proxy, studies[:1], tmp_path))
-    assert code == 0, err
-    assert_whole(tmp_path, studies[:1])
-
-
 def test_a_silent_archive_is_given_up_after_three_studies(run, proxy, studies, tmp_path):
     assert run(*arguments(proxy, studies[:1], tmp_path))[0] == 0
     proxy.faults, proxy.asked[:] = [Fault(r"/series/", SILENT)], []
@@ -146,8 +136,7 @@ def test_a_silent_archive_is_given_up_after_three_studies(run, proxy, studies, t
     queried = {uid for uid in studies for path in proxy.asked if f"/studies/{uid}/series/" in path}
     assert queried == {*studies[1:4]}
     proxy.faults = []
-    code, _, err = run(*arguments(proxy, studies, tmp_path))
-    assert code == 0, err
+    run.ok(*arguments(proxy, studies, tmp_path))
     assert_whole(tmp_path, studies)
 
 
@@ -173,13 +162,6 @@ def test_an_archive_that_goes_down_is_given_up(run, proxy, studies, tmp_path):
     assert "cannot be reached" in err
 
 
-def test_a_slow_archive_is_waited_for(run, proxy, studies, tmp_path):
-    proxy.faults = [Fault("", 0.3)]
-    code, _, err = run(*arguments(proxy, studies[:2], tmp_path, "--parallel", 2))
-    assert code == 0, err
-    assert_whole(tmp_path, studies[:2])
-
-
 def test_objects_of_a_failed_study_go_with_its_patient(run, proxy, studies, tmp_path):
     listed = requests.get(f"{proxy.url}/studies/{studies[1]}/instances", timeout=60).json()
     *_, broken = sorted(one["00080018"]["Value"][0] for one in listed)
@@ -188,8 +170,7 @@ def test_objects_of_a_failed_study_go_with_its_patient(run, proxy, studies, tmp_
     state = tmp_path / "out/site_A.state"
     assert len([*state.rglob("*.dcm")]) == 2
     (tmp_path / "gone.csv").write_text(f"PatientID\n{SECRET}-1\n")
-    code, output, err = run("import", "--withdraw", tmp_path / "gone.csv", "--out", tmp_path / "out/site_A")
-    assert code == 0, err
+    output = run.ok("import", "--withdraw", tmp_path / "gone.csv", "--out", tmp_path / "out/site_A")
     assert "0 cases" in output
     assert [*state.rglob("*.dcm")] == []
     proxy.faults = []
@@ -218,8 +199,7 @@ def test_series_of_one_study_are_fetched_at_a_time(run, proxy, orthanc, tmp_path
     orthanc.put(tmp_path / "in")
     proxy.faults = [Fault(r"/series/[\d.]+$", 0.5)]
     rules = ("--channel", "T1=t1", "--channel", "T2=t2", "--parallel", 2)
-    code, _, err = run(*arguments(proxy, [study], tmp_path, *rules))
-    assert code == 0, err
+    run.ok(*arguments(proxy, [study], tmp_path, *rules))
     assert proxy.most_at_a_time == 2
 
 
@@ -240,8 +220,7 @@ def test_objects_of_series_that_did_not_come_are_asked_for_a_few_at_a_time(run, 
     assert "1 of 20 objects did not come" in line
     assert proxy.most_at_a_time in (3, 4)  # while the list of the other series is asked for
     proxy.faults, proxy.asked[:] = [], []
-    code, _, err = run(*arguments(proxy, uids, tmp_path, *options))
-    assert code == 0, err
+    run.ok(*arguments(proxy, uids, tmp_path, *options))
     for image in imported(tmp_path).values():
         np.testing.assert_array_equal(image, voxels)
     (fetched,) = [path for path in proxy.asked if re.search(r"/series/[\d.]+(/instances/.+)?$", path)]
@@ -263,8 +242,8 @@ def test_two_imports_do_not_write_to_one_folder(run, proxy, studies, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objects", [1, 4, 8])
-def test_a_killed_import_goes_on_without_loss(run, proxy, studies, tmp_path, objects):
+def test_a_killed_import_goes_on_without_loss(run, proxy, studies, tmp_path):
+    objects = 4
     # No answer but single objects, each late: so the process is killed in the middle of a study.
     proxy.faults = [Fault(r"/series/[\d.]+$", 500), Fault(r"/instances/[\d.]+$", 0.4)]
     call = arguments(proxy, studies, tmp_path, "--timeout", 20)
@@ -292,8 +271,7 @@ def test_a_killed_import_goes_on_without_loss(run, proxy, studies, tmp_path, obj
     assert objects <= before < 3 * COUNT
     assert not (tmp_path / "out/site_A/dataset.json").exists()
     proxy.faults, proxy.asked[:] = [], []
-    code, _, err = run(*call)
-    assert code == 0, err
+    run.ok(*call)
     assert_whole(tmp_path, studies)
 
 

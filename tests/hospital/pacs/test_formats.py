@@ -17,7 +17,6 @@ from dicom_files import EDGES, ORIGIN, affine_of, sets, write_frames, write_slic
 from label_objects import sorted_slices, write_rtstruct, write_segmentation
 from matplotlib.path import Path as Outline
 from pydicom.uid import (
-    ExplicitVRLittleEndian,
     ImplicitVRLittleEndian,
     JPEG2000Lossless,
     MRImageStorage,
@@ -34,12 +33,7 @@ from medfedaug.hospital.pacs.importer import import_studies
 from medfedaug.hospital.pacs.open_archive import open_archive
 
 VOXELS = np.random.default_rng(3).integers(-900, 900, (40, 36, 6)).astype(np.int16)
-SYNTAXES = {
-    "explicit": ExplicitVRLittleEndian,
-    "implicit": ImplicitVRLittleEndian,
-    "jpeg2000": JPEG2000Lossless,
-    "rle": RLELossless,
-}
+SYNTAXES = {"implicit": ImplicitVRLittleEndian, "jpeg2000": JPEG2000Lossless, "rle": RLELossless}
 ANGLE = np.deg2rad(25)
 OBLIQUE = np.array([[np.cos(ANGLE), -np.sin(ANGLE), 0], [np.sin(ANGLE), np.cos(ANGLE), 0], [0, 0, 1]])
 
@@ -229,27 +223,6 @@ def test_contours_with_holes_and_keyholes_equal_matplotlibs_reading(run, tmp_pat
     assert all((label == index).sum() > 200 for index in (1, 2))
 
 
-def test_overlap_is_refused_or_decided_by_the_order_of_segments(run, tmp_path):
-    files = write_slices(tmp_path / "in/image", VOXELS, change=patient("P"))
-    whole, core = np.zeros((2, *VOXELS.shape), np.uint8)
-    whole[4:12, 4:12, 1:5], core[6:9, 6:9, 2:4] = 1, 1
-    write_segmentation(tmp_path / "in/seg.dcm", files, {"Whole": whole, "Core": core})
-    source = ("--folder", tmp_path / "in")
-    options = ("--labels", "seg", "--segments", "core=core", "--segments", "whole=whole")
-    code, output, _ = imported(run, source, ["P"], tmp_path / "a", *options)
-    assert code == 1
-    assert "overlap; --overlap priority" in output
-    for first, second in (("core", "whole"), ("whole", "core")):
-        options = ("--segments", f"{first}={first}", "--segments", f"{second}={second}")
-        options += ("--labels", "seg", "--overlap", "priority")
-        code, output, cases = imported(run, source, ["P"], tmp_path / first, *options)
-        assert code == 0, output
-        swapped = (*options[2:4], *options[:2], *options[4:])
-        assert "other settings" in imported(run, source, ["P"], tmp_path / first, *swapped)[1]
-        expected = np.where(core, 1, 2 * whole) if first == "core" else whole
-        np.testing.assert_array_equal(voxels_of(cases["P"][1]), expected)
-
-
 def sequences(root, name, study, *, frame="1.2.3.9"):
     """T1 on a coarser grid, and FLAIR with a label map, of one study; files of FLAIR."""
     common = {"FrameOfReferenceUID": frame, "Modality": "MR"}
@@ -375,20 +348,3 @@ def damaged_later(tmp_path, damaged, kept):
         content = damaged.read_bytes()
         damaged.write_bytes(content[: kept if kept > 1 else int(len(content) * kept)])
         yield archive
-
-
-def test_each_header_is_opened_once(run, tmp_path, monkeypatch):
-    files = write_slices(tmp_path / "in", VOXELS, change=patient("P"))
-    opened = []
-    read = pydicom.dcmread
-
-    def counting(path, *arguments, **options):
-        if options.get("stop_before_pixels"):
-            opened.append(str(path))
-        return read(path, *arguments, **options)
-
-    monkeypatch.setattr(pydicom, "dcmread", counting)
-    code, output, _ = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path)
-    assert code == 0, output
-    fetched = [path for path in opened if "/fetching/" in path]
-    assert len(fetched) == len({*fetched}) == len(files)

@@ -87,18 +87,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(
-    ("other", "way"),
-    [
-        *((other, "dicomweb") for other in OTHERS),
-        ("study", "get"),
-        ("series", "move"),
-        *(
-            pytest.param(other, way, marks=pytest.mark.slow)
-            for other in OTHERS
-            for way in ("get", "move")
-            if (other, way) not in {("study", "get"), ("series", "move")}
-        ),
-    ],
+    ("other", "way"), [*((other, "dicomweb") for other in OTHERS), ("study", "get"), ("series", "move")]
 )
 def test_an_image_of_another_is_refused(run, source, tmp_path, way, other):
     sent = lambda one: changed(one, **OTHERS[other]) if of_lied(one, "CT") else one  # noqa: E731
@@ -108,12 +97,11 @@ def test_an_image_of_another_is_refused(run, source, tmp_path, way, other):
     assert not [*(tmp_path / "out/site_A.state/fetching").iterdir()]
 
 
-@pytest.mark.parametrize("modality", ["SEG", "RTSTRUCT"])
-def test_a_label_object_of_another_is_refused(run, source, tmp_path, modality):
+def test_a_label_object_of_another_is_refused(run, source, tmp_path):
     other = {"PatientID": "SOMEBODY-ELSE", "StudyInstanceUID": "1.2.3.4"}
-    sent = lambda one: changed(one, **other) if of_lied(one, modality) else one  # noqa: E731
+    sent = lambda one: changed(one, **other) if of_lied(one, "SEG") else one  # noqa: E731
     with hostile_archive(source, sent=sent) as archive:
-        result = imported(run, archive, tmp_path, "--labels", modality.lower())
+        result = imported(run, archive, tmp_path, "--labels", "seg")
     assert_one_lost(tmp_path, result, "of another patient")
 
 
@@ -186,29 +174,27 @@ def test_a_label_object_that_refers_elsewhere_is_refused(run, source, tmp_path):
     def broken(one):
         return changed(one, ReferencedSeriesSequence=[]) if of_lied(one, "SEG") else one
 
-    for labels in ("seg", "rtstruct"):
-        for number, (lie, text) in enumerate(
-            (
-                (elsewhere, "refers to objects that its image does not have"),
-                (in_another_frame, "in another frame of reference than its image"),
-            )
-        ):
-            folder = tmp_path / f"{labels}{number}"
-            folder.mkdir()
-            with hostile_archive(source, sent=lie) as archive:
-                assert_one_lost(folder, imported(run, archive, folder, "--labels", labels), text)
-    with hostile_archive(source, sent=broken) as archive:
-        assert_one_lost(tmp_path, imported(run, archive, tmp_path, "--labels", "seg"), "refers to its image")
+    for number, (labels, lie, text) in enumerate(
+        (
+            ("seg", elsewhere, "refers to objects that its image does not have"),
+            ("rtstruct", elsewhere, "refers to objects that its image does not have"),
+            ("seg", in_another_frame, "in another frame of reference than its image"),
+            ("rtstruct", in_another_frame, "in another frame of reference than its image"),
+            ("seg", broken, "refers to its image"),
+        )
+    ):
+        (folder := tmp_path / str(number)).mkdir()
+        with hostile_archive(source, sent=lie) as archive:
+            assert_one_lost(folder, imported(run, archive, folder, "--labels", labels), text)
 
 
-@pytest.mark.parametrize("value", [b"", b"not a sequence"])
-def test_a_damaged_label_object_costs_one_study(run, source, tmp_path, value):
+def test_a_damaged_label_object_costs_one_study(run, source, tmp_path):
     def damaged(one):
         if not of_lied(one, "SEG"):
             return one
         copy = changed(one)
         del copy.ReferencedSeriesSequence
-        copy.add_new(0x00081115, "OB", value)
+        copy.add_new(0x00081115, "OB", b"not a sequence")
         return copy
 
     with hostile_archive(source, sent=damaged) as archive:
@@ -249,19 +235,12 @@ def test_redirects_lead_to_the_archive_alone(run, source, tmp_path, monkeypatch)
     search, fetch = rf"/studies\?.*{LIED}", rf"/studies/{re.escape(uid_of(source, LIED))}/series/[\d.]+$"
     with hostile_archive(source) as archive, hostile_archive(source) as other:
         port = re.compile(r":\d+")
+        home = archive.url[:-10]
         for number, (path, target, text) in enumerate(
             (
-                (
-                    search,
-                    lambda path: port.sub(port.search(other.url).group(), archive.url[:-10]) + path,
-                    "redirects",
-                ),
-                (search, lambda path: archive.url[:-10].replace("http:", "https:") + path, "redirects"),
-                (
-                    search,
-                    lambda path: archive.url[:-10].replace("127.0.0.1", "localhost") + path,
-                    "redirects",
-                ),
+                (search, lambda path: port.sub(port.search(other.url).group(), home) + path, "redirects"),
+                (search, lambda path: home.replace("http:", "https:") + path, "redirects"),
+                (search, lambda path: home.replace("127.0.0.1", "localhost") + path, "redirects"),
                 (search, lambda path: "//[", "redirects"),
                 (search, lambda path: path, "redirects without end"),
                 (fetch, lambda path: f"{other.url[:-10]}{path}", "redirects"),
@@ -491,7 +470,7 @@ def test_objects_that_nobody_asked_for_cost_one_study(run, source, tmp_path, mon
 
         def strangers():
             objects = [one for one in archive.objects if of_lied(one, "CT")]
-            for _ in range(60):
+            for _ in range(25):
                 yield changed(objects[0], SOPInstanceUID=generate_uid())
 
         archive.strangers = strangers
@@ -554,9 +533,7 @@ def test_the_receiver_listens_to_the_archive_alone(source):
 
 STORED = {
     "to another host": (lambda handler, other: handler.redirect(f"{other}/studies", 307), "is not sent on"),
-    "by GET": (lambda handler, other: handler.redirect(f"{other}/studies", 303), "is not sent on"),
     "within the archive": (lambda handler, other: handler.redirect("/x", 308), "is not sent on"),
-    "a page": (lambda handler, other: handler.send(b"<html>ok", kind="text/html"), "web page"),
     "nothing": (lambda handler, other: handler.send(b""), "does not say that it stored"),
     "a list": (lambda handler, other: handler.send(b"[1, 2]"), "DICOMweb"),
     "odd values": (

@@ -132,8 +132,7 @@ def test_objects_without_identity_refer_to_each_other_and_give_the_same_case(run
         "--segments",
         "tumour=tumour",
     )
-    code, _, err = run("import", "--folder", folder, *arguments)
-    assert code == 0, err
+    run.ok("import", "--folder", folder, *arguments)
     for kind, expected in (("images", VOXELS), ("labels", MASK)):
         (first,), (second,) = ([*(root / kind).iterdir()] for root in (tmp_path / "out/site_A", again))
         np.testing.assert_array_equal(np.asarray(nibabel.load(first).dataobj), expected)

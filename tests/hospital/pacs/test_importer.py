@@ -9,7 +9,6 @@ import pydicom
 import pytest
 import SimpleITK as sitk
 from dicom_files import sets, write_slices
-from label_objects import write_segmentation
 
 from medfedaug.data.base import SPLITS
 
@@ -45,12 +44,11 @@ def same_as_sitk(out, folder):
     return file
 
 
-@pytest.mark.parametrize(("change", "output"), [({"shift": 1.0}, "tilted gantry"), ({"skip": [2]}, "uneven")])
-def test_refuses_a_geometry_that_is_no_volume(run, tmp_path, change, output):
-    write_slices(tmp_path / "in", VOXELS, change=identity, **change)
+def test_refuses_a_geometry_that_is_no_volume(run, tmp_path):
+    write_slices(tmp_path / "in", VOXELS, change=identity, shift=1.0)
     code, text, out = imported(run, ("--folder", tmp_path / "in"), tmp_path)
     assert code == 1
-    assert output in text
+    assert "tilted gantry" in text
     assert not (out / "images").exists()
 
 
@@ -122,20 +120,6 @@ def test_a_volume_of_a_diffusion_series_is_chosen_by_its_b_value(run, tmp_path):
     np.testing.assert_array_equal(values_of(out), VOXELS + 1)
 
 
-def test_a_localiser_is_known_by_its_image_type(run, tmp_path):
-    scout = sets(PatientID=PLANTED[0], ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"])
-    study = pydicom.uid.generate_uid()
-    write_slices(tmp_path / "in/scout", VOXELS[..., :3] + 100, change=scout, study=study)
-    (tmp_path / "alone").mkdir()
-    code, output, _ = imported(run, ("--folder", tmp_path / "in"), tmp_path / "alone")
-    assert code == 1
-    assert "no series is a possible image" in " ".join(output.split())
-    write_slices(tmp_path / "in/image", VOXELS, change=identity, study=study)
-    code, output, out = imported(run, ("--folder", tmp_path / "in"), tmp_path)
-    assert code == 0, output
-    np.testing.assert_array_equal(values_of(out), VOXELS)
-
-
 def test_refuses_pixels_with_text(run, tmp_path):
     def burned(header, k):
         identity(header, k)
@@ -174,27 +158,6 @@ def test_from_an_archive_no_identity_leaves_the_sites_own_list(orthanc, run, tmp
     assert not [value for value in planted for text in texts if value in text]
 
 
-def test_a_withdrawn_patient_is_gone_and_stays_away(run, tmp_path):
-    write_slices(tmp_path / "in/a", VOXELS, change=identity)
-    write_slices(tmp_path / "in/b", VOXELS, change=sets(PatientID="OTHER"))
-    (tmp_path / "both.csv").write_text("PatientID\nOTHER\n" + PLANTED[0] + "\n")
-    source = ("--folder", tmp_path / "in")
-    out = tmp_path / "out/site_A"
-    assert run("import", *source, "--studies", tmp_path / "both.csv", "--out", out)[0] == 0
-    assert len(json.loads((out / "dataset.json").read_text())["test"]) == 2
-    (tmp_path / "gone.csv").write_text(f"PatientID\n{PLANTED[0]}\n")
-    code, output, err = run("import", "--withdraw", tmp_path / "gone.csv", "--out", out)
-    assert code == 0, err
-    assert "1 case" in output
-    assert PLANTED[0] not in output + (tmp_path / "out/site_A.state/studies.json").read_text()
-    for _ in range(2):
-        (row,) = json.loads((out / "dataset.json").read_text())["test"]
-        assert [file.name for file in (out / "images").iterdir()] == [row["image"].split("/")[1]]
-        code, _, err = run("import", *source, "--studies", tmp_path / "both.csv", "--out", out)
-        assert code == 1
-        assert "withdrawn" in err
-
-
 @pytest.mark.parametrize(("patients", "possible"), [(17, True), (6, False)])
 def test_a_withdrawal_says_whether_the_next_job_is_possible(run, tmp_path, patients, possible):
     names = [f"P{n}" for n in range(patients)]
@@ -217,20 +180,16 @@ def test_a_withdrawal_says_whether_the_next_job_is_possible(run, tmp_path, patie
 
 
 def test_patients_keep_their_split_when_others_are_added(run, tmp_path):
-    mask = np.zeros(VOXELS.shape, np.uint8)
-    mask[5:9, 5:9, 1:3] = 1
     out, before = tmp_path / "out/site_A", {}
     for count in (5, 9):
         for n in range(count):
             folder = tmp_path / f"in/{n}"
             if not folder.exists():
-                files = write_slices(folder, VOXELS, change=sets(PatientID=f"P{n}"))
-                write_segmentation(folder / "seg.dcm", files, mask)
+                write_slices(folder, VOXELS[:8, :8, :2], change=sets(PatientID=f"P{n}"))
         listed = "\n".join(f"P{n}" for n in range(count))
         (tmp_path / "studies.csv").write_text(f"PatientID\n{listed}\n")
         source = ("--folder", tmp_path / "in", "--studies", tmp_path / "studies.csv")
-        code, output, err = run("import", *source, "--labels", "seg", "--out", out)
-        assert code == 0, output + err
+        run.ok("import", *source, "--out", out)
         content = json.loads((out / "dataset.json").read_text())
         now = {row["patient"]: part for part in SPLITS for row in content[part]}
         assert len(now) == count

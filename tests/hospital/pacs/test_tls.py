@@ -96,7 +96,6 @@ def test_dimse_with_tls_fetches_both_ways(encrypted, files, tmp_path, move):
     [
         ({"authority": "other.crt"}, "an archive of another authority"),
         ({"certificate": "stranger.crt", "key": "stranger.key"}, "a site that the archive does not know"),
-        ({"certificate": None, "key": None}, "a site without a certificate"),
         ({"tls": False}, "no encryption"),
     ],
 )
@@ -130,8 +129,7 @@ def test_dicomweb_with_tls_and_a_client_certificate(run, orthanc, files, tmp_pat
         call = ("import", "--dicomweb", proxy.url, *choice, "--timeout", 5)
         own = ("--certificate", files / "site.crt", "--key", files / "site.key")
         trusted = ("--authority", files / "authority.crt")
-        code, out, err = run(*call, *own, *trusted)
-        assert code == 0, err
+        out = run.ok(*call, *own, *trusted)
         assert "no such study" in " ".join(out.split())
         for options, output in (
             (own, "its certificate is not trusted; name its authority with --authority FILE"),

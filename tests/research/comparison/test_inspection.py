@@ -103,8 +103,7 @@ def odd_data(make_site, tmp_path):
 
 def test_no_odd_file_ends_the_inspection_and_each_is_named_with_its_reason(run, odd_data, tmp_path):
     page = tmp_path / "look" / "inspect.html"
-    code, out, err = run("inspect", "--data", odd_data, "--out", page)
-    assert code == 0, err
+    out = run.ok("inspect", "--data", odd_data, "--out", page)
     a, b = inspect_sites(odd_data)
     assert a.odd == []
     odd = {entry.case: (entry.kind, entry.reason) for entry in b.odd if entry.case}
@@ -135,8 +134,7 @@ def test_no_odd_file_ends_the_inspection_and_each_is_named_with_its_reason(run, 
 
 
 def test_the_numbers_are_those_of_the_files(run, phantom_dir, tmp_path):
-    code, out, err = run("inspect", "--data", phantom_dir, "--out", tmp_path / "p.html", "--intensity", "raw")
-    assert code == 0, err
+    out = run.ok("inspect", "--data", phantom_dir, "--out", tmp_path / "p.html", "--intensity", "raw")
     record = json.loads((tmp_path / "p.json").read_text())
     for name, site in record["sites"].items():
         folder = VolumeFolder.open(phantom_dir / name)
@@ -182,17 +180,13 @@ def test_photographs_and_one_site_alone(run, make_photos, tmp_path):
     for name in "AB":
         make_photos(name, per_class=5)
     (tmp_path / "photos/A/cat/0.png").write_bytes(b"no picture")
-    code, out, err = run("inspect", "--data", tmp_path / "photos", "--out", tmp_path / "p.html")
-    assert code == 0, err
+    out = run.ok("inspect", "--data", tmp_path / "photos", "--out", tmp_path / "p.html")
     assert "odd: A, cat/0.png:" in out
     record = json.loads((tmp_path / "p.json").read_text())
     assert record["sites"]["B"]["class_shares"] == {"cat": 0.5, "dog": 0.5}
     assert len(record["sites"]["B"]["mean"]) == 3
     assert record["pairs"][0]["sites"] == ["A", "B"]
-    code, out, err = run(
-        "inspect", "--data", tmp_path / "photos/B", "--out", tmp_path / "p.html", "--limit", 2
-    )
-    assert code == 0, err
+    run.ok("inspect", "--data", tmp_path / "photos/B", "--out", tmp_path / "p.html", "--limit", 2)
     record = json.loads((tmp_path / "p.json").read_text())
     assert record["shift"] is None
     assert record["sites"]["B"]["cases"] == {"training": 2, "validation": 2, "test": 2}
@@ -214,13 +208,11 @@ def test_nothing_else_is_replaced(run, make_site, tmp_path):
     make_site("A")
     for name, words in (("page.html", "no page of medfedaug"), ("page.json", "is of no inspection")):
         (tmp_path / name).write_text("{}")
-        code, _, err = run("inspect", "--data", tmp_path / "data", "--out", tmp_path / "page.html")
-        assert code == 2
+        err = run.refused("inspect", "--data", tmp_path / "data", "--out", tmp_path / "page.html")
         assert words in err
         assert (tmp_path / name).read_text() == "{}"
         (tmp_path / name).unlink()
-    code, _, err = run("inspect", "--data", tmp_path / "nowhere", "--out", tmp_path / "page.html")
-    assert code == 2
+    err = run.refused("inspect", "--data", tmp_path / "nowhere", "--out", tmp_path / "page.html")
     assert "no such folder" in err
     assert not (tmp_path / "page.html").exists()
 
@@ -295,8 +287,7 @@ def test_foreground_that_is_darker_at_every_site_makes_none_odd(outlined):
 
 def test_a_site_whose_contrast_is_reversed_is_named_once(outlined, run, tmp_path):
     data = outlined(A=-40, B=-40, C=40)
-    code, out, err = run("inspect", "--data", data, "--out", tmp_path / "i.html")
-    assert code == 0, err
+    out = run.ok("inspect", "--data", data, "--out", tmp_path / "i.html")
     sentence = (
         "C differs from the others: lesion brighter than the background in 6 of 6 patients, "
         "elsewhere in 0 of 12."
@@ -340,8 +331,7 @@ def test_names_of_channels_that_the_images_do_not_have_and_wild_scales_are_odd(r
     loud = sorted((tmp_path / "data/A/images").glob("*"))[0]
     image = nib.load(loud)
     nib.save(nib.Nifti1Image(np.asarray(image.dataobj) * 50, image.affine), loud)
-    code, out, err = run("inspect", "--data", tmp_path / "data", "--out", tmp_path / "i.html")
-    assert code == 0, err
+    out = run.ok("inspect", "--data", tmp_path / "data", "--out", tmp_path / "i.html")
     text = " ".join(out.split())
     assert "odd: B: dataset.json names 2 channels (T1, T2), and images are 5 with 1" in text
     assert "odd: A: its volumes lie on wildly different scales of intensity (" in text

@@ -28,8 +28,7 @@ def finished(office, tmp_path_factory):
 
 def test_features_of_the_global_and_of_each_local_model_are_on_the_page(run, finished, office, tmp_path):
     page = tmp_path / "report.html"
-    code, _, err = run("report", finished, "--data", office, "--features", "--out", page, "--device", "cpu")
-    assert code == 0, err
+    run.ok("report", finished, "--data", office, "--features", "--out", page, "--device", "cpu")
     text = page.read_text(encoding="utf-8")
     headings = re.findall(r"<h3[^>]*>([^<]*)</h3>", text)
     assert [name for name in SITES if any(f"local model of {name}" in text for text in headings)] == SITES

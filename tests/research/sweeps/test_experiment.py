@@ -64,8 +64,7 @@ def test_methods_seeds_folds_and_settings_on_ones_own_data_which_a_second_call_l
 
     before = {path: path.stat().st_mtime_ns for path in out.glob("*/*/seed-*/*")}
     # The file with the results says it all, also from elsewhere.
-    code, again, err = run(*arguments(None, None, "--experiment", out / "experiment.yml"))
-    assert code == 0, err
+    again = run.ok(*arguments(None, None, "--experiment", out / "experiment.yml"))
     assert {path: path.stat().st_mtime_ns for path in out.glob("*/*/seed-*/*")} == before
     assert again.splitlines()[:8] == printed.splitlines()[:8]
 
@@ -81,8 +80,7 @@ def test_a_file_says_what_is_run_options_take_precedence_and_the_whole_is_writte
         "out": "runs",
     }
     file.write_text(yaml.safe_dump(content))
-    code, _, err = run(*arguments(None, None, "--experiment", file, "--seeds", 1, "--set", NETWORK))
-    assert code == 0, err
+    run.ok(*arguments(None, None, "--experiment", file, "--seeds", 1, "--set", NETWORK))
     assert results(out) == [f"{name}/patch_size=[16,16]/seed-0" for name in ("fedavg", "fedfa")]
     record = json.loads((out / "fedfa/patch_size=[16,16]/seed-0/results.json").read_text())
     assert record["config"]["methods"] == [{"name": "fedfa", "args": {"prob": 0.3}}]
@@ -169,8 +167,7 @@ def test_what_varies_of_a_plan_is_not_decided_by_the_planner(data, tmp_path):
 def test_a_wrong_file_is_one_line_and_nothing_is_written(run, data, tmp_path, content, words):
     file = tmp_path / "try.yml"
     file.write_text(content)
-    code, _, err = run(*arguments(None, None, "--experiment", file))
-    assert code == 2
+    err = run.refused(*arguments(None, None, "--experiment", file))
     assert words in err.splitlines()[-1]
     assert "Traceback" not in err
     assert not (tmp_path / "x").exists()

@@ -37,10 +37,7 @@ def images(tmp_path_factory, phantom_dir) -> Path:
 
 
 def predicted(run, out: Path, images: Path, *options) -> dict:
-    code, _, err = run(
-        *("predict", "--images", images, "--out", out, "--probabilities", "--no-previews", *options)
-    )
-    assert code == 0, err
+    run.ok(*("predict", "--images", images, "--out", out, "--probabilities", "--no-previews", *options))
     return json.loads((out / "predictions.json").read_text())
 
 
@@ -98,11 +95,10 @@ def test_the_order_of_models_changes_no_bit_and_a_call_goes_on(run, folds, image
     (out / name).unlink()  # predicted again
     predicted(run, out, images, "--model", first, "--model", third)
     assert ((out / name).read_bytes(), (out / "probabilities" / name).read_bytes()) == before
-    code, _, err = run(
+    err = run.refused(
         *("predict", "--model", first, "--model", second, "--images", images, "--out", out),
         *("--probabilities", "--no-previews"),
     )
-    assert code == 2
     assert "holds predictions with other model" in err
 
 
@@ -120,8 +116,7 @@ def test_what_does_not_go_together_is_one_line(run, folds, images, tmp_path):
         (empty,): "no finished run",
     }.items():
         named = [word for model in models for word in ("--model", model)]
-        code, _, err = run("predict", *named, "--images", images, "--out", tmp_path / "out")
-        assert code == 2
+        err = run.refused("predict", *named, "--images", images, "--out", tmp_path / "out")
         assert words in err.replace("\n", " ")
         assert "Traceback" not in err
     assert not (tmp_path / "out/predictions.json").exists()

@@ -125,10 +125,7 @@ def test_turned_and_mirrored_volumes_have_turned_and_mirrored_label_maps(run, is
         moved = np.flip(image.transpose(axes), turned[name][1])
         nibabel.save(nibabel.Nifti1Image(moved, affine @ matrix), images / f"{name}.nii.gz")
     out = tmp_path / "out"
-    code, _, err = run(
-        "predict", "--model", model, "--images", images, "--out", out, "--no-previews", *options
-    )
-    assert code == 0, err
+    run.ok("predict", "--model", model, "--images", images, "--out", out, "--no-previews", *options)
     plain = voxels(out / "0+1+2+.nii.gz")
     assert 0.01 < (plain == 1).mean() < 0.99
     for name, (axes, flipped) in turned.items():
@@ -142,10 +139,7 @@ def test_every_format_has_the_same_voxels_and_its_images_own_geometry(run, slice
     names = ["a.nii", "b.nii.gz", "c.mha", "d.mhd", "e.nrrd", "f.nhdr", "g_small.mha"]
     for name in names:
         write(images / name, head, AFFINE)
-    code, _, err = run(
-        "predict", "--model", slices, "--images", images, "--out", out, "--probabilities", "--no-previews"
-    )
-    assert code == 0, err
+    run.ok("predict", "--model", slices, "--images", images, "--out", out, "--probabilities", "--no-previews")
     first = voxels(out / "a.nii")
     assert 0 < first.sum() < first.size
     for name in names:
@@ -186,8 +180,7 @@ def test_oblique_volumes_keep_every_byte_of_their_geometry(run, slices, head, tm
     nibabel.save(swapped, images / "swapped.nii")
     channels = nibabel.Nifti1Image(head[..., None], AFFINE)
     nibabel.save(channels, images / "channels.nii")
-    code, _, err = run("predict", "--model", slices, "--images", images, "--out", out, "--no-previews")
-    assert code == 0, err
+    run.ok("predict", "--model", slices, "--images", images, "--out", out, "--no-previews")
     for path in images.iterdir():
         assert header(out / path.name) == header(path)
         assert nibabel.load(out / path.name).shape == head.shape
@@ -255,13 +248,11 @@ def test_a_bad_file_does_not_end_the_rest_and_a_second_call_goes_on(run, slices,
     assert run(*arguments)[0] == 0
     assert predictions(out) == told
 
-    code, _, err = run(*arguments, "--probabilities")
-    assert code == 2
+    err = run.refused(*arguments, "--probabilities")
     assert "holds predictions with other options: probabilities (False, and now True)" in err
     assert "--overwrite" in err
     (out / "notes.txt").write_text("mine")
-    code, _, err = run(*arguments, "--probabilities", "--overwrite")
-    assert code == 0, err
+    run.ok(*arguments, "--probabilities", "--overwrite")
     assert (out / "a.nii").stat().st_mtime_ns != before
     assert (out / "notes.txt").read_text() == "mine"
 
@@ -292,18 +283,15 @@ def test_nothing_of_somebody_else_is_replaced(run, slices, head, tmp_path):
     images, out = tmp_path / "images", tmp_path / "out"
     write(images / "a.nii", head)
     arguments = ("predict", "--model", slices, "--images", images, "--no-previews")
-    code, _, err = run(*arguments, "--out", images)
-    assert code == 2
+    err = run.refused(*arguments, "--out", images)
     assert "holds the images" in err
     write(out / "a.nii", head)
     for more in ((), ("--overwrite",)):
-        code, _, err = run(*arguments, "--out", out, *more)
-        assert code == 2
+        err = run.refused(*arguments, "--out", out, *more)
         assert f"{out / 'a.nii'} is not of an earlier prediction" in err
     np.testing.assert_array_equal(voxels(out / "a.nii"), head)
     # A folder for the results beside the images is no case.
-    code, _, err = run(*arguments, "--out", images / "predicted")
-    assert code == 0, err
+    run.ok(*arguments, "--out", images / "predicted")
     assert run(*arguments, "--out", images / "predicted")[0] == 0
 
 
@@ -330,8 +318,7 @@ def test_what_cannot_be_predicted_is_one_line(run, slices, tmp_path, images, wor
         listed = json.dumps({"test": [{"image": "q/image.nii.gz"}, {"image": str(other)}]})
         (tmp_path / name / "dataset.json").write_text(listed)
     out = tmp_path / "out"
-    code, _, err = run("predict", "--model", slices, "--images", tmp_path / images, "--out", out)
-    assert code == 2
+    err = run.refused("predict", "--model", slices, "--images", tmp_path / images, "--out", out)
     assert err.count("\n") == 1
     for word in words:
         assert word in err

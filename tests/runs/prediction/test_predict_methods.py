@@ -67,8 +67,7 @@ def test_own_statistics_and_layers_and_those_of_a_place_that_never_trained(
     own = ("--site", site) if site == "site_A" else ()
     out = tmp_path / "out"
     arguments = ("predict", "--model", normalised, "--images", phantom_dir / site, "--no-previews")
-    code, _, err = run(*arguments, "--out", out, *own)
-    assert code == 0, err
+    run.ok(*arguments, "--out", out, *own)
     assert_scored_alike(out, phantom_dir / site, expected)
     used = predictions(out)["statistics"]
     recorded = load_statistics(normalised / STATISTICS)["site_A"]
@@ -84,11 +83,10 @@ def test_own_statistics_and_layers_and_those_of_a_place_that_never_trained(
     # What these statistics are, later images can be normalised with, too.
     one = tmp_path / "one"
     case = phantom_dir / site / f"images/{next(iter(expected))}.nii.gz"
-    code, _, err = run(
+    run.ok(
         *("predict", "--model", normalised, "--images", case, "--out", one, "--statistics", out / STATISTICS),
         "--no-previews",
     )
-    assert code == 0, err
     assert predictions(one)["statistics"]["mean"] == used["mean"]
     assert predictions(one)["statistics"]["of"] == str(out / STATISTICS)
     # Another set of images has other statistics, and is not mixed with the first.
@@ -100,10 +98,9 @@ def test_own_statistics_and_layers_and_those_of_a_place_that_never_trained(
     assert code == 0, err  # all of them are there
     case = next((phantom_dir / "site_B/images").glob("*.nii.gz"))
     shutil.copy(case, tmp_path / "few/new.nii.gz")
-    code, _, err = run(
+    err = run.refused(
         *("predict", "--model", normalised, "--images", tmp_path / "few", "--out", out, "--no-previews")
     )
-    assert code == 2
     assert f"other statistics: of (the {len(expected)} images given, and now the 2 images given)" in err
     assert load_statistics(out / STATISTICS)["images"].count == len(expected)
 
@@ -130,8 +127,7 @@ def test_what_a_method_lacks_is_one_line_that_says_what_to_give(
         one = {"mean": [0.5] * channels, "std": [0.1] * channels, "count": 3}
         Path(name).write_text(json.dumps({**pair, "intensity": intensity, "sites": {"x": one}}))
     images = next((phantom_dir / "site_A/images").glob("*.nii.gz"))
-    code, _, err = run("predict", "--model", normalised, "--images", images, "--out", "out", *options)
-    assert code == 2
+    err = run.refused("predict", "--model", normalised, "--images", images, "--out", "out", *options)
     assert err.count("\n") == 1
     for word in words:
         assert word in err
@@ -141,8 +137,7 @@ def test_what_a_method_lacks_is_one_line_that_says_what_to_give(
 def test_layers_that_sites_keep_come_from_the_run_or_from_a_kit(run, phantom_dir, tmp_path, monkeypatch):
     model = simulated(phantom_dir, tmp_path / "run", "fedbn", *FEW)
     arguments = ("predict", "--model", model, "--images", phantom_dir / "site_B", "--no-previews")
-    code, _, err = run(*arguments, "--out", tmp_path / "out")
-    assert code == 2
+    err = run.refused(*arguments, "--out", tmp_path / "out")
     assert "needs layers that each site keeps" in err
     assert "--site NAME" in err
     assert run(*arguments, "--out", tmp_path / "out", "--site", "site_B")[0] == 0
@@ -150,8 +145,7 @@ def test_layers_that_sites_keep_come_from_the_run_or_from_a_kit(run, phantom_dir
     for folder in ("local", "startup"):
         (kit / folder).mkdir(parents=True)
     shutil.move(model / "state", kit / "medfedaug")
-    code, _, err = run(*arguments, "--out", tmp_path / "again", "--site", "site_B", "--state", kit)
-    assert code == 0, err
+    run.ok(*arguments, "--out", tmp_path / "again", "--site", "site_B", "--state", kit)
     for name, found in maps(tmp_path / "out").items():
         np.testing.assert_array_equal(found, maps(tmp_path / "again")[name])
     assert any("of site site_B are used" in note for note in predictions(tmp_path / "again")["notes"])
@@ -175,10 +169,8 @@ def test_prediction_opens_no_ledger_and_keeps_no_rounds(run, phantom_dir, tmp_pa
     for part in (PrivacyGuard, PrivacyLedger, RoundMemory, SiteTrainer):
         monkeypatch.setattr(part, "__init__", never)
     images = ("--images", phantom_dir / "site_B", "--site", "site_B", "--no-previews")
-    code, _, err = run("predict", "--model", model, *images, "--out", tmp_path / "out")
-    assert code == 0, err
-    code, _, err = run("bundle", model, "--site", "site_B", "--out", tmp_path / "bundle")
-    assert code == 0, err
+    run.ok("predict", "--model", model, *images, "--out", tmp_path / "out")
+    run.ok("bundle", model, "--site", "site_B", "--out", tmp_path / "bundle")
 
 
 def test_an_image_unlike_the_federations_is_named_with_how_far(run, tmp_path):
