@@ -14,6 +14,8 @@ from medfedaug.errors import ConfigError
 
 REFERENCE, ALONE = "fedavg", "single"
 """The methods that every comparison has: plain averaging, and each site by itself."""
+REMEDIES = ("fedrdn", "fedbn", "ditto", "fedfa")
+"""A method for each cause of differences: intensities, norm layers, what sites cannot share, features."""
 SEEDS = 2
 """Trainings of each method, by default."""
 CHECKED_AT = (0.5, 0.75, 1.0)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.config.bundle_reference import find, known
+from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, DataError, JobRefused, MedFedAugError, PrivacyRefused
@@ -53,7 +54,13 @@ _PERIOD = 1.0
 
 
 class Gate:
-    """No-op gate for simulations on one machine."""
+    """No-op gate for simulations on one machine.
+
+    Attributes:
+        comparison: the comparison of which the jobs' configurations are trainings; ``None`` in other jobs.
+    """
+
+    comparison: ComparisonConfig | None = None
 
     def masks(self, site: str) -> SiteMasks:
         """Return the site's half of secure aggregation, without signatures."""
@@ -138,16 +145,25 @@ class GuardedGate(Gate):
         return SiteMasks(site, self.identity, rules, self.history, self.job)
 
     def admit(self, config: RunConfig, should_stop: Callable[[], bool]) -> None:
-        """Check Bundle, rules and verdict, and wait for the approval of the job if required."""
+        """Check Bundle, rules and verdict, and wait for the approval of the job if required.
+
+        The trainings of a comparison have one approval.
+        """
         if config in self._admitted:
             return
         self._check_bundle(config)
         self.rules.check(self.site, config)
-        entry = self._check_verdict(config)
+        approved = self._approved_as(config)
+        entry = self._check_verdict(approved)
         if self.rules.approve and entry.verdict != APPROVED:
             self._wait(entry, should_stop)
-        self.book.begin(config, self.job)
+        self.book.begin(approved, self.job)
         self._admitted.append(config)
+
+    def _approved_as(self, config: RunConfig) -> RunConfig | ComparisonConfig:
+        """Return the settings that the site's administrator approves."""
+        comparison = self.comparison
+        return comparison if comparison and config in comparison.configs().values() else config
 
     def ended(self) -> None:
         """Record the end of the job, and the ledger's state next to the images."""
@@ -192,7 +208,7 @@ class GuardedGate(Gate):
             )
             raise JobRefused(self.site, reason)
 
-    def _check_verdict(self, config: RunConfig) -> JobEntry:
+    def _check_verdict(self, config: RunConfig | ComparisonConfig) -> JobEntry:
         """Apply the administrator's verdict even without approval."""
         entry = self.book.note(config, self.job, self.origin)
         self._check_refused(entry)
@@ -218,6 +234,10 @@ class GuardedGate(Gate):
         if trainer.trains:
             self.rules.check_cases(self.site, trainer.folder.cases_of_patients("training"))
         self.min_patients = trainer.policy.min_images
+        if self.comparison is not None:  # one training at a time
+            for earlier in self._accounts.values():
+                earlier.bind()
+            self._accounts.clear()
         account = Account(self.site, self.job, trainer.ledger, trainer.policy, trainer.folder)
         account.bind()
         self._accounts[trainer] = account
@@ -225,7 +245,7 @@ class GuardedGate(Gate):
     def incoming(self, request: Request) -> None:
         """Check the sizes of a request, and that the job has not been refused since its admission."""
         for config in self._admitted:
-            self._check_verdict(config)
+            self._check_verdict(self._approved_as(config))
         frozen, exchanged = split_frozen(request.once)
         self.rules.check_model(self.site, num_bytes({**frozen, **request.weights}) / 1e6)
         self.rules.check_payload(self.site, num_bytes({**exchanged, **request.payload}) / 1e6)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from medfedaug.analysis.gain_page import conclusions, write_gain_page
-from medfedaug.config.comparison import ALONE, CHECKED_AT, REFERENCE, SEEDS, ComparisonConfig
+from medfedaug.config.comparison import ALONE, CHECKED_AT, REFERENCE, REMEDIES, SEEDS, ComparisonConfig
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.benchmarks import open_benchmark
@@ -28,8 +28,6 @@ from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import parse_versioned, write_json, write_versioned
 
 PAGE = "compare.html"
-REMEDIES = ("fedrdn", "fedbn", "ditto", "fedfa")
-"""A method for each cause of differences: intensities, norm layers, what sites cannot share, features."""
 FEWEST_ROUNDS, MOST_ROUNDS = 4, 100
 
 _LACKING = "condist"  # where sites have annotated different classes
@@ -125,20 +123,38 @@ def make_trainings(request: Request) -> Trainings:
     base = replace(run.config, **federation_settings(sites))
     if "rounds" not in experiment.settings:
         base = replace(base, rounds=MOST_ROUNDS)
-    methods, left_out = {}, {}
-    for name in dict.fromkeys([REFERENCE, ALONE, *asked]):
-        arguments = {
-            part["name"]: preset.arguments_of(part["name"], held_out=False) for part in parse_methods(name)
-        }
-        methods[name] = parse_methods(name, arguments)
+
+    def configure(name: str) -> RunConfig:
+        parts = [part["name"] for part in parse_methods(name)]
+        arguments = {part: preset.arguments_of(part, held_out=False) for part in parts}
+        config = replace(base, methods=tuple(parse_methods(name, arguments)))
+        _check(config, sites)
+        return config
+
+    configs, left_out = choose_methods(asked, configure, needed=bool(request.methods))
+    methods = {name: list(config.methods) for name, config in configs.items()}
+    return Trainings(ComparisonConfig(run=base, methods=methods, seeds=SEEDS), sites, left_out)
+
+
+def choose_methods(
+    names: Sequence[str], configure: Callable[[str], RunConfig], *, needed: bool
+) -> tuple[dict[str, RunConfig], dict[str, str]]:
+    """Return the settings of each method, with those of `REFERENCE` and `ALONE`, and what is left out.
+
+    Args:
+        names: combinations of methods.
+        configure: makes the settings of a combination, and raises `MedFedAugError` for an impossible one.
+        needed: whether an impossible combination is an error; otherwise it is left out with the reason.
+    """
+    configs, left_out = {}, {}
+    for name in dict.fromkeys([REFERENCE, ALONE, *names]):
         try:
-            _check(replace(base, methods=tuple(methods[name])), sites)
+            configs[name] = configure(name)
         except MedFedAugError as error:
-            if request.methods or name in (REFERENCE, ALONE):
+            if needed or name in (REFERENCE, ALONE):
                 raise
             left_out[name] = str(error)
-            del methods[name]
-    return Trainings(ComparisonConfig(run=base, methods=methods, seeds=SEEDS), sites, left_out)
+    return configs, left_out
 
 
 def _check(config: RunConfig, sites: Sequence[SiteFolder]) -> None:
