@@ -41,12 +41,12 @@ SETTINGS = {
     "segmentation": {
         "network": "unet",
         "network_args": {"channels": [8, 16, 32], "strides": [2, 2], "norm": ["instance", {"affine": True}]},
-        "learning_rate": 5e-3,
+        "learning_rate": 1e-2,
         "without_metrics": ("hd95", "nsd"),
     },
     "classification": {"network": "lenet5", "learning_rate": 1e-2, "momentum": 0.9},
 }
-COMMON = {"batch_size": 6, "local_steps": 8, "augmentation": "none"}
+COMMON = {"batch_size": 6, "local_steps": 6, "augmentation": "none"}
 
 _OUTLINES = (Structure(), Structure(outline=7.0), Structure(outline=-5.0))
 _LESIONS = (Structure(), Structure(lesions=3, size=0.5), Structure(size=1.6, prevalence=0.7))
@@ -81,7 +81,7 @@ FEDERATIONS = {
     "four_sites_outlines_and_scanners": _phantom(
         108, sites=4, patients=15, shift=1.5, structures=(*_OUTLINES, Structure(outline=3.0))
     ),
-    "lgg": _real("lgg_multisite", 5),
+    "lgg": _real("lgg_multisite", 3),
     "pacs": _real("pacs", 40),
 }
 

@@ -71,7 +71,12 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
         Entry("hospital", "import_:import_", "import --folder dicom --studies studies.csv --out site_A"),
         Entry("core", "init:init", "init data/site_A"),
         Entry("research", "data:inspect", "inspect --data data"),
-        Entry("research", "compare:compare", "compare --data data"),
+        Entry(
+            "research",
+            "compare:compare",
+            "compare --data data --methods fedrdn ditto --budget 10min",
+            in_a_row=True,
+        ),
         Entry("core", "predict:predict", "predict --model runs/fedrdn --images new --out predicted"),
         Entry("hospital", "site:configure", "site configure hospital-a --data images --min-images 20"),
         Entry("hospital", "site:start", "site start hospital-a"),

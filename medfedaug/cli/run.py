@@ -37,7 +37,7 @@ from medfedaug.cli.options import (
 )
 from medfedaug.cli.progress import RoundProgress, resumable
 from medfedaug.config.bundle_reference import content_hash, described_data, locate
-from medfedaug.config.comparison import REFERENCE, REMEDIES, ComparisonConfig, parse_budget
+from medfedaug.config.comparison import REFERENCE, REMEDIES, ComparisonConfig, choose_methods, parse_budget
 from medfedaug.config.machine import Machine
 from medfedaug.config.options import read_text
 from medfedaug.config.plan import Plan, load_plan, planning_settings
@@ -313,7 +313,6 @@ def _export_comparison(
         )
         from medfedaug.methods import parse_methods
         from medfedaug.nvflare_jobs.job.comparison import ComparisonRecipe
-        from medfedaug.research.comparison.short_trainings import choose_methods
         from medfedaug.simulate import usual_settings
 
     if options["bundle"]:

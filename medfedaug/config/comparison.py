@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, ClassVar
 
 from medfedaug.config.options import Settings, setting, settings
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import ConfigError
+from medfedaug.errors import ConfigError, MedFedAugError
 
 REFERENCE, ALONE = "fedavg", "single"
 """The methods that every comparison has: plain averaging, and each site by itself."""
@@ -100,6 +100,27 @@ class ComparisonConfig(Settings):
             [5, 8, 10]
         """
         return sorted({ceil(share * self.run.rounds) for share in CHECKED_AT})
+
+
+def choose_methods(
+    names: Sequence[str], configure: Callable[[str], RunConfig], *, needed: bool
+) -> tuple[dict[str, RunConfig], dict[str, str]]:
+    """Return the settings of each method, with those of `REFERENCE` and `ALONE`, and what is left out.
+
+    Args:
+        names: combinations of methods.
+        configure: makes the settings of a combination, and raises `MedFedAugError` for an impossible one.
+        needed: whether an impossible combination is an error; otherwise it is left out with the reason.
+    """
+    configs, left_out = {}, {}
+    for name in dict.fromkeys([REFERENCE, ALONE, *names]):
+        try:
+            configs[name] = configure(name)
+        except MedFedAugError as error:
+            if needed or name in (REFERENCE, ALONE):
+                raise
+            left_out[name] = str(error)
+    return configs, left_out
 
 
 def parse_budget(text: str) -> float:

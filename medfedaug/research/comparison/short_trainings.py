@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from medfedaug.analysis.gain_page import conclusions, write_gain_page
-from medfedaug.config.comparison import ALONE, CHECKED_AT, REFERENCE, REMEDIES, SEEDS, ComparisonConfig
+from medfedaug.config.comparison import (
+    ALONE,
+    CHECKED_AT,
+    REFERENCE,
+    REMEDIES,
+    SEEDS,
+    ComparisonConfig,
+    choose_methods,
+)
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.federation import federation_settings
 from medfedaug.data.file_hashes import check_same_files, fingerprint_sites
 from medfedaug.data.preparation.decoded_cache import keep_decoded
-from medfedaug.errors import ConfigError, MedFedAugError
+from medfedaug.errors import ConfigError
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.in_process import compare_in_process, run_in_process
 from medfedaug.federation.job_folder import COMPARED, STATE
@@ -134,27 +142,6 @@ def make_trainings(request: Request) -> Trainings:
     configs, left_out = choose_methods(asked, configure, needed=bool(request.methods))
     methods = {name: list(config.methods) for name, config in configs.items()}
     return Trainings(ComparisonConfig(run=base, methods=methods, seeds=SEEDS), sites, left_out)
-
-
-def choose_methods(
-    names: Sequence[str], configure: Callable[[str], RunConfig], *, needed: bool
-) -> tuple[dict[str, RunConfig], dict[str, str]]:
-    """Return the settings of each method, with those of `REFERENCE` and `ALONE`, and what is left out.
-
-    Args:
-        names: combinations of methods.
-        configure: makes the settings of a combination, and raises `MedFedAugError` for an impossible one.
-        needed: whether an impossible combination is an error; otherwise it is left out with the reason.
-    """
-    configs, left_out = {}, {}
-    for name in dict.fromkeys([REFERENCE, ALONE, *names]):
-        try:
-            configs[name] = configure(name)
-        except MedFedAugError as error:
-            if needed or name in (REFERENCE, ALONE):
-                raise
-            left_out[name] = str(error)
-    return configs, left_out
 
 
 def _check(config: RunConfig, sites: Sequence[SiteFolder]) -> None:
