@@ -1,7 +1,7 @@
 """Generate files from the code; ``make catalogue`` runs it, and ``make lint`` with --check.
 
-They are the list of methods, the ready jobs, the tables of methods on three pages, and the picture of the
-packages. An existing row of a page stays; a new method gets its row
+They are the lists of methods, the ready jobs, the tables of methods on three pages, and the picture of the
+packages. Existing rows of `privacy/methods.md` stay; a new method gets its row
 from its declarations.
 """
 
@@ -44,12 +44,10 @@ def pages() -> dict[Path, str]:
     from medfedaug.methods import base, registry
 
     texts = {path: path.read_text(encoding="utf-8") for path in (TABLE, SENT, WORDS)}
+    rows = ["| name | effect | leaves a site beside the model |", "|---|---|---|"]
     for name in registry.BUILT_IN_NAMES:
         one = describe_method(name)
-        if not _has_row(texts[TABLE], name):
-            what = one.what[:1].lower() + one.what[1:].rstrip(".")
-            row = f"| `{name}` | {what} | {one.listed[BESIDE_THE_MODEL]} |"
-            texts[TABLE] = _with_rows(texts[TABLE], [row])
+        rows.append(f"| `{name}` | {one.what.rstrip('.')} | {one.listed[BESIDE_THE_MODEL]} |")
         if not _has_row(texts[SENT], name):
             times, _, sent = one.facts[BESIDE_THE_MODEL].partition(". ")
             if sent:
@@ -57,6 +55,13 @@ def pages() -> dict[Path, str]:
             else:
                 row = f"| `{name}` | {'nothing else' if times == 'nothing' else times} | | | | |"
             texts[SENT] = _with_rows(texts[SENT], [row])
+    table = "\n".join(rows)
+    texts[TABLE] = re.sub(
+        r"(<!-- methods: .*? -->\n).*?(?=<!-- end -->)",
+        lambda place: f"{place[1]}\n{table}\n\n",
+        texts[TABLE],
+        flags=re.DOTALL,
+    )
     methods = [build() for build in registry.built_in_methods().values()]
     for word, meaning in base.WORDS.items():
         columns = [

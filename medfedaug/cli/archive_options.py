@@ -22,12 +22,9 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="File with a bearer token for DICOMweb, in place of --user; or set MEDFEDAUG_PACS_TOKEN.",
+        help="File with a bearer token for DICOMweb, instead of --user; or set MEDFEDAUG_PACS_TOKEN.",
         rich_help_panel=Access.PANEL,
     ),
-]
-Parallel = Annotated[
-    int, typer.Option(min=1, help="Series and studies at a time.", rich_help_panel=Access.PANEL)
 ]
 
 
@@ -42,4 +39,7 @@ def archive_access(given: Given, token_file: Path | None) -> Access:
             token = token_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{token_file}: not readable as a token") from error
-    return Access(**given[Access], password=os.environ.get("MEDFEDAUG_PACS_PASSWORD"), token=token)
+    secrets = {"password": os.environ.get("MEDFEDAUG_PACS_PASSWORD"), "token": token}
+    return Access(
+        **{**given[Access], **{name: secret for name, secret in secrets.items() if secret is not None}}
+    )

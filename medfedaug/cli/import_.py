@@ -13,7 +13,7 @@ from rich.text import Text
 
 from medfedaug.cli.archive_options import DicomWeb, Dimse, TokenFile, archive_access
 from medfedaug.cli.console import Table, out_console, say
-from medfedaug.cli.options import Given, named_pairs, takes
+from medfedaug.cli.options import Config, Given, named_pairs, takes
 from medfedaug.cli.progress import ImportProgress, resumable
 from medfedaug.config.machine import Machine
 from medfedaug.errors import ConfigError
@@ -36,6 +36,7 @@ def import_(
     dicomweb: DicomWeb = None,
     dimse: Dimse = None,
     token_file: TokenFile = None,
+    config: Config = None,
     studies: Annotated[
         Path | None, typer.Option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID.")
     ] = None,
@@ -48,16 +49,18 @@ def import_(
         list[str] | None,
         typer.Option(
             metavar="NAME=REGEX|UID",
-            help="In place of --series, a channel and its series, 'FLAIR=.*flair.*'; once for each channel, "
-            "in their order. Channels are resampled to the grid of the first one, or of the one that label "
-            "maps refer to.",
+            help="A channel's series, 'FLAIR=.*flair.*', instead of --series; repeatable. Channels are "
+            "resampled to the grid of the first one, or of the one that label maps refer to.",
         ),
     ] = None,
     segments: Annotated[
-        list[str] | None, typer.Option(help="Segment and class, 'Tumour core=tumour'; * fits any text.")
+        list[str] | None, typer.Option(help="Segment and class, 'Tumour core=tumour'; repeatable.")
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="With --withdraw: the jobs' cache, or MEDFEDAUG_CACHE.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="With --withdraw: the jobs' cache, or MEDFEDAUG_CACHE.", hidden=True
+        ),
     ] = None,
     state: Annotated[
         Path | None, typer.Option(help="Folder of the site's list and key; by default OUT.state.")
@@ -65,9 +68,9 @@ def import_(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the choice, and fetch nothing.")] = False,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the choice as JSON.")] = None,
 ) -> None:
-    """Make a site's data folder of studies from a PACS or a folder of DICOM files.
+    """Make a site's data folder from studies of a PACS or a folder of DICOM files.
 
-    Called again, it continues.
+    The same command continues an interrupted import.
     """
     from medfedaug.hospital.pacs.archive import require_pacs
     from medfedaug.hospital.pacs.studies_file import read_studies
@@ -77,38 +80,19 @@ def import_(
     from medfedaug.hospital.pacs.choice import plan_import
     from medfedaug.hospital.pacs.importer import import_studies
     from medfedaug.hospital.pacs.study_list import StudyList
-    from medfedaug.hospital.pacs.withdrawal import withdraw as withdraw_patients
     from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
 
     state_folder = state or out.with_name(f"{out.name}.state")
     if withdraw is not None and studies is None:
-        prepared = cache or os.environ.get(f"{Machine.VARIABLES}CACHE")
-        caches = [Path(prepared)] if prepared else []
-
-        def pseudonym(name: str, kind: str) -> str:  # the key is made only if the site has a list
-            return Pseudonyms.of_site(state_folder).of(name, kind)
-
-        wanted = read_studies(withdraw)
-        withdrawal = withdraw_patients(wanted, out, state_folder, pseudonym, caches)
-        for patient, count in withdrawal.removed.items():
-            say(f"withdrawn: {patient}: {counted(count, 'case')}")
-        say(f"{counted(len(withdrawal.removed), 'patient')} withdrawn from {out}")
-        _print_next_job(out, state_folder)
-        if not caches:
-            say("no cache was searched; if jobs keep prepared images, name their folder with --cache")
-        if withdrawal.unmatched:
-            text = f"{withdrawal.unmatched} of {len(wanted)} rows of {withdraw} belongs to no imported "
-            text += f"study; nothing was removed of it; look for it in {StudyList(state_folder).path}"
-            say(text, "red", err=True)
-            raise typer.Exit(1)
+        _withdraw(withdraw, out, state_folder, cache)
         return
     if studies is None or withdraw is not None:
         raise ConfigError("give one of --studies FILE and --withdraw FILE")
-    settings = ImportSettings(
-        **given[ImportSettings],
-        channels=named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True),
-        segments=named_pairs("--segments", "'Tumour core=tumour'", segments),
-    )
+    if channel:
+        given[ImportSettings]["channels"] = named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True)
+    if segments:
+        given[ImportSettings]["segments"] = named_pairs("--segments", "'Tumour core=tumour'", segments)
+    settings = ImportSettings(**given[ImportSettings])
     from medfedaug.hospital.pacs.open_archive import open_archive
 
     wanted = read_studies(studies)
@@ -142,6 +126,33 @@ def import_(
     say(f"{len(plans) - len(outcome.problems)} of {len(plans)} studies in {out}; who is who: {state_folder}")
     _print_folder(out, state_folder, settings)
     if outcome.problems:
+        raise typer.Exit(1)
+
+
+def _withdraw(file: Path, out: Path, state: Path, cache: Path | None) -> None:
+    """Remove the patients of a CSV file from a site's data and from the caches of its jobs."""
+    from medfedaug.hospital.pacs.studies_file import read_studies
+    from medfedaug.hospital.pacs.study_list import StudyList
+    from medfedaug.hospital.pacs.withdrawal import withdraw
+    from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
+
+    prepared = cache or os.environ.get(f"{Machine.VARIABLES}CACHE")
+    caches = [Path(prepared)] if prepared else []
+
+    def pseudonym(name: str, kind: str) -> str:  # the key is made only if the site has a list
+        return Pseudonyms.of_site(state).of(name, kind)
+
+    wanted = read_studies(file)
+    withdrawal = withdraw(wanted, out, state, pseudonym, caches)
+    for patient, count in withdrawal.removed.items():
+        say(f"withdrawn: {patient}: {counted(count, 'case')}")
+    say(f"{counted(len(withdrawal.removed), 'patient')} withdrawn from {out}")
+    _print_next_job(out, state)
+    if not caches:
+        say("no cache was searched; if jobs keep prepared images, name their folder with --cache")
+    if withdrawal.unmatched:
+        text = f"{file}: {withdrawal.unmatched} of {len(wanted)} rows match no imported study; nothing was "
+        say(f"{text}removed for them. Compare with {StudyList(state).path}", "red", err=True)
         raise typer.Exit(1)
 
 

@@ -22,7 +22,7 @@ from medfedaug.utils.docstrings import plain
 from medfedaug.utils.validation import check_keys
 
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-_LONGEST_LIST = 20  # characters
+_LONGEST_LIST = 16  # characters
 
 Given = Mapping[type, dict[str, Any]]
 
@@ -66,25 +66,25 @@ SiteOrSites = Annotated[
     Path,
     typer.Option("--data", callback=existing_folder, help="A site's folder, or a folder of sites' folders."),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ..., or auto: CUDA if available.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto: CUDA if available.")]
 State = Annotated[
     Path | None,
     typer.Option(
-        help="Folder of a site's own layers: its kit, or a folder of states. By default MEDFEDAUG_STATE, or "
-        "the folder state next to the model."
+        help="Folder of a site's own layers, such as its kit; by default MEDFEDAUG_STATE, or state/ next to "
+        "the model."
     ),
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most this many cases per split and site.")]
 Init = Annotated[
     Path | None,
-    typer.Option(callback=existing_file, help="Weights to start from, of torch.save or safetensors."),
+    typer.Option(callback=existing_file, help="Weights to start from (torch.save, safetensors)."),
 ]
 Loop = Annotated[
-    str | None, typer.Option(metavar="FILE.py|NAME", help="A custom training loop: a script, or a package's.")
+    str | None, typer.Option(metavar="FILE.py|NAME", help="Custom training loop: a script or a name.")
 ]
 Local = Annotated[
     list[str] | None,
-    typer.Option(metavar="RUN|SITE=RUN", help="Sites' own models: a run of single, or one for each site."),
+    typer.Option(metavar="RUN|SITE=RUN", help="Sites' own models: a run, or one per site."),
 ]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads per site; 0 shares the cores among sites.")]
 Workers = Annotated[
@@ -110,19 +110,18 @@ Bundle = Annotated[
     str | None,
     typer.Option(
         metavar="DIR|NAME",
-        help="A MONAI Bundle that defines the training: a folder, or a name in MEDFEDAUG_BUNDLES. It is "
-        "code, and runs here.",
+        help="MONAI Bundle that defines the training: a folder, or a name in MEDFEDAUG_BUNDLES. Its code "
+        "runs here.",
         rich_help_panel="The run",
     ),
 ]
-Methods = Annotated[str | None, typer.Option(help="Methods, separated by commas, for instance fedrdn,fedfa.")]
+Methods = Annotated[str | None, typer.Option(help="Methods, separated by commas: fedrdn,fedfa.")]
 PlanFile = Annotated[
     str | None,
     typer.Option(
         "--plan",
         metavar="FILE|auto",
-        help="File of `medfedaug plan`; or auto: a plan from summaries that the sites send first. Options "
-        "set single values.",
+        help="File of medfedaug plan; or auto: a plan from the sites' summaries.",
         rich_help_panel="The plan of volumes",
     ),
 ]
@@ -151,9 +150,9 @@ JsonFile = Annotated[
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Settings (medfedaug schema run), or a run's results.json."),
+    typer.Option(metavar="FILE", help="YAML with settings, or a run's results.json."),
 ]
-Tracking = Annotated[str | None, typer.Option(help="tensorboard or mlflow: log the sites' metrics there.")]
+Tracking = Annotated[str | None, typer.Option(help="Log metrics to tensorboard or mlflow.", hidden=True)]
 
 
 def takes(

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from medfedaug.cli.archive_options import DicomWeb, Dimse, Parallel, TokenFile, archive_access
+from medfedaug.cli.archive_options import DicomWeb, Dimse, TokenFile, archive_access
 from medfedaug.cli.console import Table, out_console, say
-from medfedaug.cli.options import Given, State, existing_run, named_pairs, takes
+from medfedaug.cli.options import Config, Given, State, existing_run, named_pairs, takes
 from medfedaug.cli.progress import CaseProgress, resumable
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access, require_pacs
@@ -32,23 +32,21 @@ def predict(
         list[Path],
         typer.Option(
             callback=lambda paths: [existing_run(path) for path in paths],
-            help="Run, model or folder of runs; repeatable: the probabilities of several are averaged.",
+            help="Run, model or folder of runs; repeatable: several are averaged.",
         ),
     ],
-    out: Annotated[
-        Path, typer.Option(help="Folder for label maps, DICOM SEG, pictures and predictions.json.")
-    ],
+    out: Annotated[Path, typer.Option(help="Folder for label maps, DICOM SEG and pictures.")],
     *,
     given: Given,
+    config: Config = None,
     images: Annotated[
-        Path | None, typer.Option(help="Image, folder of images, DICOM series, or dataset.json; no labels.")
+        Path | None, typer.Option(help="Image, folder, DICOM series, or dataset.json; no labels.")
     ] = None,
     studies: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Studies of the archive, in place of --images: a CSV with a column StudyInstanceUID, "
-            "AccessionNumber or PatientID.",
+            help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID.",
             rich_help_panel=Access.PANEL,
         ),
     ] = None,
@@ -56,23 +54,20 @@ def predict(
         list[str] | None,
         typer.Option(
             metavar="NAME=REGEX|UID",
-            help="In place of --series: a channel and its series, 'FLAIR=.*flair.*'; once for each.",
+            help="A channel's series, instead of --series; repeatable.",
             rich_help_panel=Access.PANEL,
         ),
     ] = None,
     dicomweb: DicomWeb = None,
     dimse: Dimse = None,
     token_file: TokenFile = None,
-    parallel: Parallel = 2,
     state: State = None,
 ) -> None:
     """Predict new images with a finished model: label maps, or classes, of images without labels.
 
-    Called again, it continues, also with more images. An image that cannot be predicted does not stop
-    the others: it is named at the end, and the exit code is 1. Files, folders and DICOM series that are
-    left out are named with the reason, also in predictions.json.
-    From an archive, and back: medfedaug predict --model runs/fedrdn --dicomweb
-    https://pacs.example.org/dicom-web --studies studies.csv --store --out predicted
+    The same command continues, also with more images. If an image cannot be predicted, the others are; the
+    exit code is then 1. From an archive and back: medfedaug predict --model runs/fedrdn --dicomweb URL
+    --studies studies.csv --store --out predicted
     """
     from medfedaug.analysis.page import check_page
     from medfedaug.analysis.predictions_page import PAGE, write_predictions_page
@@ -84,12 +79,10 @@ def predict(
         raise ConfigError("give one of --images PATH, --dicomweb URL and --dimse AET@HOST:PORT")
     if in_archive != (studies is not None):
         raise ConfigError("give --studies FILE together with --dicomweb URL or --dimse AET@HOST:PORT")
-    of_studies = StudyOptions(
-        **given[StudyOptions],
-        channels=named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True),
-        parallel=parallel,
-    )
-    for option, value in (("--channel", channel), ("--pseudonyms", of_studies.pseudonyms)):
+    if channel:
+        given[StudyOptions]["channels"] = named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True)
+    of_studies = StudyOptions(**given[StudyOptions])
+    for option, value in (("--channel", of_studies.channels), ("--pseudonyms", of_studies.pseudonyms)):
         if value and not in_archive:
             raise ConfigError(f"{option} goes with an archive: --dicomweb URL or --dimse AET@HOST:PORT")
     if of_studies.store and not in_archive:

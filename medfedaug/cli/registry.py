@@ -163,6 +163,8 @@ def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
     if not (rare := sum(option.hidden for option in options)):
         return command
 
+    also = ", which --config takes as well" if "config" in signature.parameters else ""
+
     def show(context: typer.Context, shown: bool) -> None:
         if not shown:
             return
@@ -182,7 +184,7 @@ def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
         "--help-all",
         is_eager=True,
         callback=show,
-        help=f"Show {rare} rare options too.",
+        help=f"Show {rare} rare options too{also}.",
     )
     more = inspect.Parameter(
         "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]

@@ -64,14 +64,12 @@ _NVFLARE = "nvflare"
     Execution,
     Machine,
     without=("task", "in_channels", "channel_names", "classes"),
-    holdout="A site that does not train and is tested as an unseen one; repeatable; all for each in turn.",
+    holdout="Site that is tested but does not train; repeatable; all for each in turn.",
 )
 def simulate(
     context: typer.Context,
     data: Data,
-    out: Annotated[
-        Path, typer.Option(help="Folder for results.json, global_model.pt, statistics.json, report.html.")
-    ],
+    out: Annotated[Path, typer.Option(help="Folder for results, model and report.")],
     *,
     given: Given,
     methods: Methods = None,
@@ -84,13 +82,14 @@ def simulate(
         str | None, typer.Option(help="segmentation or classification; by default the data's.", hidden=True)
     ] = None,
     engine: Annotated[
-        str, typer.Option(metavar="NAME", help="nvflare, inprocess (sites in turn), or a package's engine.")
+        str, typer.Option(metavar="NAME", help="nvflare, inprocess, or a package's engine.")
     ] = _NVFLARE,
     device: Device = "auto",
     init: Init = None,
     loop: Loop = None,
     check: Annotated[
-        bool, typer.Option("--check", help="With --loop: run one batch and print its connections.")
+        bool,
+        typer.Option("--check", help="With --loop: run one batch and print its connections.", hidden=True),
     ] = False,
     tracking: Tracking = None,
     pictures: Pictures = True,
@@ -176,7 +175,7 @@ def simulate(
 @takes(RunConfig, Plan, Execution, without=("min_sites", "round_timeout", "limit", "site_speed"))
 def export(
     context: typer.Context,
-    out: Annotated[Path, typer.Option(help="The job folder to write, for `nvflare job submit`.")],
+    out: Annotated[Path, typer.Option(help="Job folder to write, for nvflare job submit.")],
     *,
     given: Given,
     methods: Methods = None,
@@ -205,19 +204,19 @@ def export(
     plan_memory: PlanMemory = None,
     bundle: Bundle = None,
     min_sites: Annotated[
-        int, typer.Option(min=2, help="Connected sites to wait for, and good updates of a round.")
+        int, typer.Option(min=2, metavar="N", help="Sites to wait for, and good updates of a round.")
     ] = 2,
     round_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds after which a site is no longer waited for; 0 for no limit.")
+        float, typer.Option(min=0, metavar="X", help="Seconds to wait for a site; 0 for no limit.")
     ] = 7200,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run of this name from the server's checkpoint.")
+        bool, typer.Option("--resume", help="Continue this run from the server's checkpoint.")
     ] = False,
     init: Init = None,
     loop: Loop = None,
     tracking: Tracking = None,
 ) -> None:
-    """Write a run, an evaluation or a comparison as a job: no code (but for --loop), data or paths."""
+    """Write a run, an evaluation or a comparison as a job, without data, paths and code (except --loop)."""
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another folder")
     execution = Execution(**{**given[Execution], "min_sites": min_sites, "round_timeout": round_timeout})

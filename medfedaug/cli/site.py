@@ -21,7 +21,7 @@ from medfedaug.hospital.privacy.site_settings import SiteSettings
 if TYPE_CHECKING:
     from medfedaug.nvflare_jobs.kit.doctor import Check
 
-Kit = Annotated[Path, typer.Argument(help="An NVFlare kit, the server's or a site's.")]
+Kit = Annotated[Path, typer.Argument(metavar="KIT", help="An NVFlare kit, the server's or a site's.")]
 SiteKit = Annotated[Path, typer.Argument(metavar="KIT", help="A site's NVFlare kit.")]
 Timeout = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time to wait.")]
 
@@ -32,15 +32,14 @@ def configure(
     *,
     given: Given,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSON like local/medfedaug.json; options come first.")
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON like local/medfedaug.json; options take precedence."),
     ] = None,
     describe: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="YAML or JSON that describes the site's patients, scanners and outlines for the model card "
-            "(medfedaug schema site-description). Its content leaves in every job; {} takes an earlier one "
-            "back.",
+            help="YAML that describes the site for the model card; leaves in every job.",
             rich_help_panel=PrivacyPolicy.PANEL,
         ),
     ] = None,
@@ -49,8 +48,7 @@ def configure(
         typer.Option(
             "--allow-bundle",
             metavar="DIR",
-            help="Let jobs use a MONAI Bundle, by its folder's name and with the content that it has now; "
-            "repeatable. It is code: look at it before.",
+            help="Let jobs use a MONAI Bundle with its present content; repeatable.",
             rich_help_panel=JobRules.PANEL,
         ),
     ] = None,
@@ -61,7 +59,7 @@ def configure(
         bool,
         typer.Option(
             "--only-medfedaug/--also-nvflare",
-            help="Refuse classes of other packages, or allow NVFlare's own too.",
+            help="Refuse classes of other packages, or allow NVFlare's.",
             rich_help_panel=JobRules.PANEL,
         ),
     ] = True,
@@ -161,7 +159,8 @@ def _carry_out(action: Callable[[Path, float], str], kit: Path, timeout: float) 
 
 def doctor(
     kit: Annotated[
-        Path | None, typer.Argument(help="An NVFlare kit; without one, the software and device are checked.")
+        Path | None,
+        typer.Argument(metavar="[KIT]", help="An NVFlare kit; without one, software and device are checked."),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="The data folder, instead of the kit's.")] = None,
     offline: Annotated[

@@ -27,9 +27,7 @@ _QUIET = 60.0  # seconds without an event after which a note appears
 
 
 def watch(
-    kit: Annotated[
-        Path, typer.Argument(help="An NVFlare kit, the server's or a site's, or the folder of a job in it.")
-    ],
+    kit: Annotated[Path, typer.Argument(metavar="KIT", help="An NVFlare kit, or the folder of a job in it.")],
     prometheus: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="NAME.prom to write every 15 seconds for node_exporter."),

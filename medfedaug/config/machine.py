@@ -18,7 +18,7 @@ def _folder(value: Any) -> Path | None:
     if value is not None and not isinstance(value, Path) and not (isinstance(value, str) and value):
         raise ValueError("must be text")
     if value is not None and "\0" in str(value):
-        raise ValueError("must name a folder, and has a NUL character")
+        raise ValueError("must name a folder without a NUL character")
     return None if value is None else Path(value)
 
 
@@ -40,12 +40,17 @@ class Machine(Settings):
     VARIABLES: ClassVar[str] = "MEDFEDAUG_"
 
     memory: float = setting(
-        2.0, "GiB of memory for prepared images; the rest stays in files.", at_least=0, unit="GiB"
+        2.0,
+        "GiB of memory for prepared images; further images stay in files.",
+        at_least=0,
+        unit="GiB",
+        rare=True,
     )
     cache: Folder = setting(
         None,
-        "Folder of these files, which later jobs use too and nothing removes; by default a temporary one "
-        "of the job.",
+        "Folder of prepared images, which later jobs reuse; by default a temporary one. Nothing removes "
+        "its files.",
+        rare=True,
     )
     compile: str = setting(
         "auto",
@@ -56,8 +61,8 @@ class Machine(Settings):
     )
     deterministic: bool = setting(
         False,
-        "Operations that give the same bits each time on one GPU; slower, and an error where PyTorch has "
-        "none.",
+        "Use operations that give the same bits each time on one GPU. They are slower; a run stops where "
+        "PyTorch has none.",
         rare=True,
     )
     ahead: int = setting(1, "Batches that a thread prepares ahead of the training.", at_least=0, flags=None)

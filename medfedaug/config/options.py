@@ -95,7 +95,7 @@ def setting(
         flags: names of the command's option; by default the field's. ``None`` for no option and no variable.
         unit: of the number, for messages.
         follows: whether the default follows from the data or other settings; the option then has none.
-        rare: whether a command's help shows only the option's name.
+        rare: whether a command shows the option only with ``--help-all``.
         secret: whether ``repr`` hides the value.
     """
     limits = {"gt": above, "ge": at_least, "le": at_most, "lt": below}

@@ -30,7 +30,7 @@ PLAN_MEMORY = 8.0
 NORMALISATIONS = ("none", "z_score", "ct")
 """Normalisations of a channel by its modality."""
 
-_CT_NUMBERS = ("low", "high", "mean", "deviation")
+_CT_NUMBERS = ("low", "high", "mean", "standard deviation")
 _KIND, _VERSION = "plan", 1
 _AXES = ({"R", "L"}, {"A", "P"}, {"S", "I"})
 _LARGEST_PATCH = 4096
@@ -52,11 +52,9 @@ class Plan(Settings):
     """
 
     PANEL: ClassVar[str] = "The plan of volumes"
-    OPEN: ClassVar[str] = "what the plan says"
+    OPEN: ClassVar[str] = "the plan's value"
 
-    spatial_dims: int = setting(
-        2, "2 for slices along the last axis, or photographs; 3 for volumes.", at_least=2
-    )
+    spatial_dims: int = setting(2, "2 for slices or photographs, 3 for volumes.", at_least=2)
     orientation: str | None = setting(
         None,
         "Orientation of a volume's axes, for instance RAS, by flips and permutations without interpolation. "
@@ -65,7 +63,7 @@ class Plan(Settings):
     )
     spacing: tuple[float, ...] | None = setting(
         None,
-        "Edges of a voxel in mm, along x, y and z, to which volumes are resampled. Images are interpolated "
+        "Voxel size in mm (x,y,z) to which volumes are resampled. Images are interpolated "
         "linearly; so are the classes' shares of a label map, and the largest share wins. By default volumes "
         "keep their spacing.",
     )
@@ -78,8 +76,8 @@ class Plan(Settings):
     )
     patch_size: tuple[int, ...] | None = setting(
         None,
-        "Voxels of a training patch along each axis, and of the window that slides over a volume in "
-        "evaluation. By default whole slices, or whole volumes.",
+        "Patch size in voxels, also of the sliding window of evaluation. By default whole slices, or whole "
+        "volumes.",
     )
     patches_per_volume: int = setting(
         2, "Patches per volume and epoch; a slice gives one.", above=0, rare=True
@@ -101,15 +99,17 @@ class Plan(Settings):
     )
     normalisation: tuple[str, ...] | None = setting(
         None,
-        "Normalisation of each channel, in place of --intensity: z_score, ct or none. z_score normalises "
-        "by the image's mean and deviation; ct clips to two intensities and normalises by a mean and a "
-        "deviation that are the same for all images (ct_intensities); none keeps it as stored. One word "
-        "counts for all channels. By default, and with none for all channels, --intensity decides.",
+        "Normalisation of each channel, instead of --intensity: z_score, ct or none. z_score normalises by "
+        "the image's mean and standard deviation; ct clips to two intensities and normalises by a mean and "
+        "a standard deviation that are the same for all images (ct_intensities); none keeps the intensities "
+        "as stored. One word counts for all channels. By default, and with none for all channels, "
+        "--intensity decides.",
+        rare=True,
     )
     ct_intensities: tuple[float, ...] | None = setting(
         None,
         "Four numbers for each channel with normalisation ct: the lowest and the highest intensity for "
-        "clipping, then mean and deviation. Planning takes those of the federation's foreground.",
+        "clipping, then mean and standard deviation. Planning takes those of the federation's foreground.",
         rare=True,
     )
     deep_supervision: bool = setting(
@@ -150,14 +150,14 @@ class Plan(Settings):
         expected = 4 * words.count("ct")
         if len(numbers) != expected:
             raise ConfigError(
-                f"ct_intensities has {len(numbers)} numbers, and normalisation {','.join(words) or 'null'} "
+                f"ct_intensities has {len(numbers)} numbers; normalisation {','.join(words) or 'null'} "
                 f"needs {expected}: {', '.join(_CT_NUMBERS)} of each channel with ct"
             )
         for low, high, _, deviation in zip(*(numbers[k::4] for k in range(4)), strict=True):
             if not (low < high and deviation > 0):
                 raise ConfigError(
                     f"ct_intensities must be {', '.join(_CT_NUMBERS)}, with low below high and a positive "
-                    f"deviation, got {list(numbers)}"
+                    f"standard deviation, got {list(numbers)}"
                 )
 
     @property

@@ -90,11 +90,13 @@ class RunConfig(Settings):
         "page that they approve, and changes no result.",
         rare=True,
     )
-    task: str = setting("segmentation", "segmentation or classification.", choices=tuple(TASK_DEFAULTS))
+    task: str = setting(
+        "segmentation", "Task: segmentation (default) or classification.", choices=tuple(TASK_DEFAULTS)
+    )
     network: str = setting(
         "basicunet",
-        "Name of the network, or a class path of MONAI, such as monai.networks.nets.HighResNet. An unknown "
-        f"name lists all names. {_by_task('network')}",
+        "Network: a name (medfedaug networks) or class path. MONAI's classes have paths such as "
+        f"monai.networks.nets.HighResNet. {_by_task('network')}",
         follows=True,
     )
     network_args: dict[str, Any] = setting(dict, "Arguments of the network, as a JSON object.")
@@ -108,7 +110,7 @@ class RunConfig(Settings):
     loss_args: dict[str, Any] = setting(dict, "Arguments of the loss, as a JSON object.", rare=True)
     partial_loss: str = setting(
         "marginal",
-        "Loss of cases with annotations of some classes or some voxels (labelled and ignore in "
+        "Loss of cases in which only some classes or voxels are annotated (labelled and ignore in "
         "dataset.json). marginal: classes that a case does not annotate are merged with its background. "
         "exclusion: in addition, they are kept out of its annotated structures. none: they are learned as "
         "background. It has no effect where everything is annotated.",
@@ -117,8 +119,8 @@ class RunConfig(Settings):
     )
     unlabelled_weight: float = setting(
         0.0,
-        "Weight of a training sample without an outline in the average, relative to a labelled one. 0 leaves "
-        "cases without outlines out of training; a site that has no other cases is tested only.",
+        "Weight of a training sample without an outline in the average, relative to a labelled one. 0 "
+        "excludes cases without outlines from training; a site that has no other cases is only tested.",
         at_least=0,
         at_most=1,
         rare=True,
@@ -130,11 +132,11 @@ class RunConfig(Settings):
         "its channels is matched by these names, and a channel that it lacks is 0 after scaling. By default "
         "channels have no names, and all sites need the same ones.",
         flags=("--channel-name",),
+        rare=True,
     )
     classes: tuple[str, ...] = setting(
         ("background", "foreground"),
-        "Names of the classes, separated by commas; for segmentation in the order of the labels, background "
-        "first.",
+        "Classes, background first, separated by commas. Segmentation has them in the order of the labels.",
     )
     plan: Plan = setting(
         Plan, "Orientation, spacing and patches of volumes (`medfedaug.config.plan.Plan`).", flags=None
@@ -148,7 +150,7 @@ class RunConfig(Settings):
     )
     image_size: int | None = setting(
         None,
-        "Edge in pixels to which photographs or slices are resized. By default they keep their size. "
+        "Size in pixels to which 2D images are resized. By default they keep their size. "
         "Segmentations are resized back and scored on the volume's own grid.",
         at_least=1,
         at_most=2**14,
@@ -165,7 +167,7 @@ class RunConfig(Settings):
     patience: int = setting(
         0,
         "End the run early when the validation scores of the last N validated rounds are not better than "
-        "those of the N before, beyond the noise between rounds (a one-sided 95% interval). 0 makes all "
+        "those of the N before, beyond the noise between rounds (a one-sided 95% interval). 0 runs all "
         "rounds.",
         at_least=0,
         rare=True,
@@ -173,24 +175,25 @@ class RunConfig(Settings):
     test_every: int = setting(
         0,
         "Rounds between scores of the global model on the test cases of all sites, for the record and the "
-        "report's curves; 0 scores the selected model only. These scores choose nothing.",
+        "report's curves; 0 scores the selected model only. No selection uses these scores.",
         at_least=0,
         rare=True,
     )
-    local_epochs: int = setting(1, "Passes over a site's training samples per round.", above=0)
+    local_epochs: int = setting(1, "Passes over a site's samples per round.", above=0)
     local_steps: int = setting(
         0,
-        "Training steps per round, in place of local epochs; 0 for whole epochs. Samples are shuffled again "
+        "Training steps per round, instead of local epochs; 0 for whole epochs. Samples are shuffled again "
         "after each pass.",
         at_least=0,
+        rare=True,
     )
     batch_size: int = setting(
         16, f"Samples per training step. {_by_task('batch_size')}", above=0, follows=True
     )
     optimizer: str = setting(
         "adam",
-        "Optimiser, started afresh in every round, so that a site keeps no hidden state. bundle: the "
-        f"Bundle's optimiser. {_by_task('optimizer')}",
+        "Optimiser. Its state starts afresh in every round, so that a site keeps no hidden state. bundle: "
+        f"the Bundle's optimiser. {_by_task('optimizer')}",
         choices=("adam", "sgd", "bundle"),
         follows=True,
     )
@@ -231,8 +234,8 @@ class RunConfig(Settings):
     max_share: float = setting(
         MAX_SHARE,
         "Largest share of a site in the average and in the statistics that methods exchange, above 0 and up "
-        "to 1. Larger shares are lowered to it in every round, also that of a site that claims a million "
-        "samples. The default acts where three or more sites train; 1 gives every site the share of its "
+        "to 1. A larger share is lowered to this limit in every round, whatever number of samples a site "
+        "claims. The default acts where three or more sites train; 1 gives every site the share of its "
         "samples, as the papers do.",
         above=0,
         at_most=1,
@@ -242,8 +245,8 @@ class RunConfig(Settings):
         0.0,
         "Longest step of a site in a round, in multiples (1 or more) of the median of the other sites' "
         "steps, each scaled by the root of the site's weight in the mean. Longer steps are shortened to it "
-        "(steps of running statistics to twice as many multiples). A site is named when its step stands "
-        "apart while the others' validation does not improve. It needs three updates that the server sees. "
+        "(steps of running statistics to twice as many multiples). The report names a site whose step "
+        "stands out while the others' validation does not improve. The limit needs three visible updates. "
         f"0 for no limit. A job of medfedaug export has {MAX_STEP:g} by default.",
         at_least=0,
         follows=True,
@@ -251,7 +254,7 @@ class RunConfig(Settings):
     )
     secure_aggregation: bool = setting(
         False,
-        "Let the server learn sums over the sites only, and nothing of a single site. Each site adds masks "
+        "Let the server learn only sums over the sites. Each site adds masks "
         "to its weights and statistics that cancel out in the sum. It needs three sites in every round, "
         "and methods that need only sums; checks of single updates are lost.",
         flags=("--secure-aggregation",),
@@ -267,22 +270,23 @@ class RunConfig(Settings):
     )
     intensity: str = setting(
         "scale",
-        "Scale of every image, before everything else, statistics included. scale: each volume scaled "
-        "to [0, 1] by its own lowest and highest intensity, for scanners without comparable units, and "
-        "photographs divided by their white, 255 or with 16 bits 65535. raw: as stored. Both mean the same "
-        "for every method. by_method: as stored where a method normalises the input, scaled otherwise, as in "
-        "the papers' code; two methods may then see different input.",
+        "Scale of images: scale (default), raw or by_method. It applies before everything else, statistics "
+        "included. scale: each volume scaled to [0, 1] by its own lowest and highest intensity, for "
+        "scanners without comparable units, and photographs divided by their white, 255 or with 16 bits "
+        "65535. raw: as stored. Both mean the same for every method. by_method: as stored where a method "
+        "normalises the input, scaled otherwise, as in the papers' code; two methods may then see different "
+        "input.",
         choices=("scale", "raw", "by_method"),
     )
     augmentation: str = setting(
         "none",
-        "Augmentation of training images, before the methods' transforms. flip mirrors left and right with "
-        "probability 1/2: of volumes the axis R or L of the plan's orientation, or without one the first "
-        "axis as stored; slices across it stay unchanged. flip_rotate also rotates by an angle between -30 "
-        "and 30 degrees (FedFA appendix E.2), volumes in the plane of their first two axes. intensity "
-        "changes brightness and contrast, blurs, coarsens and adds noise. full also mirrors along each "
-        "axis, rotates and scales, as nnU-Net does. Label maps move along. The default is full for "
-        "segmentation on the sites' own data, and none for published data sets, the phantom and "
+        "Augmentation: none, flip, flip_rotate, intensity, full. It precedes the methods' transforms. flip "
+        "mirrors left and right with probability 1/2: of volumes the axis R or L of the plan's orientation, "
+        "or without one the first axis as stored; slices across it stay unchanged. flip_rotate also rotates "
+        "by an angle between -30 and 30 degrees (FedFA appendix E.2), volumes in the plane of their first "
+        "two axes. intensity changes brightness and contrast, blurs, coarsens and adds noise. full also "
+        "mirrors along each axis, rotates and scales, as nnU-Net does. Label maps move along. The default "
+        "is full for segmentation on the sites' own data, and none for published data sets, the phantom and "
         "classification.",
         choices=("none", "flip", "flip_rotate", "intensity", "full"),
         follows=True,
@@ -314,7 +318,7 @@ class RunConfig(Settings):
     normalise_at: str = setting(
         "deterministic",
         "Place of the methods' transforms, such as FedRDN's, among a Bundle's training transforms: "
-        "deterministic, before the first random one; or end, after all of them.",
+        "deterministic, before the first random transform; or end, after the last transform.",
         choices=("deterministic", "end"),
         rare=True,
     )
@@ -333,13 +337,11 @@ class RunConfig(Settings):
         "and SHA-256.",
         flags=None,
     )
-    seed: int = setting(0, "Seed of all random numbers: of the initial network, and of each site and round.")
-    limit: int | None = setting(
-        None, "Largest number of cases per split and site; by default all.", at_least=1
+    seed: int = setting(
+        0, "Seed of all random numbers. The initial network and each site and round derive theirs from it."
     )
-    holdout: tuple[str, ...] = setting(
-        (), "Site that does not train and is tested as an unseen one; repeatable."
-    )
+    limit: int | None = setting(None, "Most cases per split and site; by default all.", at_least=1)
+    holdout: tuple[str, ...] = setting((), "Site that is tested but does not train; repeatable.")
     participation: float = setting(
         1.0,
         "Share of the training sites that take part in a round, drawn anew every round.",
@@ -435,7 +437,7 @@ class RunConfig(Settings):
                 "(medfedaug plan)"
             )
         if self.task != "segmentation" and plan != Plan():
-            raise ConfigError("a plan is for volumes: photographs to classify have --image-size alone")
+            raise ConfigError("a plan is for volumes: give photographs to classify an image_size instead")
         if self.patience == 1:
             raise ConfigError("patience must be 0 or at least 2: one round does not show the noise")
         words = len(plan.normalisation or ())
@@ -510,9 +512,10 @@ class Execution(Settings):
         "PyTorch's choice otherwise. Bit-identical results need the same number, which decides the order of "
         "sums in a convolution.",
         at_least=0,
+        rare=True,
     )
     min_sites: int = setting(
-        0, "Good updates that a round needs; 0 for one of every site that it asks.", at_least=0, rare=True
+        0, "Good updates that a round needs; 0 for one from every site that it asks.", at_least=0, rare=True
     )
     round_timeout: float = setting(
         0.0, "Seconds after which the server stops waiting for a site; 0 for no limit.", at_least=0, rare=True
@@ -563,7 +566,7 @@ def task_defaults(task: str, plan: Plan | None = None, *, own_data: bool = False
 
 
 def asked_settings(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that the user gave, before the sites' fingerprints decided some of them."""
+    """Return the settings that the user gave, before the sites' fingerprints decided other values."""
     return dict(record.get("planned", {}).get("asked", record["config"]))
 
 

@@ -85,8 +85,8 @@ __all__ = [
 
 
 WORDS: dict[str, str] = {
-    "normalised_input": "its transforms normalise the intensities, in place of plain scaling to [0, 1]",
-    "global_model": "its `Aggregator` computes the global model, in place of the mean",
+    "normalised_input": "its transforms normalise the intensities, instead of plain scaling to [0, 1]",
+    "global_model": "its `Aggregator` computes the global model, instead of the mean",
     "labels": "each image of a batch has its own labels alone",
     "norm_layers": "the normalisation layers are the network's",
     "complete_state_dict": "the network's state dict has everything that is trained, averaged or scored",

@@ -15,6 +15,10 @@ LARGEST_SHARE = 2.0
 _COUNTS_FROM = 0.1
 """A patient counts whose weight is at least this part of the largest."""
 
+_NO_GRADIENT = torch.finfo(torch.float32).eps
+"""A sample counts in a step if its gradient is above this part of the largest of the round: a smaller one is
+lost in a sum in float32. A loss may leave samples out, by class weights of 0 for instance."""
+
 _MARK = "_medfedaug_contributors"
 
 
@@ -27,7 +31,7 @@ class Contributors:
     images; with 2/n, the effective number of patients :math:`(\sum w)^2 / \sum w^2` is never below n/2.
 
     Args:
-        weights: (rows, patients), not negative: one row for all numbers of the tensor, or several for parts
+        weights: (rows, patients), of any sign: one row for all numbers of the tensor, or several for parts
             of it. A row of zeros is about no patient.
 
     Example:
@@ -40,7 +44,7 @@ class Contributors:
     """
 
     def __init__(self, weights: Tensor) -> None:
-        self.weights = weights.detach().to("cpu", torch.float64)
+        self.weights = weights.detach().to("cpu", torch.float64).abs()
 
     @property
     def number(self) -> Tensor:
@@ -63,10 +67,9 @@ class Contributors:
         bad = (~self.enough(least)).nonzero().flatten()
         if not len(bad):
             return ""
-        number, share = int(self.number[bad[0]]), float(self.share[bad[0]])
-        if number < least:
-            return f"{number} patient{'s' * (number != 1)} would be behind it, of {least} at least"
-        return f"one patient would have a share of {share:.0%}, of {LARGEST_SHARE / least:.0%} at most"
+        if int(self.number[bad[0]]) < least:  # the text leaves the site, and the number itself is about few
+            return f"fewer than {least} patients would be behind it"
+        return f"one patient would have more than {LARGEST_SHARE / least:.0%} of it"
 
 
 def contributors_of(tensor: Tensor) -> Contributors | None:
@@ -108,26 +111,35 @@ class Census:
         names = {owner: index for index, owner in enumerate(dict.fromkeys(owners))}
         self.patient_of = torch.tensor([names[owner] for owner in owners], dtype=torch.long)
         self.patients, self.least, self._samples, self._silent = len(names), least, samples, {*silent}
-        self._steps: list[Tensor | None] = []
+        self._steps: list[Tensor | None] = []  # the patient of each sample of a step; -1 for a silent case
+        self._gradients: list[Tensor | None] = []  # of each sample of a step, their largest magnitude
         self.strict = False
 
     # The training of a round, entered by the site.
 
     def begin(self) -> None:
         """Forget the steps of the last round."""
-        self._steps = []
+        self._steps, self._gradients = [], []
 
     def step(self, cases: Sequence[int] | None) -> Tensor | None:
         """Enter a step over samples of these cases, and return the patients of the samples.
 
         ``None`` says that the cases are unknown: then nothing about this round leaves.
         """
+        self._gradients.append(None)
         if cases is None:
             self._steps.append(None)
             return None
-        heard = [case for case in cases if case not in self._silent]
-        self._steps.append(self._shares(self._patients_of(heard)))
-        return self._patients_of(cases)
+        patients = self._patients_of(cases)
+        silent = torch.tensor([case in self._silent for case in cases], dtype=torch.bool)
+        self._steps.append(patients.where(~silent, -1))
+        return patients
+
+    def gradients(self, of_outputs: Tensor) -> None:
+        """Enter the gradients of the loss for the outputs of the last step's samples, (B, ...)."""
+        sizes = torch.linalg.vector_norm(of_outputs.detach().flatten(1), torch.inf, dim=1)
+        before = self._gradients[-1]
+        self._gradients[-1] = sizes if before is None or len(before) != len(sizes) else sizes.maximum(before)
 
     def _patients_of(self, cases: Sequence[int]) -> Tensor:
         return self.patient_of[torch.tensor([*cases], dtype=torch.long)]
@@ -138,11 +150,23 @@ class Census:
 
     def all_steps(self) -> None:
         """Enter a training in which each case is drawn alike, by DP-SGD or a script that the site allows."""
-        self._steps = [self._shares(self.patient_of)]
+        self._steps, self._gradients = [self.patient_of], [None]
 
     def _shares(self, patients: Tensor) -> Tensor:
-        counts = torch.bincount(patients, minlength=self.patients).double()
+        counts = torch.bincount(patients[patients >= 0], minlength=self.patients).double()
         return counts / counts.sum().clamp_min(1)
+
+    def _heard(self) -> list[Tensor]:
+        """Return the patient of each sample of each known step, -1 for a sample without a gradient."""
+        sizes = [None if size is None else size.float().cpu() for size in self._gradients]
+        largest = max((float(size.max()) for size in sizes if size is not None and len(size)), default=0.0)
+        return [
+            step
+            if size is None or len(size) != len(step) or not largest
+            else step.where(size > _NO_GRADIENT * largest, -1)
+            for step, size in zip(self._steps, sizes, strict=True)
+            if step is not None
+        ]
 
     def of_steps(self, by_age: Sequence[float] | None = None) -> Contributors | None:
         """Return the patients of the round's steps.
@@ -150,7 +174,7 @@ class Census:
         Args:
             by_age: the weight of each step by its age, the last one first; equal by default.
         """
-        steps = [step for step in self._steps if step is not None]
+        steps = [self._shares(heard) for heard in self._heard()]
         if not steps or len(steps) < len(self._steps):
             return None
         weights = torch.ones(len(steps)) if by_age is None else torch.tensor([*by_age][::-1])
@@ -164,10 +188,10 @@ class Census:
         """The patients of the site, each with the weight of its cases."""
         return Contributors(self._shares(self.patient_of)[None])
 
-    @property
-    def of_samples(self) -> Contributors:
-        """The patients of the training samples: a case may have none, such as slices without a structure."""
-        return Contributors(self._shares(self.patients_of_samples())[None])
+    def of_cases(self, weights: Sequence[float]) -> Contributors:
+        """Return the patients behind a sum over the training cases, given the weight of each case."""
+        values = torch.tensor([*weights], dtype=torch.float64)
+        return Contributors(torch.bincount(self.patient_of, values, minlength=self.patients)[None])
 
     # What methods compute what they send with.
 
@@ -202,8 +226,10 @@ class Census:
             weight = 1.0 if weights is None else float(weights[case])
             for key, value in entries.items():
                 value = value.detach().to("cpu", torch.float64)
-                known = value.isfinite()
-                rows = known.flatten(1).all(dim=1) if value.ndim > 1 else known
+                rows = value.isfinite()
+                while rows.ndim > 1:  # a row is known whole, or not at all
+                    rows = rows.all(dim=-1)
+                known = rows.reshape(*rows.shape, *[1] * (value.ndim - 1)).expand_as(value)
                 if key not in totals:
                     totals[key], sums[key] = torch.zeros_like(value), torch.zeros_like(value)
                     who[key] = torch.zeros(rows.numel(), max(self.patients, 1), dtype=torch.float64)

@@ -317,7 +317,6 @@ class PatientTest:
 
     Attributes:
         difference: mean difference over the patients.
-        error: its standard error, ``s / √n``.
         low: lower end of its 95% interval (`sign_flip_test`), minus infinity for five patients or fewer.
         high: upper end.
         p: two-sided p-value of the same test; at most 0.05 if and only if the interval excludes 0.
@@ -328,7 +327,6 @@ class PatientTest:
     """
 
     difference: float
-    error: float
     low: float
     high: float
     p: float
@@ -387,7 +385,6 @@ def compare_patients(
     gains = [d if higher_is_better else -d for d in differences]
     return PatientTest(
         difference=fmean(differences),
-        error=stdev(differences) / math.sqrt(len(differences)),
         low=low,
         high=high,
         p=p,

@@ -46,8 +46,12 @@ class Annotated:
         """
         if not self.sites:
             return OWN
-        annotating = [other for other in self.trained if name in self.sites.get(other, self.classes)]
-        return OWN if site in annotating else BORROWED if annotating else UNKNOWN
+        lenders = self.lenders(name)
+        return OWN if site in lenders else BORROWED if lenders else UNKNOWN
+
+    def lenders(self, name: str) -> list[str]:
+        """Return the sites that outlined a class for training."""
+        return [site for site in self.trained if name in self.sites.get(site, self.classes)]
 
     def sentence(self, site: str, name: str) -> str:
         """Describe the scores of a class that a site has not annotated; empty for an annotated class."""
@@ -66,7 +70,10 @@ class Annotated:
         if site in scores:
             return f"{name} was never outlined {where} for training: its {title} there is {scores[site]:.2f}"
         if scores:
-            return f"{name} was never outlined {where}: its {title} is of other sites, {_range(scores)}"
+            return (
+                f"{name} was never outlined {where} and is not measured there: {title} at other sites "
+                f"{_range(scores)}, which does not hold for this site's scanner"
+            )
         return f"{name} was never outlined {where}: no site has a {title} of it"
 
     def sentences(self, site: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Admission of a job's files at a site or server: only plain JSON of this version may configure a job.
+"""Admission of jobs at a site or server: only plain JSON of this version, and no shell commands.
 
 NVFlare 2.9 also reads HOCON (``.conf``) and YAML (``.yml``, ``.yaml``), whose values may come from the
 environment, from files and from addresses of the machine that reads them, and it replaces variables in JSON
@@ -8,6 +8,10 @@ sends such values to the server.
 NVFlare parses a job's files before it calls a validator. Therefore this module's component closes the other
 loaders when it is built: `medfedaug site configure` names it in ``local/resources.json``, which the parent
 process and each job process of a server or a site read before any job.
+
+It closes NVFlare's shell commands (``cat``, ``grep``, ``ls`` of an administrator's console) in the same way,
+and the command that reports the kit's folder. Only the server checks paths and the administrator's right, so
+that a hostile server would read any file of a site.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ class NotJson(NVFlareConfigError, ValueError):
 
 
 class JsonAppValidator(AppValidator):
-    """Refuse a job with any configuration but plain JSON of this version, and close NVFlare's other loaders.
+    """Refuse a job with any configuration but plain JSON of this version; close other loaders and the shell.
 
     Another validator of the site is asked next.
     """
@@ -57,6 +61,7 @@ class JsonAppValidator(AppValidator):
     def __init__(self, also: AppValidator | None = None) -> None:
         super().__init__()
         close_other_loaders()
+        close_commands()
         self.also = also
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
@@ -97,6 +102,19 @@ def close_other_loaders() -> None:
             ConfigFactory._fmt2Loader[kind] = _ClosedLoader(kind)
     ConfigFactory.PyhoconLoader = ConfigFactory.OmegaConfLoader = None
     wfconf._EnvUpdater = _WithoutEnvironment
+
+
+def close_commands() -> None:
+    """Let this process, if it is a site's, answer no request for files or paths."""
+    # Imported here: commands that only read a kit need none of it.
+    from nvflare.private.admin_defs import Message, error_reply
+    from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
+    from nvflare.private.fed.client.sys_cmd import ReportEnvProcessor
+
+    def refuse(_self: Any, req: Message, app_ctx: Any) -> Message:
+        return error_reply("this site answers no such command")
+
+    ShellCommandProcessor.process = ReportEnvProcessor.process = refuse  # type: ignore[method-assign]
 
 
 class _ClosedLoader(ConfigLoader):

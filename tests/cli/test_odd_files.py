@@ -30,7 +30,7 @@ def test_settings_nested_without_end(run, kit, tmp_path):
 def test_a_folder_with_a_nul(run, kit, tmp_path):
     file = tmp_path / "nul.json"
     file.write_text(json.dumps({"state": "a\0b"}))
-    refused(run("site", "configure", kit, "--config", file), "state must name a folder, and has a NUL")
+    refused(run("site", "configure", kit, "--config", file), "state must name a folder without a NUL")
 
 
 def test_a_name_that_is_empty(run, kit):

@@ -83,7 +83,7 @@ def test_a_class_is_scored_where_it_is_outlined_and_pages_say_so(run):
 @pytest.mark.parametrize(
     ("site", "borrowed", "remark"),
     [
-        ("site_A", STRUCTURES[2:], "is of other sites"),
+        ("site_A", STRUCTURES[2:], "is not measured there"),
         ("site_B", (STRUCTURES[0], STRUCTURES[3]), "for training: its Dice there is"),
     ],
 )

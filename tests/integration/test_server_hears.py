@@ -1,4 +1,4 @@
-"""All messages that reach the server of a provisioned federation while a job asks its sites for events."""
+"""All messages that reach the server of a provisioned federation whose lead and server ask for more."""
 
 from __future__ import annotations
 
@@ -6,35 +6,84 @@ import json
 from pathlib import Path
 
 import pytest
+from attacks import spoil
 from rehearsed_hospitals import HOSPITALS, PATIENT, SERVER, Rehearsal
 
 SUPPORT = Path(__file__).parents[1] / "support"
-SECRETS = {PATIENT, "train_loss", "dataset.json", "Traceback"}
+SECRETS = {PATIENT, "train_loss", "dataset.json", "Traceback", "SPOKEN"}
 SCORE, ANSWER = "val_dice", "num_samples"
+
+TALKATIVE = """
+import logging, sys, warnings
+from nvflare.apis.fl_component import FLComponent
+from medfedaug.methods.base import Method, SitePart
+
+class Site(SitePart):
+    def start_round(self):
+        for speak in (print, warnings.warn, logging.getLogger().critical, FLComponent().logger.error):
+            speak("SPOKEN by a method")
+        print("SPOKEN by a method", file=sys.stderr)
+    def metrics(self):
+        return {"SPOKEN": 1.0}
+
+class Talkative(Method):
+    name = "talkative"
+    def at_site(self, context): return Site()
+"""
+
+EVENTS = {
+    "path": "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent",
+    "args": {"events_to_convert": ["_error_log_available", "_info_log_available"], "fed_event_prefix": "f."},
+}
+
+
+def install(folder: Path) -> Path:
+    """A package with a method that speaks on every channel that a method has."""
+    metadata = folder / "talkative-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (folder / "talkative.py").write_text(TALKATIVE)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: talkative\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[medfedaug.methods]\ntalkative = talkative:Talkative\n")
+    return folder
 
 
 @pytest.mark.slow
 def test_the_server_hears_answers_and_events_of_sites_that_allow_them(tmp_path):
-    """Sites A and B run a job with a tracker; only A's administrator has allowed its events."""
+    """Sites A and B run a job with a tracker; only A's administrator has allowed its events.
+
+    A method speaks into logs, warnings, streams and metrics; the server asks for files, paths and errors; a
+    job of the lead asks for log events.
+    """
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     with Rehearsal(tmp_path / "work", hospitals=HOSPITALS[:2]) as system:
-        recorded, secrets = tmp_path / "recorded.jsonl", {*SECRETS, str(tmp_path)}
+        recorded, asked = tmp_path / "recorded.jsonl", tmp_path / "asked.jsonl"
+        secrets = {*SECRETS, str(tmp_path)}
+        system.make_data()
+        files = {name: str(folder / "dataset.json") for name, folder in system.data.items()}
         system.environment |= {
-            "PYTHONPATH": str(SUPPORT),
+            "PYTHONPATH": f"{SUPPORT}:{install(tmp_path / 'site-packages')}",
             "RECORDED": str(recorded),
             "RECORDED_TEXTS": json.dumps([*sorted(secrets), SCORE, ANSWER]),
+            "ASKED": str(asked),
+            "ASKED_FILES": json.dumps(files),
         }
         system.provision()
-        system.make_data()
         system.configure(only_ours=True)
+        for name in (SERVER, *system.hospitals):
+            system.configure_site(name, "--allow-plugin", "talkative")
         system.configure_site(HOSPITALS[0], "--tracking")
         resources = system.kit(SERVER) / "local/resources.json"
         content = json.loads(resources.read_text())
-        recorder = {"id": "recorder", "path": "message_recorder.MessageRecorder", "args": {}}
-        content["components"].append(recorder)
+        for path in ("message_recorder.MessageRecorder", "hostile_server.HostileServer"):
+            content["components"].append({"id": path, "path": path, "args": {}})
         resources.write_text(json.dumps(content))
         system.start_kits()
-        system.wait(system.submit(system.export("job", "fedrdn", "--tracking", "tensorboard")))
+        job = system.export("job", "fedrdn,talkative", "--tracking", "tensorboard")
+        refused = system.outcome(system.submit(spoil(job, tmp_path / "listening", "client", EVENTS)))
+        system.wait(system.submit(job))
+        logs = [path.read_text(errors="replace") for path in system.kit(HOSPITALS[0]).rglob("*log*.txt")]
+    assert "FINISHED:COMPLETED" not in refused
+    assert any("SPOKEN" in log for log in logs)  # it did speak
     messages = [json.loads(line) for line in recorded.read_text().splitlines()]
     heard = {name: [{*m["found"]} for m in messages if m["from"].startswith(name)] for name in HOSPITALS[:2]}
     for of_site in heard.values():
@@ -42,3 +91,9 @@ def test_the_server_hears_answers_and_events_of_sites_that_allow_them(tmp_path):
         assert not [found for found in of_site if found & secrets]
     # An event has a score, and no number of samples.
     assert [name for name in heard if {SCORE} in heard[name]] == [HOSPITALS[0]]
+    answers = [json.loads(line) for line in asked.read_text().splitlines()]
+    assert {answer["from"] for answer in answers} == {*HOSPITALS[:2]}
+    shell = [answer["body"] for answer in answers if answer["topic"] == "sys.shell"]
+    assert len(shell) == 6
+    assert all("answers no such command" in body for body in shell)
+    assert not [answer for answer in answers for text in secrets if text in answer["body"]]

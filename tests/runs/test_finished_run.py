@@ -48,9 +48,6 @@ def commands(run, phantom_dir, tmp_path):
     return call
 
 
-COMMANDS = ("predict", "evaluate", "bundle")
-
-
 def flip(file, path):
     """Flip a bit in the middle of what is stored under a path in a zip archive."""
     with zipfile.ZipFile(file) as archive:
@@ -84,15 +81,18 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("command", "damage"),
+    [
+        *(("predict", damage) for damage in DAMAGE),
+        ("evaluate", "another exchange"),
+        ("bundle", "another model"),
+    ],
+)
 def test_a_file_that_is_not_as_the_run_wrote_it_is_refused_with_the_way_out(commands, copy, command, damage):
     name, spoil = DAMAGE[damage]
     spoil(copy / name)
     code, said, out = commands(command, copy)
-    if (command, name) == ("evaluate", "statistics.json"):  # statistics of the data
-        assert code == 0, said
-        return
     assert code == 2
     assert f"{name}: is not" in said
     assert "Put the original back; if the change is meant, correct or remove" in said
@@ -100,25 +100,23 @@ def test_a_file_that_is_not_as_the_run_wrote_it_is_refused_with_the_way_out(comm
     assert not out.exists()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_run_without_hashes_is_refused_with_both_versions(commands, copy, command):
+def test_a_run_without_hashes_is_refused_with_both_versions(commands, copy):
     record = json.loads((copy / "results.json").read_text())
     del record["sha256"]
     record["versions"]["medfedaug"] = "9.8.7"
     (copy / "results.json").write_text(json.dumps(record))
-    code, said, _ = commands(command, copy)
+    code, said, _ = commands("predict", copy)
     assert code == 2
     assert "has no hashes of the run's files" in said
     assert f"medfedaug 9.8.7 made it, and this is {__version__}" in said
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_flipped_bit_is_found_without_its_hash_too(commands, copy, command):
+def test_a_flipped_bit_is_found_without_its_hash_too(commands, copy):
     record = json.loads((copy / "results.json").read_text())
     del record["sha256"]["global_model.pt"]
     (copy / "results.json").write_text(json.dumps(record))
     flip(copy / "global_model.pt", "/data/")
-    code, said, _ = commands(command, copy)
+    code, said, _ = commands("predict", copy)
     assert code == 2
     assert "differs from its checksum" in said
 

@@ -24,6 +24,7 @@ import pytest
 import reference
 import torch
 from benchmark_files import OFFICE, write_fedbn, write_site
+from finished_runs import FEW, balanced, simulated
 from matplotlib.figure import Figure
 from orthanc import running_orthanc
 from PIL import Image
@@ -160,6 +161,13 @@ def phantom_dir(tmp_path_factory) -> Path:
     content["training"] = content["validation"] = []
     listing.write_text(json.dumps(content))
     return root
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory, phantom_dir) -> Path:
+    """A run over slices that normalises nothing; half of the voxels of site_C are lesion. Tests copy it."""
+    out = tmp_path_factory.mktemp("model") / "run"
+    return balanced(simulated(phantom_dir, out, "fedavg", *FEW), phantom_dir, "site_C")
 
 
 @pytest.fixture(scope="session")

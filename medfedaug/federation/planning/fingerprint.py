@@ -71,9 +71,9 @@ def fingerprint(
         ``foreground`` (K - 1,): the mean share of the voxels of each class but the background, -1 of a class
         that some of these cases do not show in full;
         ``intensity`` (C, 2): the mean over patients of mean and deviation of each channel as stored;
-        ``ct`` (C, 4): in each channel named CT, the 0.5 % and 99.5 % quantiles, mean and deviation of the
-        foreground voxels of all patients; 0 for other channels, and without enough patients who have
-        foreground;
+        ``ct`` (C, 4): in each channel named CT, of the foreground voxels the means over patients of the
+        0.5 % and 99.5 % quantiles, and mean and deviation of all; 0 for other channels, and without enough
+        patients who have foreground;
         ``cases`` (1,): the number of training cases.
 
     Raises:
@@ -92,16 +92,18 @@ def fingerprint(
     weights = torch.tensor(weights_by_patient(chosen), dtype=torch.float64)
     annotated = site.annotated("training", in_all=True) if site.partial else classes[1:]
     complete = torch.tensor([name in annotated for name in classes[1:]])
-    voxels = Counter[tuple[str, str]]()
+    voxels: dict[tuple[str, str], list[Tensor]] = {}
     for case, sample in zip(chosen, inside, strict=True):
-        voxels[case.owner] += sample.shape[1]
-    few = not Contributors(torch.tensor([[*voxels.values()]])).enough(least)
+        voxels.setdefault(case.owner, []).append(sample)
+    foreground = [torch.cat(samples, dim=1) for samples in voxels.values()]
+    if not Contributors(torch.tensor([[values.shape[1] for values in foreground]])).enough(least):
+        foreground = []
     return {
         "extent": _quantiles(chosen, sizes * edges.where(edges > 0, 1.0), least).float(),
         "spacing": _quantiles(chosen, edges, least).float(),
         "foreground": torch.tensordot(weights, shares, 1).float().where(complete, _INCOMPLETE),
         "intensity": torch.tensordot(weights, intensities, 1).float(),
-        "ct": _of_foreground(site, torch.cat(inside, dim=1)[:, : 0 if few else None]).float(),
+        "ct": _of_foreground(site, len(intensities[0]), foreground).float(),
         "cases": torch.tensor([float(len(site.cases["training"]))]),
     }
 
@@ -248,14 +250,19 @@ def _quantiles(cases: Sequence[Case], rows: Tensor, least: int) -> Tensor:
     return torch.stack([ordered[min(max(s, 0), last) :][:least].mean(dim=0) for s in starts])
 
 
-def _of_foreground(site: VolumeFolder, inside: Tensor) -> Tensor:
-    """Return quantiles, mean and deviation of the foreground's voxels, (C, n), in channels named CT."""
-    summary = torch.zeros(len(inside), len(_CT_QUANTILES) + 2, dtype=torch.float64)
+def _of_foreground(site: VolumeFolder, channels: int, foreground: Sequence[Tensor]) -> Tensor:
+    """Summarise the foreground's voxels of each patient, (C, n), in channels named CT.
+
+    Quantiles are means over patients: that of all voxels together is the intensity of one voxel.
+    """
+    summary = torch.zeros(channels, len(_CT_QUANTILES) + 2, dtype=torch.float64)
+    levels = torch.tensor(_CT_QUANTILES, dtype=torch.float64)
     for index, name in enumerate(site.federation_channels or site.channel_names):
-        if is_ct(name) and inside.shape[1]:
-            values = inside[index]
-            levels = torch.tensor(_CT_QUANTILES, dtype=torch.float64)
-            summary[index] = torch.stack([*values.quantile(levels), values.mean(), values.std(correction=0)])
+        known = [values[index] for values in foreground if values.shape[1]]
+        if is_ct(name) and known:
+            quantiles = torch.stack([values.quantile(levels) for values in known]).mean(dim=0)
+            values = torch.cat(known)
+            summary[index] = torch.stack([*quantiles, values.mean(), values.std(correction=0)])
     return summary
 
 

@@ -24,6 +24,7 @@ from medfedaug.metrics.convergence import is_converged
 from medfedaug.metrics.gains import Difference, Gain, mean_gain
 from medfedaug.metrics.nothing_learned import nothing_learned_at, nothing_learned_in
 from medfedaug.metrics.registry import METRICS
+from medfedaug.metrics.significance import t_quantile
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import parse_versioned, write_versioned
 
@@ -248,10 +249,13 @@ class Comparison:
                 if one["score"] is None or other["score"] is None:
                     continue
                 # A site with one patient, or with noise, sends scores only.
-                mean, patients = one.get("difference"), one.get("patients", one.get("cases"))
-                error = one.get("error")
+                mean = one.get("difference")
                 if mean is None:
-                    mean, error = one["score"] - other["score"], None
+                    found[site] = Difference(self._sign * (one["score"] - other["score"]))
+                    continue
+                patients, (low, high) = one.get("patients", one.get("cases")), (one["low"], one["high"])
+                known = patients is not None and patients > 1 and low is not None and high is not None
+                error = (high - low) / 2 / t_quantile(0.95, patients - 1) if known else None
                 found[site] = Difference(self._sign * mean, error, patients or 1)
             by_seed.append(found)
         return by_seed

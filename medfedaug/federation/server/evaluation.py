@@ -253,7 +253,7 @@ def accepted_difference(metric: str, values: Any) -> dict[str, Any]:
     largest = METRICS[metric].largest
     known: dict[str, Any] = {
         name: values.get(name) if is_number(values.get(name)) and abs(values[name]) <= largest else None
-        for name in ("difference", "error", "low", "high")
+        for name in ("difference", "low", "high")
     }
     p = values.get("p")
     known["p"] = float(p) if p is not None and is_number(p) and 0 <= p <= 1 else None

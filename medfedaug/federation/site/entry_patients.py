@@ -106,7 +106,7 @@ def check_contributors(site: str, entries: Mapping[str, Contributors | None], le
 
 
 def step_weights(steps: int, rate: float, momentum: float, pull: float) -> list[float]:
-    """Return the weight of each step's gradient in the parameters after SGD, by the age of the step.
+    """Return the weight of each step's gradient in the parameters, by the age of the step.
 
     Weight decay and other pulls of strength ``pull`` let earlier steps fade: with ``rate * pull`` = 1 the
     parameters are those of the last step only.

@@ -14,8 +14,7 @@ from medfedaug.federation.messages.scoring import ScoringSpec
 from medfedaug.federation.site.gate import Gate
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.metrics.registry import METRICS
-from medfedaug.metrics.significance import compare_patients, patient_means
+from medfedaug.metrics.significance import patient_means
 from medfedaug.utils.event_text import OnEvent
 
 
@@ -100,14 +99,9 @@ class ScoringSite(Site):
         ours, theirs = self.scored[model], self.scored[other]
         pairs = {case: (ours[case], theirs[case]) for case in sorted(ours.keys() & theirs.keys())}
         patients = self.trainer.folder.patients(self.split)
-        scores = [*patient_means(pairs, lambda case: patients.get(case, case)).values()]
-        if len(scores) < 2:
-            return {}
-        metric = self.trainer.task.metric
-        higher = METRICS[metric].higher_is_better
-        test = compare_patients(*zip(*scores, strict=True), higher_is_better=higher)
-        unit = "patients" if patients else "cases"
-        return self.gate.compare(self.split, test, unit, self.trainer)
+        scores = patient_means(pairs, lambda case: patients.get(case, case)).values()
+        differences = [value - baseline for value, baseline in scores]
+        return self.gate.compare(self.split, differences, "patients" if patients else "cases", self.trainer)
 
 
 def _score_given(trainer: SiteTrainer, weights: Mapping[str, Tensor]) -> dict[str, Any]:

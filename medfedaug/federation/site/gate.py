@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, DataError, JobRefused, MedFedAugError, PrivacyRefused
 from medfedaug.federation.messages.messages import (
     NUMBER_OF_SAMPLES,
+    TRAIN,
     Reply,
     Request,
     num_bytes,
@@ -45,7 +46,6 @@ from medfedaug.hospital.secure.history import SumHistory, SumRules
 from medfedaug.hospital.secure.identity import Identity
 from medfedaug.hospital.secure.masks import SiteMasks
 from medfedaug.methods.compatibility import methods_with
-from medfedaug.metrics.significance import PatientTest
 
 _log = logging.getLogger(__name__)
 
@@ -79,9 +79,11 @@ class Gate:
         """Return the part of a model's scores that may leave."""
         return all_scores(scores, trainer.folder.patients(split))
 
-    def compare(self, split: str, test: PatientTest, unit: str, trainer: SiteTrainer) -> dict[str, Any]:
+    def compare(
+        self, split: str, differences: Sequence[float], unit: str, trainer: SiteTrainer
+    ) -> dict[str, Any]:
         """Return the part of a comparison of two models that may leave."""
-        return released_difference(test, trainer.policy, unit)
+        return released_difference(differences, trainer.policy, unit)
 
     def count(self, reply: Reply) -> None:
         """Check the patients behind each entry of a reply, before it is masked or sent."""
@@ -132,6 +134,7 @@ class GuardedGate(Gate):
         self.identity, self.origin, self.history = identity, origin, history
         self.min_patients = PrivacyPolicy().min_images
         self._admitted: list[RunConfig] = []
+        self._trainings = 0
         self._accounts: dict[SiteTrainer, Account] = {}  # an evaluation has one for each run
 
     def masks(self, site: str) -> SiteMasks:
@@ -243,9 +246,12 @@ class GuardedGate(Gate):
         self._accounts[trainer] = account
 
     def incoming(self, request: Request) -> None:
-        """Check the sizes of a request, and that the job has not been refused since its admission."""
+        """Check a request's size, the job's number of trainings, and that nobody has refused it meanwhile."""
         for config in self._admitted:
             self._check_verdict(self._approved_as(config))
+        if request.task == TRAIN:
+            self._trainings += 1
+            self.rules.check_trainings(self.site, self._trainings)
         frozen, exchanged = split_frozen(request.once)
         self.rules.check_model(self.site, num_bytes({**frozen, **request.weights}) / 1e6)
         self.rules.check_payload(self.site, num_bytes({**exchanged, **request.payload}) / 1e6)
@@ -254,9 +260,11 @@ class GuardedGate(Gate):
         """Enter the means that may leave in the ledger."""
         return self._accounts[trainer].release(split, scores)
 
-    def compare(self, split: str, test: PatientTest, unit: str, trainer: SiteTrainer) -> dict[str, Any]:
+    def compare(
+        self, split: str, differences: Sequence[float], unit: str, trainer: SiteTrainer
+    ) -> dict[str, Any]:
         """Enter a comparison that may leave in the ledger."""
-        return self._accounts[trainer].compare(split, test, unit)
+        return self._accounts[trainer].compare(split, differences, unit)
 
     def count(self, reply: Reply) -> None:
         """Refuse an entry with too few patients behind it, or with patients whom nobody can name."""

@@ -94,12 +94,13 @@ class LocalTraining:
 
     def count(self, samples: SiteSamples) -> int:
         """Return the number of samples that determines the site's weight."""
+        return max(1, round(sum(self.weights_of_cases(samples))))
+
+    def weights_of_cases(self, samples: SiteSamples) -> list[float]:
+        """Return the part of each training case in `count`; 0 for a case without samples."""
         share = self.config.unlabelled_weight
-        if share == 1 or not self.folder.partial:
-            return len(samples.training())
         pairs = zip(self.folder.cases["training"], samples.by_case(), strict=True)
-        total = sum(len(of_case) * (share if case.annotated == () else 1) for case, of_case in pairs)
-        return max(1, round(total))
+        return [len(of_case) * (share if case.annotated == () else 1.0) for case, of_case in pairs]
 
     def batches(self, samples: SiteSamples, dataset: Any, seed: int) -> Iterable[Any]:
         """Return the batches of an epoch."""
@@ -194,6 +195,8 @@ class LocalTraining:
     def _backward(self, inputs: Tensor, targets: Tensor, mixed: Targets) -> tuple[Step, Tensor]:
         """Compute the gradients of the whole loss, in place of earlier ones."""
         outputs = self._forward(inputs)
+        if self.census.strict and self._patients is not None and outputs.requires_grad:
+            outputs.register_hook(self.census.gradients)
         step = Step(
             self.network, inputs, targets, outputs, self.criterion, mixed=mixed, patients=self._patients
         )

@@ -33,6 +33,7 @@ from medfedaug.federation.site.gate import Gate
 from medfedaug.federation.site.trainer import SiteTrainer, site_fingerprint
 from medfedaug.hospital.privacy import job_hash
 from medfedaug.hospital.secure.masks import Member, OutOfTurn, RoundMasking
+from medfedaug.methods.census import Contributors
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.validation import is_number
 
@@ -170,9 +171,8 @@ class Site:
             reply.num_samples = len(trainer.folder.cases["training"]) if reply.payload else 0
         elif request.task == PREPARE:
             reply = trainer.prepare()
-            least = trainer.policy.min_images
-            counts = {split: n for split, n in reply.metrics["cases"].items() if not 0 < n < least}
-            reply.metrics["cases"] = counts
+            cases = reply.metrics["cases"].items()
+            reply.metrics["cases"] = {split: n for split, n in cases if not n or self._are_many(split)}
         elif request.task in MASK_TASKS:
             if not self._is_secure:
                 raise MedFedAugError(f"site {self.name}: this job is not under secure aggregation")
@@ -216,6 +216,11 @@ class Site:
         if released[metric] is None and "note" in released:
             score[UNSCORED] = released["note"]
         return score
+
+    def _are_many(self, split: str) -> bool:
+        """Return whether the number of cases of a split is about enough patients."""
+        counts = torch.tensor([self.trainer.folder.cases_of_patients(split)])
+        return bool(Contributors(counts).enough(self.trainer.policy.min_images))
 
     @property
     def _is_secure(self) -> bool:

@@ -95,7 +95,7 @@ class RoundMemory:
         if self.folder is not None:
             remove_unfinished(self.folder)
         saved = _load(self._file(run))
-        if run == self.run or saved.get("settings", settings) != settings:
+        if run == self.run or (saved and saved["settings"] != settings):
             raise MedFedAugError(f"site {self.site}: run {run} has other settings here; it cannot go on")
         # Only now, so that a request after a failed load does not meet an empty memory.
         self.run, self.settings, self.present = run, settings, 0

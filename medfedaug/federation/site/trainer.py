@@ -362,8 +362,9 @@ class SiteTrainer(SiteModel):
         )
 
     def _of_samples(self) -> Contributors:
-        by_case = self.training.private or isinstance(self.training, LoopTraining)
-        return self.census.everyone if by_case else self.census.of_samples
+        if self.training.private or isinstance(self.training, LoopTraining):
+            return self.census.everyone
+        return self.census.of_cases(self.training.weights_of_cases(self._samples))
 
     def own_dataset(self, seed: int) -> Dataset[Any]:
         """Return the site's training samples, transformed and augmented with random draws from ``seed``."""
@@ -420,10 +421,12 @@ class SiteTrainer(SiteModel):
     def _step_weights(self, steps: int) -> list[float] | None:
         """Return the weights of a round's steps in the parameters, by age; ``None`` for equal ones."""
         config, pull = self.config, sum(part.pull for part in self.parts.values())
-        if config.optimizer != "sgd":  # Adam scales each step to the learning rate
+        if config.optimizer == "bundle":  # its arguments are the site's own choice
             return None
+        # Adam scales each gradient to about one, and forgets its direction within a few steps.
+        momentum = config.momentum if config.optimizer == "sgd" else 0.0
         rate = learning_rate(config, self.round)
-        return step_weights(steps, rate, config.momentum, config.weight_decay + pull)
+        return step_weights(steps, rate, momentum, config.weight_decay + pull)
 
     def _settings_hash(self) -> str:
         """Hash the run's settings; a resumed run has more rounds, an evaluation other cases and sites."""

@@ -161,42 +161,51 @@ def known_fields(values: Mapping[str, object] | Dataset, names: Iterable[str]) -
 
 @settings
 class Access(Settings):
-    """Access to an archive, apart from its address."""
+    """Access to an archive, without its address."""
 
     PANEL: ClassVar[str] = "The archive"
 
-    timeout: float = setting(60.0, "Seconds that the archive may be silent.", above=0)
+    timeout: float = setting(60.0, "Seconds that the archive may be silent.", above=0, rare=True)
     attempts: int = setting(
         3, "Times that a request is made before it counts as failed.", at_least=1, flags=None
     )
     user: str | None = setting(
         None,
-        "User of DICOMweb; the password is in MEDFEDAUG_PACS_PASSWORD (basic authentication).",
+        "User of DICOMweb; the password is in MEDFEDAUG_PACS_PASSWORD. Basic authentication.",
     )
     password: str | None = setting(None, "Password of this user.", flags=None, secret=True)
     token: str | None = setting(
-        None, "Bearer token of HTTP, in place of user and password.", flags=None, secret=True
+        None, "Bearer token of HTTP, instead of user and password.", flags=None, secret=True
     )
     tls: bool = setting(False, "Encrypt DIMSE; DICOMweb encrypts where the URL says https.", flags=("--tls",))
-    authority: File | None = setting(None, "PEM file of the authority of the archive's certificate.")
-    certificate: File | None = setting(None, "PEM file of the site's certificate, if the archive wants one.")
-    key: File | None = setting(None, "PEM file of its private key, where --certificate does not hold it.")
+    authority: File | None = setting(
+        None, "PEM file of the authority of the archive's certificate.", rare=True
+    )
+    certificate: File | None = setting(
+        None, "PEM file of the site's certificate, if the archive requires one.", rare=True
+    )
+    key: File | None = setting(
+        None, "PEM file of its private key, where --certificate does not hold it.", rare=True
+    )
     aet: str = setting("MEDFEDAUG", "AE title of the site.")
-    receive: int | None = setting(None, "Port to receive on by C-MOVE, in place of C-GET.")
+    receive: int | None = setting(None, "Port to receive on by C-MOVE, instead of C-GET.", rare=True)
     receive_on: str | None = setting(
         None,
         "Address of this machine on which --receive listens; by default the one from which the archive is "
         "reached.",
+        rare=True,
     )
     sender: str | None = setting(
         None,
         "AET@HOST that sends to --receive, where it differs from --dimse; other senders are refused.",
+        rare=True,
     )
     connections: int = setting(
         4,
         "Parallel DICOMweb requests for single objects, of all series together, after a request for a whole "
         "series failed.",
         at_least=1,
+        rare=True,
     )
 
     def __post_init__(self) -> None:

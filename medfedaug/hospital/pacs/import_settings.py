@@ -32,6 +32,7 @@ class ImportSettings(Settings):
         None,
         "Volume of a series that holds several, such as 'b-value 800', 'echo time 80' or 'phase 2': a "
         "regular expression for what tells them apart.",
+        rare=True,
     )
     channels: Mapping[str, str] = setting(
         dict, "Rules like that of the series for channels, by the channel's name.", flags=None
@@ -43,18 +44,20 @@ class ImportSettings(Settings):
     classes: tuple[str, ...] = setting(
         (BACKGROUND,),
         "The federation's classes, background first, in the order that numbers the voxels of label maps; by "
-        "default, and with background alone, the classes of the segments in their order.",
+        "default, or with only background, the classes of the segments in their order.",
     )
     label_series: tuple[str, ...] = setting(
         (),
         "Rules of which a series of label objects must match one: a UID, or a regular expression; and "
-        "newest, which takes the newest of several outlines of one class, in place of refusing them.",
+        "newest, which takes the newest of several outlines of one class, instead of refusing them.",
+        rare=True,
     )
     automatic_labels: bool = setting(
         False,
         "Also take predictions as label maps: SEG and RTSTRUCT of the algorithm type AUTOMATIC, and objects "
         "of medfedaug.",
         flags=("--automatic-labels",),
+        rare=True,
     )
     labelled: tuple[str, ...] = setting(
         (),
@@ -65,23 +68,27 @@ class ImportSettings(Settings):
         "refuse",
         "Segments without a class: refuse, or background, which makes their voxels background.",
         choices=("refuse", BACKGROUND),
+        rare=True,
     )
     crossing: str = setting(
         "refuse",
         "Contours of one region that cross in a slice: refuse, or union, which unites their areas.",
         choices=("refuse", "union"),
+        rare=True,
     )
     threshold: float = setting(
         0.5,
         "Share of its maximum from which a voxel of a fractional SEG counts.",
         above=0,
         at_most=1,
+        rare=True,
     )
     overlap: str = setting(
         "refuse",
         "Segments of different classes that overlap: refuse, or priority, which gives the voxels to the "
         "class that the segments name first.",
         choices=("refuse", "priority"),
+        rare=True,
     )
     anonymise: bool = setting(
         False,
@@ -89,9 +96,12 @@ class ImportSettings(Settings):
         flags=("--anonymise",),
     )
     allow_burned_in: bool = setting(
-        False, "Take images that may hold text in their pixels.", flags=("--allow-burned-in",)
+        False,
+        "Take images that may hold text in their pixels.",
+        flags=("--allow-burned-in",),
+        rare=True,
     )
-    parallel: int = setting(2, "Series and studies at a time.", at_least=1)
+    parallel: int = setting(2, "Series and studies at a time.", at_least=1, rare=True)
     refresh: bool = setting(
         False,
         "Import studies again whose images or label maps changed in the archive; the version before is kept "
@@ -102,6 +112,7 @@ class ImportSettings(Settings):
         None,
         "Number of earlier versions of a case to keep, also by later imports; by default 1.",
         at_least=0,
+        rare=True,
     )
 
     def __post_init__(self) -> None:
@@ -112,7 +123,7 @@ class ImportSettings(Settings):
         compile_series(self.volume, "--volume")
         for name, rule in self.channels.items():
             if not _CHANNEL.fullmatch(name):
-                raise ConfigError(f"--channel {name!r}: a name has letters, digits, _, + and - alone")
+                raise ConfigError(f"--channel {name!r}: a name has only letters, digits, _, + and -")
             compile_series(rule, "--channel")
         if self.series is not None and self.channels:
             raise ConfigError("give one of --series and --channel")

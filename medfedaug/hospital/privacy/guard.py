@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.errors import ConfigError, PrivacyRefused
+from medfedaug.errors import ConfigError, PrivacyRefused, withheld
 from medfedaug.hospital.privacy.accountant import require_opacus
 from medfedaug.hospital.privacy.ledger import PrivacyLedger
 from medfedaug.hospital.privacy.policy import PrivacyPolicy
@@ -109,8 +109,8 @@ class PrivacyGuard:
         if summarised < self.policy.min_images:
             what = "images" if max(self.per_patient, default=1) == 1 else f"patient{'s' * (summarised != 1)}"
             raise self._refused(
-                f"{name}'s statistics would summarise {summarised} {what}, and this site sends them from "
-                f"{self.policy.min_images} on (min_images of its privacy policy)"
+                f"{name}'s statistics would summarise {withheld(summarised)} {what}, and this site sends "
+                f"them from {self.policy.min_images} on (min_images of its privacy policy)"
             )
         if self.policy.noise_multiplier:
             self._check_patients(name)
@@ -125,7 +125,7 @@ class PrivacyGuard:
         most = max(self.per_patient, default=1)
         if most > self.policy.cases_per_patient:
             raise self._refused(
-                f"{name}: a patient has {most} training cases, and noise would hide "
+                f"{name}: a patient has {withheld(most)} training cases, and noise would hide "
                 f"{self.policy.cases_per_patient} (cases_per_patient of its privacy policy)"
             )
 
@@ -214,7 +214,7 @@ class PrivacyGuard:
                 total[key] = total[key] + clipped if key in total else clipped
         if count != self.cases:
             # The sensitivity depends on this number.
-            raise self._refused(f"{name} has contributions of {count} of {self.cases} cases")
+            raise self._refused(f"{name} has contributions of {withheld(count)} of {self.cases} cases")
         blocks = sum(v.numel() if kinds[k] != HISTOGRAM else v[..., 0].numel() for k, v in total.items())
         sensitivity = min(self.policy.cases_per_patient, count) * math.sqrt(blocks) / count
         means: Payload = {}

@@ -12,7 +12,6 @@ from annotated_types import MinLen
 from medfedaug.config.options import Settings, setting, settings
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import JobRefused, withheld
-from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
     import torch
@@ -40,36 +39,41 @@ max_rounds is 100
 
     TITLE: ClassVar[str] = "jobs: "
     PANEL: ClassVar[str] = "Jobs in which the site takes part"
-    OPEN: ClassVar[str] = "what the kit says"
+    OPEN: ClassVar[str] = "the kit's value"
 
     methods: tuple[Name, ...] | None = setting(
         None,
-        "Methods that jobs may use, separated by commas; by default all (of packages: --allow-plugin).",
+        "Methods that jobs may use, separated by commas; by default all. A package's methods also need "
+        "--allow-plugin.",
         flags=("--allow-methods",),
     )
     networks: tuple[Name, ...] | None = setting(
         None,
-        "Networks that jobs may use, by name or class path, separated by commas; by default all.",
+        "Networks that jobs may use, separated by commas; by default all. A name or a class path.",
         flags=("--allow-networks",),
     )
     tasks: tuple[Name, ...] | None = setting(
-        None, "Tasks of jobs, segmentation or classification; by default both.", flags=("--allow-tasks",)
+        None,
+        "Tasks of jobs, segmentation or classification; by default both.",
+        flags=("--allow-tasks",),
+        rare=True,
     )
     loops: tuple[Name, ...] = setting(
         (),
-        "A training loop that jobs may bring (FILE.py@SHA-256, as `medfedaug export` prints it) or name (of "
-        "packages: also --allow-plugin), repeatable; by default none. A loop is code that sees the site's "
+        "Training loop that jobs may bring or name; repeatable. FILE.py@SHA-256, as `medfedaug export` "
+        "prints it, or the loop of an allowed package; by default none. A loop is code that sees the site's "
         "images.",
         flags=("--allow-loop",),
     )
-    max_rounds: int = setting(1000, "Most rounds of a job.", above=0)
+    max_rounds: int = setting(1000, "Most rounds of a job, repeated ones included.", above=0)
     min_cases: int = setting(
         10,
-        "Least training cases with which the site trains in a job; least patients where its list names them.",
+        "Least patients or cases with which the site trains. Patients count where the site's list names "
+        "them.",
         above=0,
     )
-    allow_limit: bool = setting(False, "Let a job choose a part of the cases by its limit.")
-    max_model_mb: float = setting(1024.0, "Largest model, in MB.", above=0)
+    allow_limit: bool = setting(False, "Let a job choose a part of the cases by its limit.", rare=True)
+    max_model_mb: float = setting(1024.0, "Largest model, in MB.", above=0, rare=True)
     max_payload_mb: float = setting(
         1024.0,
         "Largest exchange of the methods in a message, either way and without the model, in MB.",
@@ -88,6 +92,7 @@ max_rounds is 100
         "The federation's sites, by the names in their certificates, separated by commas; by default the "
         "sites whose certificates have reached this site.",
         flags=("--known-sites",),
+        rare=True,
     )
     min_known_share: float = setting(
         0.66,
@@ -149,8 +154,13 @@ max_rounds is 100
         """
         patients, cases = len(per_patient), sum(per_patient)
         if patients < self.min_cases:
-            of = f" of {counted(patients, 'patient')}" if patients < cases else ""
-            _refuse(site, f"{cases} cases{of} would train", f"min_cases is {self.min_cases}")
+            of = f" of {withheld(patients)} patient{'s' * (patients != 1)}" if patients < cases else ""
+            _refuse(site, f"{withheld(cases)} cases{of} would train", f"min_cases is {self.min_cases}")
+
+    def check_trainings(self, site: str, count: int) -> None:
+        """Check the number of trainings of a job: a server may repeat a round with other weights."""
+        if count > self.max_rounds:
+            _refuse(site, "the server asks for another training", f"max_rounds is {self.max_rounds}")
 
     def check_model(self, site: str, megabytes: float) -> None:
         """Check the size of a network or of the weights in a message."""

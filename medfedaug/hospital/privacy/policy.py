@@ -41,11 +41,11 @@ class PrivacyPolicy(Settings):
 
     TITLE: ClassVar[str] = "privacy: "
     PANEL: ClassVar[str] = "Limits of what leaves the site"
-    OPEN: ClassVar[str] = "what the kit says"
+    OPEN: ClassVar[str] = "the kit's value"
 
     min_images: int = setting(
         10,
-        "n, the least patients behind each number that leaves the site, none of whom has a share above 2/n. "
+        "Least patients behind each number that leaves the site (n). None of them has a share above 2/n. "
         "A case (a volume or a photograph, not a slice) counts as a patient where the list names none.",
         at_least=1,
     )
@@ -54,6 +54,7 @@ class PrivacyPolicy(Settings):
         "z, the standard deviation of the Gaussian noise on each release, in units of one patient's largest "
         "change (L2); 0 for no noise, or 8 with epsilon.",
         at_least=0,
+        rare=True,
     )
     delta: float = setting(
         1e-5,
@@ -64,9 +65,10 @@ class PrivacyPolicy(Settings):
     )
     epsilon: float | None = setting(
         None,
-        "Largest ε of a patient, over all jobs that share the site's ledger. Everything that leaves then has "
-        "noise and is charged to one account; what has no bound does not leave. By default nothing has "
-        "noise, and whoever chooses the weights of a job can reconstruct images from its updates.",
+        "Largest ε of a patient over all jobs. Jobs that share the site's ledger share ε. Everything that "
+        "leaves then has noise and is charged to one account; what has no bound does not leave. By default "
+        "nothing has noise, and whoever chooses the weights of a job can reconstruct images from its "
+        "updates.",
         above=0,
         at_most=1e300,
         flags=("--epsilon",),
@@ -77,6 +79,7 @@ class PrivacyPolicy(Settings):
         "case's largest change (DP-SGD, `medfedaug.hospital.privacy.dp_sgd`); 0 for training without it, or "
         "1 with epsilon.",
         at_least=0,
+        rare=True,
     )
     sgd_clip: float = setting(
         1.0,
@@ -101,6 +104,7 @@ class PrivacyPolicy(Settings):
         "Standard deviation of the Gaussian noise on the mean scores of a model, in units of one patient's "
         "largest change (L2); 0 for none, or 8 with epsilon.",
         at_least=0,
+        rare=True,
     )
     description: SiteDescription = setting(
         SiteDescription,

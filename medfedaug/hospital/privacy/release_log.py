@@ -34,7 +34,6 @@ from medfedaug.hospital.privacy import (
 from medfedaug.hospital.privacy.account_mark import bind_account
 from medfedaug.hospital.privacy.guard import spend_budget
 from medfedaug.metrics.registry import METRICS
-from medfedaug.metrics.significance import PatientTest
 
 _TRAINING = (FINGERPRINT, PREPARE, TRAIN)
 """The tasks whose answers are about training cases."""
@@ -97,9 +96,9 @@ class Account:
             self._enter_scores(split, "scores", answer)
         return answer
 
-    def compare(self, split: str, test: PatientTest, unit: str) -> dict[str, Any]:
+    def compare(self, split: str, differences: Sequence[float], unit: str) -> dict[str, Any]:
         """Enter the difference between two models' scores in the ledger, and return the part that leaves."""
-        difference = released_difference(test, self.policy, unit)
+        difference = released_difference(differences, self.policy, unit)
         if difference:
             self._enter_scores(split, "differences", difference)
         return difference

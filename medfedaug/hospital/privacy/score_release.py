@@ -15,10 +15,10 @@ from medfedaug.hospital.privacy.policy import PrivacyPolicy
 from medfedaug.methods.census import Contributors
 from medfedaug.metrics.base import MEAN, MEAN_OF_CLASSES
 from medfedaug.metrics.registry import METRICS
+from medfedaug.metrics.significance import paired_t_test
 
 if TYPE_CHECKING:
     from medfedaug.data.base import SiteFolder
-    from medfedaug.metrics.significance import PatientTest
 
 _MIDDLE = 0.5  # score of a patient without one where noise is added: the number of patients is then public
 
@@ -87,21 +87,32 @@ def released_scores(
     return {**released, "scored_cases": len(scored)}
 
 
-def released_difference(test: PatientTest, policy: PrivacyPolicy, unit: str = "cases") -> dict[str, Any]:
-    """Return the comparison of two models on a site's cases that leaves the site.
+def released_difference(
+    differences: Sequence[float], policy: PrivacyPolicy, unit: str = "cases"
+) -> dict[str, Any]:
+    """Return the comparison of two models on a site's patients that leaves the site.
 
     It leaves from ``min_images`` patients on, each with the same weight, and not where scores have noise. The
-    unit is ``"patients"``, or ``"cases"`` where no patient is named.
+    interval is Student's: the ends of a randomisation test are means over a few patients each.
+
+    Args:
+        differences: of each patient's scores, or of each case's where no patient is named.
+        unit: ``"patients"`` or ``"cases"``.
 
     Returns:
-        ``difference``, its standard ``error``, ``low`` and ``high``, the ends of its 95% interval, ``None``
-        for fewer than six patients, ``p``, and their number by ``unit``; empty where nothing leaves.
+        ``difference``, ``low`` and ``high``, the ends of its 95% interval, ``p``, and the number of patients
+        by ``unit``; empty where nothing leaves.
     """
-    if test.patients < policy.min_images or policy.score_noise_multiplier:
+    if len(differences) < max(2, policy.min_images) or policy.score_noise_multiplier:
         return {}
-    bounded = math.isfinite(test.high - test.low)  # too few cases have no interval
-    ends = {"low": test.low, "high": test.high} if bounded else {"low": None, "high": None}
-    return {unit: test.patients, "difference": test.difference, "error": test.error, **ends, "p": test.p}
+    test = paired_t_test(differences, [0.0] * len(differences))
+    return {
+        unit: test.pairs,
+        "difference": test.difference,
+        "low": test.low,
+        "high": test.high,
+        "p": test.p,
+    }
 
 
 def _problem(cases: Iterable[str], policy: PrivacyPolicy, patients: Mapping[str, int]) -> str:

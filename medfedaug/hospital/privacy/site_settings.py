@@ -55,12 +55,10 @@ Name = Annotated[str, MinLen(1)]
 class Place(Settings):
     """Settings of a site: its images, its device, and its state folder."""
 
-    data: Folder = setting(
-        None, "Folder with the site's images; see `medfedaug.federation.resolve_data_folder`."
-    )
-    device: Name = setting("auto", "cpu, cuda, cuda:1, ... or auto: CUDA if available.")
+    data: Folder = setting(None, "Folder with the site's images.")
+    device: Name = setting("auto", "cpu, cuda, cuda:1, ..., or auto: CUDA if available.")
     state: Folder = setting(
-        None, "Folder of the state that must survive a restart of the site; by default KIT/medfedaug."
+        None, "Folder of the site's state, which must survive a restart; by default KIT/medfedaug."
     )
 
 
@@ -74,14 +72,13 @@ class SiteSettings(Machine, Place):
     """
 
     PANEL: ClassVar[str] = "The site"
-    OPEN: ClassVar[str] = "what the kit says"
+    OPEN: ClassVar[str] = "the kit's value"
     VARIABLES: ClassVar[str] = ""  # `load` reads variables, after a kit's file
 
     privacy: PrivacyPolicy = setting(PrivacyPolicy, "The limits of what may leave the site.", flags=None)
     plugins: tuple[Name, ...] = setting(
         (),
-        "An installed package whose methods and networks a job may use (`medfedaug.utils.plugins`), in "
-        "addition to the allowed ones; repeatable.",
+        "Installed package whose methods and networks jobs may use, besides the allowed ones; repeatable.",
         flags=("--allow-plugin",),
     )
     bundles: Annotated[
@@ -99,6 +96,7 @@ class SiteSettings(Machine, Place):
         False,
         "Send the scores and seconds of each update to the tracker of a job that has one (tracking), as "
         "NVFlare's events of metrics. They are numbers that the server gets in the update, too.",
+        rare=True,
     )
     simulation: bool = setting(
         False,
@@ -111,6 +109,7 @@ class SiteSettings(Machine, Place):
         "Processes, one for each GPU, in which a training loop of a script trains together; the built-in "
         "loop has one.",
         at_least=1,
+        rare=True,
     )
 
     @classmethod

@@ -202,7 +202,7 @@ def worth_table(evaluation: Mapping[str, Any]) -> WorthTable:
 
     A site compares the global model, and its personal one if the run leaves something at the sites, with the
     model that it trained alone, on its own test cases, patient by patient
-    (`medfedaug.metrics.significance.compare_patients`).
+    (`medfedaug.privacy.score_release.released_difference`).
     """
     name, sites = _metric(evaluation), evaluation["sites"]
     metric = find_metric(name)
@@ -236,7 +236,7 @@ def worth_table(evaluation: Mapping[str, Any]) -> WorthTable:
         "without parts of the site. Personal: with the parts that the run left at the site. Local: the model "
         "that the site trained alone.",
         "Difference: the model minus the local one, paired by patient, or by case if a site names no "
-        "patients, with the 95% interval of a randomisation test; a verdict takes "
+        "patients, with the 95% interval of a paired t-test; a verdict takes "
         f"{ENOUGH_PATIENTS} of them. It is about these trainings: others of the same methods may differ.",
     ]
     if GLOBAL not in scored:

@@ -1,4 +1,4 @@
-"""FedFD for transformers: mixed prompts of site and federation in place of statistics."""
+"""FedFD for transformers: mixed prompts of site and federation instead of statistics."""
 
 from __future__ import annotations
 

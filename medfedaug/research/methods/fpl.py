@@ -149,6 +149,8 @@ class FPLServer(ServerExchange):
                 classes.append(label)
         self.counts = {"classes": len(set(classes)), "clusters": len(clusters)}
         self.sites = {}
+        if not clusters:  # each site has too few patients of every class
+            return {}
         return {"clusters": torch.stack(clusters).float(), "classes": torch.tensor(classes).float()}
 
     def summary(self) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def search(
     folder = experiment.out / SEARCH
     workers = workers or ThisProcess()
     folder.mkdir(parents=True, exist_ok=True)
-    base = replace(experiment, out=folder, seeds=1, folds=0, holdout=())
+    base = replace(experiment, out=folder, seeds=1)
     preset = base.preset()
     sites = open_benchmark(preset.benchmark, base.root, limit=base.limit, **preset.data)
     metric = metric_names(federation_settings(sites)["task"])[0]
@@ -246,6 +246,12 @@ def _check(experiment: Experiment, choices: Choices) -> None:
         raise ConfigError(
             "a search needs a protocol or your own data; an entry of a paper has fixed settings"
         )
+    for name in ("folds", "holdout"):
+        if getattr(experiment, name):
+            raise ConfigError(
+                f"a search cannot have --{name}: its trials train and validate on all sites and patients, so "
+                "that none would be unseen in the test; search and test on the sites' own splits"
+            )
     for name, values in experiment.vary.items():
         if len(values) > 1:
             raise ConfigError(f"{name} has several values; put them into the search's file")

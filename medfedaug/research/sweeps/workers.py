@@ -10,13 +10,17 @@ import hashlib
 import os
 import re
 import signal
+import subprocess
 import threading
+import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from multiprocessing import active_children, get_context, resource_tracker
 from multiprocessing.connection import Connection
@@ -27,7 +31,8 @@ import torch
 from filelock import FileLock
 
 from medfedaug.data.preparation.decoded_cache import keep_decoded
-from medfedaug.errors import ConfigError, first_line
+from medfedaug.errors import ConfigError, RunFailed, first_line
+from medfedaug.federation.job_folder import STATE
 from medfedaug.research.sweeps.planned import PlannedRun
 
 Make = Callable[..., str]
@@ -38,6 +43,11 @@ Outcomes = Generator[tuple[PlannedRun, str], None, None]
 
 _FORMS = "a number of processes (4 or local:4), slurm, slurm:PARTITION or dask://HOST:PORT"
 _POLL = 5.0  # seconds between two looks at the jobs of Slurm
+_TRIES, _LONGEST = (
+    8,
+    300.0,
+)  # to submit a job while none is queued, and the longest pause between two, seconds
+_LIMITS = ("limit", "Limit", "temporarily")  # in Slurm's refusals of a job that it would take later
 _ANSWER = "20s"  # for a scheduler of Dask to answer
 _KILLED = "its process was killed, for instance since memory ran out"
 
@@ -189,13 +199,29 @@ class Job:
         """Make the run; return the reason if it failed."""
         self.lock.parent.mkdir(parents=True, exist_ok=True)
         with _turn, FileLock(self.lock), keep_decoded(self.memory):
+            if "SLURM_JOB_ID" in os.environ:
+                signal.signal(signal.SIGUSR2, partial(self._requeue, os.getpid(), self._progress()))
             return self.make(self.run)
 
-    def checkpoint(self) -> Any:
-        """Let Slurm queue the run again when its time is over or a more urgent job replaces it."""
-        from submitit.helpers import DelayedSubmission
+    def _progress(self) -> float:
+        """Return the time of the run's last checkpoint; 0 without one."""
+        state = self.lock.parent / self.run.folder.name / STATE
+        return state.stat().st_mtime if state.exists() else 0.0
 
-        return DelayedSubmission(self)
+    def _requeue(self, process: int, before: float, *_: Any) -> None:
+        """Let Slurm queue this job again: its time is nearly over, or a more urgent job replaces it.
+
+        `submitit`'s own handler needs the limit in minutes, which only the partition may know.
+
+        Raises:
+            RunFailed: where no round has ended since the start of the job: it would never finish.
+        """
+        if os.getpid() != process:  # a fork, which inherited the handler
+            return
+        if self._progress() == before:
+            raise RunFailed("no round ended within the job's time limit; ask for more with --each time=...")
+        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
+        os._exit(1)  # files are whole at any time, and Slurm starts the job again
 
 
 _turn = threading.Lock()  # one run at a time: two in one process would share the random numbers
@@ -227,47 +253,100 @@ class Cluster(Workers):
 
 
 class SlurmJobs(Cluster):
-    """Jobs of Slurm, which `submitit` submits and watches.
+    """Jobs of Slurm, which `submitit` submits.
+
+    A job whose time is over, or that a more urgent one replaces, is queued again and continues its run. Where
+    Slurm refuses a further job because of a limit, the job waits for the end of an earlier one.
 
     Args:
         folder: see `Cluster`; its folder ``cluster`` gets scripts and logs of the jobs.
-        each: options of ``sbatch``, such as ``time``, ``mem``, ``gpus``.
+        each: options of ``sbatch``, such as ``time``, ``mem``, ``gpus``; ``parallel``, the largest number of
+            jobs at a time; ``setup``, a shell command before each run. With ``mem`` decoded images
+            take half of it at most.
         partition: the partition of the jobs; empty for Slurm's default.
     """
 
     package: ClassVar[str] = "submitit"
 
     def __init__(self, folder: Path, memory: int, each: Mapping[str, str], partition: str) -> None:
+        options = {**({"partition": partition} if partition else {}), **each}
+        parallel, setup = options.pop("parallel", "1000"), options.pop("setup", None)
+        if not parallel.isdecimal() or int(parallel) < 1:
+            raise ConfigError(f"--each parallel={parallel}: must be a number of jobs, 1 or more")
+        if "mem" in options:
+            memory = min(memory, _bytes(options["mem"]) // 2)
         super().__init__(folder, memory, each)
+        self.parallel = int(parallel)
         try:
             self.executor = self.library.SlurmExecutor(self.folder / "cluster")
         except RuntimeError as error:  # `srun` is missing
             raise ConfigError(f"--workers slurm: {first_line(error)}") from error
-        options = {**({"partition": partition} if partition else {}), **each}
         # By default `submitit` ends every job after five minutes; with None the partition's limit counts.
-        self.executor.update_parameters(time=None, additional_parameters=options)
+        self.executor.update_parameters(
+            time=None, setup=[setup] if setup else None, additional_parameters=options
+        )
 
     def outcomes(self, make: Make, runs: Sequence[PlannedRun]) -> Outcomes:
-        """Submit a job for each run, and wait for their ends."""
-        jobs: dict[Any, PlannedRun] = {}
+        """Keep up to `parallel` jobs submitted, and yield each run when its job has ended."""
+        waiting, jobs = deque(runs), dict[Any, PlannedRun]()
+        gone, refused = set[Any](), 0
         try:
-            for run in runs:
-                self.executor.update_parameters(job_name=f"medfedaug {run.folder}")
-                try:
-                    jobs[self.executor.submit(self._job(make, run))] = run
-                except self.library.core.utils.FailedJobError as error:
-                    raise ConfigError(f"--workers slurm: {first_line(error)}") from error
-            for job in self.library.helpers.as_completed(list(jobs), poll_frequency=_POLL):
-                try:
-                    reason = job.result()
-                except Exception as error:
-                    reason = f"job {job.job_id} ended without a result ({first_line(error)})"
-                    reason += f"; see {job.paths.stderr}"
-                yield jobs[job], reason
+            while waiting or jobs:
+                while waiting and len(jobs) < self.parallel:
+                    job = self._submit(self._job(make, waiting[0]), last_try=not jobs and refused == _TRIES)
+                    refused = 0 if job else refused + 1
+                    if job is None:
+                        break
+                    jobs[job] = waiting.popleft()
+                queued = _queued()
+                # Its result may reach this machine's file system after its end.
+                missing = {job for job in jobs if str(job.job_id) not in queued}
+                ended = [job for job in jobs if job.paths.result_pickle.exists() or job in gone & missing]
+                gone = missing
+                for job in ended:
+                    yield jobs.pop(job), _result(job)
+                if not ended:
+                    time.sleep(min(_POLL * 2**refused, _LONGEST) if not jobs else _POLL)
         finally:
             for job in jobs:
-                if not job.done():
-                    job.cancel()
+                job.cancel(check=False)
+
+    def _submit(self, job: Job, *, last_try: bool) -> Any:
+        """Submit a job; return None where a limit of the cluster has been reached."""
+        self.executor.update_parameters(job_name=f"medfedaug {job.run.folder}")
+        try:
+            return self.executor.submit(job)
+        except self.library.core.utils.FailedJobError as error:
+            text = str(error)
+            if last_try or not any(word in text for word in _LIMITS):
+                raise ConfigError(f"--workers slurm: {first_line(error)}") from error
+            return None
+
+
+def _queued() -> set[str]:
+    """Return the numbers of this user's jobs that wait or run; no accounting is needed."""
+    listed = subprocess.run(["squeue", "--me", "-h", "-o", "%A"], capture_output=True, text=True, check=False)
+    if listed.returncode:
+        raise RunFailed(f"squeue: {listed.stderr.strip()}")
+    return set(listed.stdout.split())
+
+
+def _result(job: Any) -> str:
+    """Return the reason why a job's run failed; empty if it did not."""
+    if not job.paths.result_pickle.exists():
+        return f"job {job.job_id} ended without a result; see {job.paths.stderr}"
+    try:
+        return str(job.result())
+    except Exception as error:
+        return f"job {job.job_id}: {first_line(error)}; see {job.paths.stderr}"
+
+
+def _bytes(text: str) -> int:
+    """Return the bytes of a size of Slurm, such as ``8G``; without a unit it is MB."""
+    match = re.fullmatch(r"(\d+)([KMGT]?)B?", text.upper())
+    if match is None:
+        raise ConfigError(f"--each mem={text}: must be a size, such as 8G")
+    return int(match[1]) * 1024 ** (" KMGT".index(match[2]) if match[2] else 2)
 
 
 class DaskWorkers(Cluster):

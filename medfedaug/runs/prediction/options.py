@@ -16,46 +16,50 @@ class PredictionOptions(Settings):
 
     site: str | None = setting(
         None,
-        "The site of the federation that the images come from: its statistics and layers are used, where the "
+        "Site of the federation that the images come from. Its statistics and layers are used where the "
         "run's methods have any. By default the images come from an unseen place, and are normalised with "
         "their own statistics.",
     )
     statistics: File | None = setting(
         None,
-        "Statistics to normalise with, in place of the images' own: a JSON file of `medfedaug statistics` "
+        "Statistics to normalise with, instead of the images' own. A JSON file of `medfedaug statistics` "
         "with one pair, or the statistics.json of an earlier prediction.",
     )
     series: str | None = setting(
         None,
-        "DICOM series to predict, where a study has several: a SeriesInstanceUID, or a regular expression "
-        "that is searched for in number, description, echo or phase, modality and UID of a series. The "
-        "others are left out.",
+        "DICOM series to predict where a study has several: its UID or a regular expression. The expression "
+        "is searched for in number, description, echo or phase, modality and UID of a series. The other "
+        "series are left out.",
     )
     device: str = setting("auto", "cpu, cuda, cuda:1, ..., or auto: CUDA if available.")
     probabilities: bool = setting(
-        False, "Write the probabilities of the classes, too.", flags=("--probabilities",)
+        False,
+        "Write the probabilities of the classes, too.",
+        flags=("--probabilities",),
+        rare=True,
     )
-    previews: bool = setting(True, "Write a picture of each case, or not.")
+    previews: bool = setting(True, "Write a picture of each case, or not.", rare=True)
     codes: File | None = setting(
         None,
         "Codes of the classes for DICOM SEG, for example of SNOMED CT: a JSON file with category, type and, "
         "optionally, anatomic_region of each class "
         "(`medfedaug.hospital.dicom.segment_codes.read_segment_codes`). "
         "Without it, each class's name is its code.",
+        rare=True,
     )
     rtstruct: bool = setting(
         False, "Write an RTSTRUCT of each DICOM series, too: contours.", flags=("--rtstruct",)
     )
     report: bool = setting(
         False,
-        "Write a DICOM structured report of each DICOM series, too: the volume of each class.",
+        "Write a DICOM structured report of volumes for each series, too.",
         flags=("--report",),
     )
     flips: bool = setting(
         False,
-        "Predict each image flipped, too (test-time augmentation): the agreement of all passes shows which "
-        "cases are uncertain. The label map stays that of the unflipped image. In 2D four passes in place of "
-        "one, in 3D eight.",
+        "Predict each image flipped, too (test-time augmentation). The agreement of all passes shows which "
+        "cases are uncertain. The label map stays that of the unflipped image. Four passes in 2D, "
+        "eight in 3D.",
         flags=("--flips",),
     )
     uncertainty_map: bool = setting(
@@ -63,6 +67,7 @@ class PredictionOptions(Settings):
         "Write a NIfTI to the folder uncertainty for each image: the standard deviation of the probabilities "
         "over the passes, 0 to 0.5. Needs flips or several models.",
         flags=("--uncertainty-map",),
+        rare=True,
     )
     data: File | None = setting(
         None,
@@ -71,7 +76,7 @@ class PredictionOptions(Settings):
     )
     overwrite: bool = setting(
         False,
-        "Delete the files of an earlier prediction in the folder, and start anew.",
+        "Delete the files of an earlier prediction, and start anew.",
         flags=("--overwrite",),
     )
 
@@ -84,12 +89,15 @@ class StudyOptions(Settings):
 
     store: bool = setting(
         False,
-        "Store DICOM SEG, contours and report in the archive, unless it already has this model's objects of "
-        "the study.",
+        "Store DICOM SEG, contours and report in the archive. Studies that already have this model's objects "
+        "are left out.",
         flags=("--store",),
     )
     again: bool = setting(
-        False, "Store further objects where the archive already has this model's.", flags=("--again",)
+        False,
+        "Store further objects where the archive already has this model's.",
+        flags=("--again",),
+        rare=True,
     )
     channels: Mapping[str, str] = setting(
         dict,
@@ -102,5 +110,6 @@ class StudyOptions(Settings):
         "Folder with the site's key of pseudonyms, such as data/site_A.state of an import: studies have "
         "the same names there and here, and patients who are withdrawn there are left out. By default the "
         "key of the site's data, or else OUT.state.",
+        rare=True,
     )
-    parallel: int = setting(2, "Studies that are fetched at a time.", at_least=1, flags=None)
+    parallel: int = setting(2, "Studies that are fetched at a time.", at_least=1, rare=True)

@@ -342,8 +342,24 @@ class _Job:
     @property
     def borrowed(self) -> dict[str, str]:
         """Notes on the classes that the images' site has not outlined; empty without a site."""
-        site = self.origin.site
-        return Annotated.of(self.run.record).sentences(site) if site else {}
+        site, annotated = self.origin.site, Annotated.of(self.run.record)
+        if not site:
+            return {}
+        return {
+            name: f"{text}{self._distance(site, annotated.lenders(name))}"
+            for name, text in annotated.sentences(site).items()
+        }
+
+    def _distance(self, site: str, lenders: Sequence[str]) -> str:
+        """Describe how far a site's mean intensities lie from the nearest lender's, where recorded."""
+        pairs = {name: pair for run in self.models.runs for name, pair in run.statistics.items()}
+        known = [pairs[name] for name in lenders if name in pairs]
+        if site not in pairs or not known:
+            return ""
+        far = min(float(((pairs[site].mean - p.mean).abs() / p.std.clamp_min(1e-12)).max()) for p in known)
+        return (
+            f"; its images' mean intensity is {far:.1f} standard deviations from that of the nearest of them"
+        )
 
     def notes(
         self, reference: DriftReference, used: dict[str, Any] | None, usual: TrainingRange | None

@@ -69,10 +69,10 @@ def test_each_channel_is_normalised_by_its_word(spatial):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"normalisation": ("ct",)}, "ct_intensities has 0 numbers, and normalisation ct needs 4"),
-        ({"ct_intensities": CT}, "ct_intensities has 4 numbers, and normalisation null needs 0"),
+        ({"normalisation": ("ct",)}, "ct_intensities has 0 numbers; normalisation ct needs 4"),
+        ({"ct_intensities": CT}, "ct_intensities has 4 numbers; normalisation null needs 0"),
         ({"normalisation": ("ct",), "ct_intensities": (5, 1, 2, 3)}, "low below high"),
-        ({"normalisation": ("ct",), "ct_intensities": (1, 5, 2, 0)}, "a positive deviation"),
+        ({"normalisation": ("ct",), "ct_intensities": (1, 5, 2, 0)}, "a positive standard deviation"),
         ({"normalisation": ("mri",)}, "normalisation"),
         ({"normalisation": "ct"}, "normalisation must be a list, got"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from medfedaug.config.plan import Plan
 from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import UpdateRefused
-from medfedaug.federation.planning.fingerprint import check_fingerprint, fingerprint
+from medfedaug.federation.planning.fingerprint import _of_foreground, check_fingerprint, fingerprint
 from medfedaug.federation.planning.planner import make_plan
 
 SPINE = {  # sagittal: few thick slices along R
@@ -138,6 +140,14 @@ def test_intensities_of_a_structure_that_few_patients_have_stay(tmp_path):
     several = len(folder.cases["training"])
     assert fingerprint(folder, classes, least=several)["ct"].tolist() == shown.tolist()
     assert not fingerprint(folder, classes, least=several + 1)["ct"].any()
+
+
+def test_no_quantile_of_ct_is_one_voxel_of_one_patient():
+    """Of 11 patients one has metal, whose voxels are the upper 2 % of all voxels together."""
+    site = SimpleNamespace(federation_channels=(), channel_names=("CT",))
+    usual = [torch.full((1, 100), 50.0 + patient, dtype=torch.float64) for patient in range(10)]
+    metal = torch.full((1, 100), 3000.0, dtype=torch.float64)
+    assert float(_of_foreground(site, 1, [*usual, metal])[0, 1]) == pytest.approx((545 + 3000) / 11)
 
 
 def test_extent_and_edges_are_of_the_same_cases(tmp_path):

@@ -34,7 +34,7 @@ from medfedaug.hospital.privacy import (
     Pseudonyms,
 )
 from medfedaug.hospital.secure.identity import Identity
-from medfedaug.metrics.significance import compare_patients
+from medfedaug.metrics.significance import paired_t_test
 from medfedaug.research.comparison.local_vs_global import worth_table
 from medfedaug.runs.site_evaluation import evaluate_sites, evaluated_runs
 
@@ -101,7 +101,7 @@ def test_each_site_compares_local_global_and_personal_model_on_its_own_cases(hos
     for site, models in record["sites"].items():
         for other in ("local", "global"):
             ours, theirs = models["personal"]["cases"], models[other]["cases"]
-            test = compare_patients([ours[c] for c in sorted(ours)], [theirs[c] for c in sorted(ours)])
+            test = paired_t_test([ours[c] for c in sorted(ours)], [theirs[c] for c in sorted(ours)])
             comparison = models["personal"]["against"][other]
             assert comparison["difference"] == pytest.approx(test.difference)
             assert (comparison["low"], comparison["high"]) == pytest.approx((test.low, test.high))

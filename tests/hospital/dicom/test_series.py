@@ -15,7 +15,6 @@ import pydicom
 import pytest
 import SimpleITK as sitk
 from dicom_files import EDGES, affine_of, sets, write_frames, write_object, write_slices
-from finished_runs import FEW, balanced, simulated
 from hospitals import Hospital
 from pydicom.fileset import FileSet
 from pydicom.pixels import get_decoder
@@ -114,12 +113,11 @@ def test_what_dcmtk_compresses_without_loss_is_read(tmp_path, how):
     np.testing.assert_array_equal(load_volume(tmp_path / "packed").numpy()[0], VOXELS)
 
 
-@pytest.mark.parametrize("scaled", ["one slope", "a slope a frame"])
-def test_frames_are_ordered_by_their_positions(tmp_path, scaled):
+def test_frames_are_ordered_by_their_positions(tmp_path):
     """Their distance is that of the positions, and not the thickness that the header gives."""
 
     def rescale(volume, k):
-        return (2.0, -10.0) if scaled == "one slope" else (1 + k / 4, -5.0 * k)
+        return 1 + k / 4, -5.0 * k
 
     def invert(header):
         header.PhotometricInterpretation = "MONOCHROME1"
@@ -133,12 +131,6 @@ def test_frames_are_ordered_by_their_positions(tmp_path, scaled):
         np.testing.assert_array_equal(read.numpy()[0], stored * factors[:, 0] + factors[:, 1])
         np.testing.assert_allclose(header.edges, EDGES, rtol=1e-6)
         np.testing.assert_allclose(header.affine @ [0, 0, 2, 1], [80, 90, -40 + 2 * EDGES[2], 1], rtol=1e-6)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory, phantom_dir):
-    run = simulated(phantom_dir, tmp_path_factory.mktemp("archives") / "run", "fedavg", *FEW)
-    return balanced(run, phantom_dir, "site_C")
 
 
 @pytest.fixture(scope="module")

@@ -148,20 +148,6 @@ def test_an_archive_that_never_answers_is_given_up_at_the_first_study(run, proxy
     assert len({*proxy.asked}) == 1
 
 
-def test_an_archive_that_goes_down_is_given_up(run, proxy, studies, tmp_path):
-    listed = run(*arguments(proxy, studies, tmp_path, "--dry-run"))
-    assert listed[0] == 0
-    proxy.faults = [Fault("/studies/", 503)]
-    code, _, err = run(*arguments(proxy, studies[:2], tmp_path))
-    assert code == 1
-    assert len(failures(err)) == 2
-    proxy.server.shutdown()
-    proxy.server.server_close()
-    code, _, err = run(*arguments(proxy, studies[:2], tmp_path))
-    assert code != 0
-    assert "cannot be reached" in err
-
-
 def test_objects_of_a_failed_study_go_with_its_patient(run, proxy, studies, tmp_path):
     listed = requests.get(f"{proxy.url}/studies/{studies[1]}/instances", timeout=60).json()
     *_, broken = sorted(one["00080018"]["Value"][0] for one in listed)

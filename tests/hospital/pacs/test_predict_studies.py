@@ -32,12 +32,6 @@ hd = pytest.importorskip("highdicom", reason="pip install 'medfedaug[pacs]'")
 SHAPE = (32, 32, 6)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory, phantom_dir):
-    out = tmp_path_factory.mktemp("archive") / "run"
-    return balanced(simulated(phantom_dir, out, "fedavg", *FEW), phantom_dir, "site_C")
-
-
 def put(orthanc, folder, patient, count=1):
     """Store studies of a patient; their files by accession number."""
     rng, files = np.random.default_rng(len(patient)), {}
@@ -132,7 +126,7 @@ def test_names_in_any_letters_come_back_from_the_archive(orthanc, run, model, tm
             header.PatientID, header.PatientName = patient, name
             header.StudyDescription, header.ReferringPhysicianName = name.split("=")[0], name
 
-        voxels = np.random.default_rng(0).integers(0, 1000, SHAPE).astype(np.int16)
+        voxels = np.random.default_rng(0).integers(0, 1000, (32, 32, 2)).astype(np.int16)
         write_slices(tmp_path / "in" / patient, voxels, change=named)
     orthanc.put(tmp_path / "in")
     call = ("predict", "--model", model, "--dicomweb", orthanc.dicomweb, "--store", "--rtstruct", "--report")

@@ -56,8 +56,14 @@ def job(methods: str = "fedavg", arguments=None, *, norm="group", classes: int =
         classes=tuple(f"c{n}" for n in range(classes)),
         image_size=SIDE,
         intensity="scale",
-        **{"rounds": 1, "local_steps": 5, "batch_size": 2, "learning_rate": 1e-12, **given},
-        optimizer="sgd",
+        **{
+            "rounds": 1,
+            "local_steps": 5,
+            "batch_size": 2,
+            "learning_rate": 1e-12,
+            "optimizer": "sgd",
+            **given,
+        },
     )
 
 
@@ -137,12 +143,12 @@ def test_no_norm_layer_keeps_the_last_batch_alone(hospital):
 def test_a_running_average_over_few_images_stays(hospital):
     """The momentum is admitted, and the last four steps of two images have weights of a tenth or more."""
     _, reply = answers(hospital(), job(norm=["batch", {"momentum": 0.5}]))
-    refused(reply, "stays here: 8 patients would be behind it, of 10 at least")
+    refused(reply, "stays here: fewer than 10 patients would be behind it")
 
 
 def test_an_update_of_few_patients_stays(hospital):
     _, reply = answers(hospital({"min_images": 12}), job())
-    refused(reply, "stays here: 10 patients would be behind it, of 12 at least (min_images")
+    refused(reply, "stays here: fewer than 12 patients would be behind it (min_images")
 
 
 @pytest.mark.parametrize(
@@ -151,12 +157,26 @@ def test_an_update_of_few_patients_stays(hospital):
         ("fedavg", {}, {"weight_decay": 100.0}),
         ("fedprox", {"fedprox": {"mu": 100.0}}, {}),
         ("fedavg", {}, {"momentum": 100.0}),
+        ("fedavg", {}, {"weight_decay": 1e6, "optimizer": "adam"}),
     ],
 )
 def test_no_update_is_of_one_batch_because_other_steps_fade(hospital, methods, arguments, settings):
     """A rate of 0.01 and a pull of 100 leave the last step; a momentum of 100 the first one."""
     _, reply = answers(hospital(), job(methods, arguments, learning_rate=0.01, **settings))
-    refused(reply, "stays here: 2 patients would be behind it, of 10 at least")
+    refused(reply, "stays here: fewer than 10 patients would be behind it")
+
+
+def test_no_update_is_of_one_class_because_the_loss_leaves_out_all_others(hospital, tmp_path):
+    """The class has 3 training photographs, and all classes together 15."""
+    site = hospital()
+    photographs(tmp_path / "data/A/rare", classes=1, patients=5)
+    (tmp_path / "data/A/rare/c0").rename(tmp_path / "data/A/c2")
+    (tmp_path / "data/A/rare").rmdir()
+    given = {"classes": 3, "local_steps": 0, "batch_size": 64, "learning_rate": 0.1}
+    _, reply = answers(site, job(**given, loss_args={"weight": [0.0, 0.0, 1.0]}))
+    refused(reply, "stays here: fewer than 10 patients would be behind it")
+    _, reply = answers(site, job(**given))
+    assert reply.weights
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
@@ -195,16 +215,16 @@ def test_the_number_of_samples_of_few_patients_stays(hospital):
     site, config = hospital(), job()
     site.start(config, "job")
     site.answer(Request("prepare", run="0" * 32))
-    census = site.executor._site.trainer.census
-    census._samples = lambda: [5, 5, 5, *[0] * 21]
+    training = site.executor._site.trainer.training
+    training.weights_of_cases = lambda samples: [5, 5, 5, *[0] * 21]
     reply = site.answer(Request("prepare", run="0" * 32))
-    refused(reply, "number of samples stays here: 3 patients would be behind it")
+    refused(reply, "number of samples stays here: fewer than 10 patients would be behind it")
 
 
 def test_cases_without_anything_annotated_do_not_count_in_a_step():
     counted = Census([f"p{n}" for n in range(20)], least=10, silent=range(2, 20))
     assert counted.step(range(20)).tolist() == [*range(20)]
-    assert counted.of_steps().problem(10).startswith("2 patients would be behind it")
+    assert counted.of_steps().problem(10) == "fewer than 10 patients would be behind it"
 
 
 def test_a_codebook_that_the_pass_changes_is_no_trained_parameter():

@@ -50,7 +50,7 @@ def deploy(hospital):
 REFUSED = {
     "rounds without end": ({"rounds": 10**9}, {}, "rounds are {}", "max_rounds is 1000", "1000000000"),
     "a part of the cases": ({"limit": 2}, {}, "limit is {}", "allow_limit is false", "2"),
-    "few cases": ({}, {"min_cases": 10}, "3 cases would train", "min_cases is 10", ""),
+    "few cases": ({}, {"min_cases": 10}, "{} cases would train", "min_cases is 10", "3"),
     "a method": (
         *({"methods": "fedavg,fedbn"}, {"methods": ["fedavg"]}, "method is {}"),
         *("methods allows fedavg", "fedbn"),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
+from itertools import combinations
 from statistics import fmean
 
 import pytest
 
 from medfedaug.hospital.privacy import PrivacyPolicy, released_difference, released_scores
-from medfedaug.metrics.significance import compare_patients
 
 CASES = {f"c{n}": n / 20 for n in range(12)}
 SCORES = {
@@ -34,9 +34,9 @@ def test_means_leave_and_nothing_of_a_case_or_class():
 @pytest.mark.parametrize(
     ("patients", "note"),
     [
-        (dict.fromkeys(CASES, 0), "1 patient would be behind it, of 10 at least"),
-        ({name: n // 2 for n, name in enumerate(CASES)}, "6 patients would be behind it"),
-        ({name: max(n - 2, 0) for n, name in enumerate(CASES)}, "one patient would have a share of 25%"),
+        (dict.fromkeys(CASES, 0), "fewer than 10 patients would be behind it"),
+        ({name: n // 2 for n, name in enumerate(CASES)}, "fewer than 10 patients would be behind it"),
+        ({name: max(n - 2, 0) for n, name in enumerate(CASES)}, "one patient would have more than 20% of it"),
     ],
 )
 def test_a_mean_over_too_few_patients_stays(patients, note):
@@ -72,7 +72,16 @@ def test_noise_covers_the_means_and_nothing_else_leaves():
 
 
 def test_a_comparison_leaves_from_enough_patients_on():
-    test = compare_patients(*([0.1 * n for n in range(10)], [0.1 * n + 0.01 * (n % 3) for n in range(10)]))
-    assert released_difference(test, PrivacyPolicy(), "patients")["patients"] == 10
-    assert released_difference(test, PrivacyPolicy(min_images=11)) == {}
-    assert released_difference(test, PrivacyPolicy(epsilon=8)) == {}
+    differences = [0.01 * (n % 3) for n in range(10)]
+    assert released_difference(differences, PrivacyPolicy(), "patients")["patients"] == 10
+    assert released_difference(differences, PrivacyPolicy(min_images=11)) == {}
+    assert released_difference(differences, PrivacyPolicy(epsilon=8)) == {}
+
+
+def test_no_end_of_an_interval_is_a_mean_over_a_few_patients():
+    """As the ends of a randomisation test are: each is the mean over the patients whose signs it flips."""
+    differences = [0.37**n for n in range(10)]
+    released = released_difference(differences, PrivacyPolicy())
+    means = [fmean(some) for k in range(1, 10) for some in combinations(differences, k)]
+    for end in (released["low"], released["high"]):
+        assert min(abs(end - mean) for mean in means) > 1e-6

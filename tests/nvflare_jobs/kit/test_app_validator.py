@@ -188,3 +188,28 @@ def refusal(folder: Path, component: dict) -> str:
 def test_no_component_of_a_job_sends_log_events_or_metrics_elsewhere(tmp_path, path, args, words):
     reason = refusal(tmp_path, {"path": path, "args": args})
     assert (words in reason) if words else not reason
+
+
+SHELL = """
+from sys import argv
+from medfedaug.nvflare_jobs.kit.app_validator import JsonAppValidator
+from nvflare.private.admin_defs import Message
+from nvflare.private.defs import SysCommandTopic
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+if argv[1] == "configured":
+    JsonAppValidator()
+for processor in ClientRequestProcessors.request_processors:
+    if SysCommandTopic.SHELL in processor.get_topics():
+        print(processor.process(Message(SysCommandTopic.SHELL, "cat " + argv[2]), None).body)
+"""
+
+
+@pytest.mark.parametrize("kit", ["configured", "plain"])
+def test_no_server_reads_files_of_a_site_by_shell_commands(tmp_path, kit):
+    """NVFlare's site takes any path, and asks for a right only if the server's message says so."""
+    file = tmp_path / "patient.txt"
+    file.write_text("of a patient")
+    command = [sys.executable, "-c", SHELL, kit, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ("of a patient" in done.stdout) is (kit == "plain")
+    assert ("answers no such command" in done.stdout) is (kit == "configured")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from medfedaug.research.comparison.odd_sites import Measure, odd_sites
 
@@ -16,10 +15,9 @@ def federation(rng, patients: int, **shifts: float) -> list[Measure]:
     return [Measure("level", levels), Measure("size", sizes), Measure("lesion", signs, sign=True)]
 
 
-@pytest.mark.parametrize("patients", [5, 20])
-def test_at_most_one_in_twenty_federations_of_alike_sites_names_one(patients):
+def test_at_most_one_in_twenty_federations_of_alike_sites_names_one():
     rng = np.random.default_rng(0)
-    named = sum(bool(odd_sites(federation(rng, patients))) for _ in range(100))
+    named = sum(bool(odd_sites(federation(rng, 5))) for _ in range(100))
     assert named <= 5
 
 

@@ -18,7 +18,7 @@ from medfedaug.tasks import ClassificationTask, SegmentationTask
 @pytest.mark.parametrize("number", [1, 2])
 def test_training_images_pass_as_many_operations_as_asked_for(federate, number):
     settings = {"randaugment": {"num_ops": number, "operations": ["flip_x", "flip_y"]}}
-    run = federate("randaugment", plan=UNEVEN, settings=settings, local_epochs=4)
+    run = federate("randaugment", plan=UNEVEN, settings=settings, local_epochs=2)
     result = set()
     for (site, _), batches in run.batches.items():
         images = pixels(run, site) / 255

@@ -88,7 +88,6 @@ def test_some_sites_may_be_chosen_and_a_wrong_one_is_named(three_sites, tiny_con
     ("methods", "settings"),
     [
         ("fedfd_a", None),
-        ("fedfd,silobn", None),
         ("fedbn", {"fedbn": {"unseen": "average"}}),
         ("silobn", {"silobn": {"unseen": "own"}}),
         ("fedrdn_v", None),

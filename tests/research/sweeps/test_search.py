@@ -116,3 +116,10 @@ def test_what_cannot_be_searched_is_refused_before_a_run(office, tmp_path):
     choices = {"fedprox.mu": [1e38, 2e38]}
     with pytest.raises(RunFailed, match="no trial has a validation score"):
         search(experiment(office, tmp_path / "bad", methods=["fedprox"]), choices, 2)
+
+
+@pytest.mark.parametrize("given", [{"folds": 3}, {"holdout": ["amazon"]}])
+def test_a_search_reads_no_patient_of_a_later_test(office, tmp_path, given):
+    with pytest.raises(ConfigError, match=f"a search cannot have --{next(iter(given))}"):
+        search(experiment(office, tmp_path, **given), CHOICES, 2)
+    assert not (tmp_path / "search").exists()

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from orthanc import free_port
 from sweeps import OFFICE_PRESET, planned, scores
 
 from medfedaug.config.run import Execution
@@ -74,21 +79,41 @@ def test_a_missing_package_and_a_missing_cluster_are_named(monkeypatch, office, 
         workers_of("slurm", folder=tmp_path)
 
 
-def _local(submitit):
-    """`submitit`'s own executor for a machine without Slurm."""
+def alive() -> set[str]:
+    return {folder.name for folder in Path("/proc").iterdir() if folder.name.isdecimal()}
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    """`submitit`'s own executor for a machine without Slurm; its jobs are processes."""
+    submitit = pytest.importorskip("submitit")
 
     class Local(submitit.LocalExecutor):
+        most = 100
+
         def update_parameters(self, **_):
             """Take Slurm's parameters, of which processes have none."""
 
+        def submit(self, job):
+            if len(self.jobs & alive()) >= self.most:
+                raise submitit.core.utils.FailedJobError("sbatch: QOSMaxSubmitJobPerUserLimit")
+            submitted = super().submit(job)
+            self.jobs.add(str(submitted.job_id))
+            return submitted
+
+        jobs: ClassVar[set[str]] = set()
+
+    monkeypatch.setattr(workers, "_POLL", 0.2)
+    monkeypatch.setattr(workers, "_queued", alive)
+    monkeypatch.setattr(submitit, "SlurmExecutor", Local)
     return Local
 
 
 @pytest.mark.slow  # processes of a cluster
-def test_jobs_of_submitit_give_what_this_process_gives(office, tmp_path, monkeypatch, onednn):
-    submitit = pytest.importorskip("submitit")
-    monkeypatch.setattr(workers, "_POLL", 0.2)
-    monkeypatch.setattr(submitit, "SlurmExecutor", _local(submitit))
+def test_jobs_of_submitit_give_what_this_process_gives_under_a_limit_of_one(
+    slurm, office, tmp_path, monkeypatch, onednn
+):
+    slurm.most = 1
     runs = planned(office, "fedavg fedprox", ["fedprox.mu=1e38"], seeds=1, scale=0.001)
     events = []
     monkeypatch.chdir(tmp_path)  # a relative folder means the same to a worker
@@ -101,11 +126,29 @@ def test_jobs_of_submitit_give_what_this_process_gives(office, tmp_path, monkeyp
     assert scores(tmp_path / "far" / runs[0].folder) == scores(tmp_path / "near" / runs[0].folder)
 
 
+def test_a_cluster_that_takes_no_job_at_all_is_named(slurm, office, tmp_path, monkeypatch):
+    slurm.most = 0
+    monkeypatch.setattr(workers, "_TRIES", 2)
+    (run,) = planned(office, "fedavg", seeds=1)
+    with pytest.raises(ConfigError, match="QOSMaxSubmitJobPerUserLimit"):
+        list(SlurmJobs(tmp_path, 2**20, {}, "").outcomes(str, [run]))
+
+
+@pytest.mark.parametrize(
+    ("each", "words"),
+    [({"parallel": "0"}, "a number of jobs"), ({"mem": "much"}, "must be a size, such as 8G")],
+)
+def test_requests_to_slurm_are_checked(slurm, tmp_path, each, words):
+    with pytest.raises(ConfigError, match=words):
+        SlurmJobs(tmp_path, 2**20, each, "")
+
+
+def test_decoded_images_take_half_of_a_jobs_memory(slurm, tmp_path):
+    assert SlurmJobs(tmp_path, 2**34, {"mem": "8G"}, "").memory == 2**32
+
+
 @pytest.mark.slow  # processes of a cluster
-def test_a_killed_job_is_named_with_its_log(office, tmp_path, monkeypatch):
-    submitit = pytest.importorskip("submitit")
-    monkeypatch.setattr(workers, "_POLL", 0.2)
-    monkeypatch.setattr(submitit, "SlurmExecutor", _local(submitit))
+def test_a_killed_job_is_named_with_its_log(slurm, office, tmp_path, monkeypatch):
     (tmp_path / "python").write_text("#!/bin/sh\nkill -9 $$\n")
     (tmp_path / "python").chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -158,6 +201,97 @@ def test_a_dask_worker_that_is_killed_loses_nothing(office, tmp_path, dask, oned
     pair[0].kill()
     assert sweep.communicate(timeout=280)[0] == "{}\n"
     assert _logged(out, '"resumed"')
+    assert run_all(runs, OFFICE_PRESET, office, tmp_path / "near", execution=ONE) == {}
+    for run in runs:
+        assert scores(out / run.folder) == scores(tmp_path / "near" / run.folder)
+
+
+@pytest.fixture
+def real_slurm(monkeypatch):
+    """A controller and a node of Slurm on loopback, with their own munge; ended with the test."""
+    programs = [shutil.which(name, path="/usr/sbin:/usr/bin") for name in ("munged", "slurmctld", "slurmd")]
+    if None in programs or os.geteuid():
+        pytest.skip("needs root, and Debian's packages slurmctld, slurmd and munge")
+    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # a short path, for munge's socket
+    folder.chmod(0o755)
+    for name in ("munge", "state", "spool"):
+        (folder / name).mkdir(mode=0o711)
+    key = folder / "munge.key"
+    key.touch(0o600)
+    key.write_bytes(os.urandom(1024))
+    host, socket = platform.node().split(".")[0], folder / "munge/socket"
+    ports = [free_port(), free_port()]
+    (folder / "slurm.conf").write_text(_SLURM.format(host=host, folder=folder, socket=socket, ports=ports))
+    monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+    munged, controller, node = programs
+    names = {"key-file": key, "socket": socket, "log-file": folder / "munge/log"}
+    names |= {"pid-file": folder / "munge/pid", "seed-file": folder / "munge/seed"}
+    started = []
+    try:
+        for command, ready in (
+            ([munged, "-F", *(f"--{name}={value}" for name, value in names.items())], socket.exists),
+            ([controller, "-D"], lambda: "UP" in _output("scontrol", "ping")),
+            ([node, "-D", "-N", host], lambda: "idle" in _output("sinfo", "--noheader")),
+        ):
+            started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            for _ in range(300):
+                if ready():
+                    break
+                time.sleep(0.2)
+            else:
+                pytest.fail(f"{command[0]} did not start")
+        yield
+    finally:
+        subprocess.run(["scancel", "--user=root"], check=False)
+        time.sleep(1)
+        for process in started[::-1]:
+            process.terminate()
+            process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+_SLURM = """ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+AuthType=auth/munge
+AuthInfo=socket={socket}
+SlurmUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
+PartitionName=short Nodes={host} Default=YES MaxTime=60 State=UP
+"""
+
+
+def _output(*command):
+    return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+@pytest.mark.slow
+def test_a_job_whose_time_is_over_is_queued_again_and_continues_its_run(office, tmp_path, real_slurm, onednn):
+    """Slurm sends this signal before a job's limit, and before a more urgent job replaces it."""
+    pytest.importorskip("submitit")
+    runs, out = planned(office, scale=0.03), tmp_path / "far"
+    sweep = _sweep(office, out, "slurm:short")
+    while sweep.poll() is None and not _logged(out, "round_finished"):
+        time.sleep(0.1)
+    assert sweep.poll() is None, sweep.stdout.read()
+    (log,) = [log for log in out.glob("*/*/*.log") if "round_finished" in log.read_text()][:1]
+    names = dict(line.split("|") for line in _output("squeue", "-h", "-t", "R", "-o", "%j|%A").splitlines())
+    name = f"medfedaug {log.relative_to(out).with_suffix('')}"
+    subprocess.run(["scancel", "--signal=USR2", names[name]], check=True)
+    assert sweep.communicate(timeout=500)[0] == "{}\n"
+    assert '"resumed"' in log.read_text()
     assert run_all(runs, OFFICE_PRESET, office, tmp_path / "near", execution=ONE) == {}
     for run in runs:
         assert scores(out / run.folder) == scores(tmp_path / "near" / run.folder)

@@ -11,7 +11,7 @@ import nibabel
 import numpy as np
 import pytest
 import SimpleITK as sitk
-from finished_runs import FEW, balanced, dice_of, simulated
+from finished_runs import balanced, dice_of, simulated
 from PIL import Image
 from written_volumes import AFFINE, load_volume, turn, write
 
@@ -23,11 +23,10 @@ GEOMETRY = ("pixdim", "xyzt_units", "qform_code", "sform_code", "quatern_b", "qu
 GEOMETRY += ("qoffset_x", "qoffset_y", "qoffset_z", "srow_x", "srow_y", "srow_z")
 
 
-@pytest.fixture(scope="module")
-def slices(tmp_path_factory, phantom_dir) -> Path:
+@pytest.fixture
+def slices(model) -> Path:
     """A run that sees slices, and normalises nothing."""
-    out = tmp_path_factory.mktemp("slices") / "run"
-    return balanced(simulated(phantom_dir, out, "fedavg", *FEW), phantom_dir, "site_C")
+    return model
 
 
 @pytest.fixture(scope="module")
