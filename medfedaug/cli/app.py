@@ -113,7 +113,7 @@ It is for hospitals that join a federation, for researchers, and for users of MO
 To begin:
   medfedaug demo                  see the harm of one odd scanner, and a remedy, in two minutes
   medfedaug inspect --data DIR    look at your own images first: one folder for each hospital
-  medfedaug compare --data DIR    try training alone, plain averaging and the remedies on them
+  medfedaug compare --data DIR    measure training alone, together and remedies on them
 
 All commands: medfedaug --help. Research software, not a medical device."""
 
