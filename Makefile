@@ -12,7 +12,7 @@ DEMO := demo
 # imports torch and MONAI then starts in half the time, and tests start many.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-elsewhere test-all coverage lint types catalogue docs docs-fast notebooks wheel wheelhouse dist release clean
+.PHONY: install demo test test-core test-elsewhere test-all coverage lint types catalogue docs docs-fast notebooks wheel wheelhouse dist release clean
 
 install: $(STAMP)
 
@@ -61,6 +61,15 @@ endef
 
 test: install
 	$(RUN_TESTS) --durations 15
+
+# The tests of the core, in a copy without what hospitals and studies add.
+CORE_TESTS := $(filter-out tests/cli tests/hospital tests/integration tests/nvflare_jobs tests/research tests/support, \
+  $(wildcard tests/*))
+test-core: install
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	  git ls-files -z | xargs -0 cp --parents -P -t "$$folder" && cd "$$folder" && \
+	  rm -r medfedaug/hospital medfedaug/research tests/hospital tests/research && \
+	  PYTHONPATH="$$folder/src" $(CURDIR)/$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(CORE_TESTS)
 
 # The tests as an ordinary user with another Python, locale, time zone, umask and processor runs them.
 test-elsewhere:

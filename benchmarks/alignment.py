@@ -47,8 +47,8 @@ from medfedaug.federation import run_in_process
 from medfedaug.methods import parse_methods
 from medfedaug.methods.base import Step
 from medfedaug.methods.fedfa_h import FedFAhSite
+from medfedaug.research.papers.axes import parse_axis
 from medfedaug.research.papers.presets import PRESETS
-from medfedaug.research.sweeps.axes import parse_axis
 from medfedaug.research.sweeps.run_list import plan
 from medfedaug.simulate import configure
 from medfedaug.utils.files import write_json

@@ -20,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from medfedaug.data.sites import find_sites
 from medfedaug.federation import FederationServer, SiteTrainer, run_in_process
 from medfedaug.federation.server.output import write_json
 from medfedaug.hospital.privacy import PrivacyPolicy, noise_multiplier_for
-from medfedaug.hospital.privacy.guard import PrivacyGuard
+from medfedaug.hospital.privacy.guard import PrivacyGuard, SitePrivacy
 from medfedaug.methods import parse_methods
 from medfedaug.methods.base import Bounds, Contributions, Payload, SiteExchange
 from medfedaug.methods.fedfa import FedFAServer
@@ -213,7 +214,7 @@ def train(
     """Train one federation; return test Dice by site and patient, and the recorded ε of the sites."""
     releases = config.rounds if config.methods[0]["name"] == "fedfa" else 1
     started = time.perf_counter()
-    server = run_in_process(config, data, sites, "cpu", policy=policy(level, releases))
+    server = run_in_process(config, data, sites, "cpu", privacy=partial(SitePrivacy, policy(level, releases)))
     results = server.results()
     last = results["rounds"][-1]["sites"]
     return {

@@ -14,6 +14,7 @@ import json
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from medfedaug.data.sites import find_sites
 from medfedaug.federation import run_in_process
 from medfedaug.federation.server.output import write_json
 from medfedaug.hospital.privacy import PrivacyPolicy
+from medfedaug.hospital.privacy.guard import SitePrivacy
 from medfedaug.methods import parse_methods
 from medfedaug.simulate import configure
 
@@ -50,7 +52,7 @@ def policy(where: str, noise: str, clip: float) -> PrivacyPolicy:
 def train(config: RunConfig, data: Path, sites: list[str], policy: PrivacyPolicy) -> dict[str, Any]:
     """Train one federation."""
     started = time.perf_counter()
-    results = run_in_process(config, data, sites, "cpu", policy=policy).results()
+    results = run_in_process(config, data, sites, "cpu", privacy=partial(SitePrivacy, policy)).results()
     last = results["rounds"][-1]
     return {
         "seed": config.seed,

@@ -39,8 +39,8 @@ from medfedaug.data.federation import federation_settings
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.federation import FederationServer, SiteTrainer, run_in_process
 from medfedaug.methods import parse_methods
+from medfedaug.research.papers.axes import parse_axis
 from medfedaug.research.papers.presets import PRESETS
-from medfedaug.research.sweeps.axes import parse_axis
 from medfedaug.research.sweeps.run_list import plan
 from medfedaug.utils.files import write_json
 

@@ -61,11 +61,11 @@ def _phantom(seed: int, **arguments: Any) -> Callable[[Path, Path | None], list[
     return opened
 
 
-def _real(name: str, limit: int) -> Callable[[Path, Path | None], list[SiteFolder]]:
+def _real(name: str, folder: str, limit: int) -> Callable[[Path, Path | None], list[SiteFolder]]:
     def opened(_folder: Path, data: Path | None) -> list[SiteFolder]:
         if data is None:
-            raise SystemExit(f"{name} needs --data, the folder with {name}")
-        return arrange([site for site in open_benchmark(name, data, limit=limit) if site.trains])
+            raise SystemExit(f"{name} needs --data, the folder that holds {folder}")
+        return arrange([site for site in open_benchmark(name, data / folder, limit=limit) if site.trains])
 
     return opened
 
@@ -81,8 +81,8 @@ FEDERATIONS = {
     "four_sites_outlines_and_scanners": _phantom(
         108, sites=4, patients=15, shift=1.5, structures=(*_OUTLINES, Structure(outline=3.0))
     ),
-    "lgg": _real("lgg_multisite", 3),
-    "pacs": _real("pacs", 40),
+    "lgg": _real("lgg_multisite", "lgg_multisite", 3),
+    "pacs": _real("pacs", "pacs_128", 40),
 }
 
 

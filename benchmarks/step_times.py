@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.methods.registry import parse_methods
+from medfedaug.research.papers.axes import shown
 from medfedaug.research.papers.papers import Entry, entries
 from medfedaug.research.papers.preset import Preset
 from medfedaug.research.papers.presets import PRESETS
-from medfedaug.research.sweeps.axes import shown
 
 RECORD = Path(__file__).with_suffix(".json")
 DEVICES = ("cpu", "cuda")

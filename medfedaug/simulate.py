@@ -42,7 +42,6 @@ from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.federation.messages.run_definition import bundle_run_settings, define
 from medfedaug.federation.pooled import PooledEngine
 from medfedaug.federation.site.model import SiteModel
-from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.methods.registry import parse_methods
 from medfedaug.runs.folder import (
     check_results,
@@ -395,7 +394,7 @@ def _prepare(asked: Simulation) -> _Prepared:
         script=script,
         tracking=asked.tracking,
         on_event=asked.on_event,
-        machine=asked.machine or SiteSettings.load(None),
+        machine=asked.machine or Machine.from_environment(),
         lock=sites_lock(out) if engine.own_processes else None,
     )
     return _Prepared(asked=asked, run=run, engine=engine, composition=composition)

@@ -16,11 +16,10 @@ from medfedaug.analysis.page import check_page, write_page
 from medfedaug.analysis.text_table import number
 from medfedaug.config.options import defaults
 from medfedaug.config.plan import Plan
-from medfedaug.config.run import DEFAULT_LOSSES, RunConfig, task_defaults
+from medfedaug.config.run import DEFAULT_LOSSES, RunConfig, job_hash, task_defaults
 from medfedaug.config.scanners import scanners_text
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.federation.job_folder import CARDS, LEVELS, SPACING
-from medfedaug.hospital.privacy.job_log import job_hash
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import mean_interval

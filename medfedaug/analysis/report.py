@@ -11,33 +11,26 @@ from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from medfedaug.analysis import page
 from medfedaug.analysis.grouping import experiment, group_runs
 from medfedaug.analysis.metric_table import metric_table
 from medfedaug.analysis.plan_page import add_plan
 from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves, metric_by_bytes
+from medfedaug.analysis.report_parts import Groups, report_parts
 from medfedaug.analysis.report_summary import answer, words_in
 from medfedaug.analysis.score_table import MOST_SITES, summary_table
 from medfedaug.analysis.text_table import number
 from medfedaug.metrics.registry import find_metric
-from medfedaug.research.comparison.class_table import class_table
-from medfedaug.research.comparison.comparison import MIN_PATIENTS
-from medfedaug.research.comparison.local_vs_global import worth_table
-from medfedaug.research.comparison.patient_table import patient_table
 from medfedaug.runs.input_scaling import SCALED
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
 from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import is_number
 
-if TYPE_CHECKING:
-    from medfedaug.research.comparison.report_images import LocalFeatures
-
 _SUSPECTED = "its step stood apart, and the others' validation was no better after it: see results.json"
 _MOST_TROUBLES = 100
-_MOST_SENTENCES = 3
 
 
 def write_report(
@@ -50,7 +43,7 @@ def write_report(
     reduced: str = "",
     evaluations: Sequence[Mapping[str, Any]] = (),
     reference: str = BASELINE,
-    local_features: LocalFeatures | None = None,
+    local_features: Mapping[Path, Any] | None = None,
 ) -> Path:
     """Write one page about one or more runs: scores, comparisons, curves, bytes, γ, failures, configuration.
 
@@ -66,7 +59,7 @@ def write_report(
             (`medfedaug.analysis.text_table.TextTable`).
         evaluations: contents of ``evaluation.json``, which come first; with them no run is needed.
         reference: the methods that all others are compared with, joined by commas.
-        local_features: features of local models by run (`medfedaug.research.comparison.local_features`);
+        local_features: features of local models by run (`medfedaug.research.sweeps.local_features`);
             with them features are drawn by t-SNE, else on principal components.
 
     Returns:
@@ -84,14 +77,13 @@ def write_report(
     runs = [*loaded, *map(load_run, folders)]
     if evaluations and not runs:
         html, body = page.start_page("Evaluation of a federation")
-        _evaluations(body, evaluations)
+        report_parts().add_evaluations(body, evaluations)
         page.end_page(body)
     else:
         images = None
-        if data is not None:  # imports all of training, which a page without images does not need
-            from medfedaug.research.comparison.report_images import image_sections
-
-            images = partial(image_sections, data=data, device=device, local_features=local_features)
+        if data is not None:
+            add = report_parts().add_images
+            images = partial(add, data=Path(data), device=device, local_features=local_features)
         html = _page(runs, images, notes, reduced, evaluations, reference)
     page.write_page(html, out)
     return out
@@ -99,13 +91,13 @@ def write_report(
 
 def _page(
     runs: Sequence[Run],
-    images: Callable[[ET.Element, Mapping[str, Sequence[Run]]], None] | None,
+    images: Callable[[ET.Element, Groups], None] | None,
     notes: Sequence[str | Sequence[Sequence[str]]],
     reduced: str,
     evaluations: Sequence[Mapping[str, Any]],
     reference: str,
 ) -> ET.Element:
-    groups = group_runs(runs)
+    groups, parts = group_runs(runs), report_parts()
     members = [*chain.from_iterable(groups.values())]
     several = f"{len(groups)} methods" if len(groups) > 4 else ", ".join(groups)
     title = f"Federated training: {several}" + (f" (REDUCED: {reduced})" if reduced else "")
@@ -118,15 +110,12 @@ def _page(
         else:
             page.table(body, note[0], note[1:])
     words = page.add(body, "section")
-    _evaluations(body, evaluations)
+    parts.add_evaluations(body, evaluations)
     page.text_table(page.start_section(body, f"{members[0].title} on the test cases"), scores)
     silent = scores.nothing_learned or (scores.untrained and not any(row.verdict for row in scores.rows))
     if len(groups) > 1 and not silent:
-        _patients(body, members, reduced, reference)
-    classes = class_table(members, reference)
-    if classes.rows:
-        section = page.start_section(body, "By class, where sites have outlined different ones")
-        page.text_table(section, replace(classes, reduced=reduced))
+        parts.add_comparisons(body, members, reduced, reference)
+    parts.add_classes(body, members, reduced, reference)
     section = page.start_section(body, "All metrics, worst site and spread over sites")
     page.text_table(section, replace(metric_table(members), reduced=reduced))
     for append in (_curves, _traffic, _gamma):
@@ -195,32 +184,6 @@ def _late(runs: Sequence[Run]) -> Iterator[str]:
 
 def _names(sites: Sequence[str]) -> str:
     return ", ".join(sites) if len(sites) <= MOST_SITES else str(len(sites))
-
-
-def _patients(body: ET.Element, runs: Sequence[Run], reduced: str, reference: str) -> None:
-    pairs = replace(patient_table(runs, reference), reduced=reduced)
-    section = page.start_section(body, f"Paired by {pairs.cases.removesuffix('s')}")
-    if pairs.rows:
-        for row in pairs.rows if len(pairs.rows) <= _MOST_SENTENCES else ():
-            page.add(section, "p", row.sentence(pairs.metric))
-        page.text_table(section, pairs)
-        return
-    text = f"Nothing to compare: it takes {reference} and another method under the same settings, with the "
-    text += f"same seed, and {MIN_PATIENTS} or more {pairs.cases} with scores in both runs."
-    page.add(section, "p", text)
-    for note in pairs.notes:
-        page.remark(section, note)
-
-
-def _evaluations(body: ET.Element, evaluations: Sequence[Mapping[str, Any]]) -> None:
-    for content in evaluations:
-        section, worth = (
-            page.start_section(body, "Is the federation worth it for a site?"),
-            worth_table(content),
-        )
-        for row in worth.rows if len(worth.rows) <= MOST_SITES else ():
-            page.add(section, "p", row.sentence(worth.metric))
-        page.text_table(section, worth)
 
 
 def _curves(body: ET.Element, groups: dict[str, list[Run]]) -> None:

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
 from medfedaug.analysis.grouping import Tested, group_runs, unscored_notes, whole_seeds
+from medfedaug.analysis.report_parts import Compared, Groups, Verdict, report_parts
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at
 from medfedaug.metrics.registry import find_metric
-from medfedaug.metrics.significance import PairedTest
-from medfedaug.research.comparison.comparison import (
-    RESOLUTION,
-    UNSEEN,
-    compare_groups,
-    delta,
-    difference_cells,
-    input_notes,
-    marked,
-    unlike_notes,
-)
-from medfedaug.research.comparison.verdict import Verdict, rule
+from medfedaug.metrics.significance import PairedTest, PatientTest
 from medfedaug.runs.annotated import Annotated
-from medfedaug.runs.input_scaling import SCALED, Input
+from medfedaug.runs.input_scaling import OTHER_INPUT, SCALED, Input, input_note
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
 from medfedaug.utils.printable import counted
 
 MOST_SITES = 12  # in text; CSV has all of them
+RESOLUTION = "could see"
 _TESTED = ("low", "high", "p", "detectable")
 _COLUMNS = {"method", "model", "seeds", "folds", "held_out", "input", "mean", "difference", "verdict"}
 _COLUMNS |= {"reduced", *_TESTED}
@@ -210,7 +201,7 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
     with the reference's under otherwise equal settings: mean difference, its 95% confidence interval,
     the p-value of a two-sided paired t-test, not corrected for the number of rows, and the smallest
     difference that the test would detect (`medfedaug.metrics.significance.detectable_difference`). The
-    verdict comes from `medfedaug.research.comparison.verdict.judge`, as in `patient_table`.
+    verdict is that of `medfedaug.analysis.report_parts.ReportParts.compare`.
 
     Args:
         runs: finished runs of one metric.
@@ -230,13 +221,14 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
         for run in members
         if run.left_out
     ]
-    compared = {c.label: c for c in compare_groups(groups, reference) if c.where != UNSEEN}
+    parts = report_parts()
+    compared = {c.label: c for c in parts.compare(groups, reference)}
     baselines = {comparison.baseline for comparison in compared.values()}
     rows = []
     for label, seeds in pooled.items():
         folds, turn = ({part[k] for seed in seeds for part in seed.parts} for k in (0, 1))
         comparison, run = compared.get(label), groups[label][0]
-        baseline = groups[comparison.baseline if comparison else next(iter(groups))][0]
+        baseline = groups[_baseline(compared, groups, label)][0]
         rows.append(
             Row(
                 label=label,
@@ -264,8 +256,10 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
     untrained = " ".join(_untrained(label, groups[label], nothing[label]) for label in silent)
     uncompared = f"Nothing was learned: {none}. Hence nothing is compared. {REMEDIES}" if none else untrained
     notes = [
-        *input_notes(groups, [row.label for row in rows if row.other_input], reference),
-        *unlike_notes(compared.values()),
+        *input_notes(
+            groups, {row.label: _baseline(compared, groups, row.label) for row in rows if row.other_input}
+        ),
+        *parts.notes([*compared.values()]),
         *_notes(runs, rows, unseen, uncompared, reference),
         *notes,
         *cells_note(runs),
@@ -285,6 +279,44 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
         nothing_learned=none,
         reference=reference,
         untrained=untrained,
+    )
+
+
+def _baseline(compared: Mapping[str, Compared], groups: Groups, label: str) -> str:
+    """Return the reference of a method; the first group where it has none."""
+    return compared[label].baseline if label in compared else next(iter(groups))
+
+
+def delta(reference: str) -> str:
+    """Return the heading of the column of differences.
+
+    >>> delta("fedavg")
+    'Δ to fedavg [95% CI]'
+    """
+    return f"Δ to {reference} [95% CI]"
+
+
+def difference_cells(test: PairedTest | PatientTest | None) -> list[str]:
+    """Return difference with interval, p-value and resolution, as text; empty without a test."""
+    if test is None:
+        return ["", "", ""]
+    p = "<0.001" if test.p < 0.001 else f"{test.p:.3f}"
+    return [f"{test.difference:+.3f} [{test.low:+.3f}, {test.high:+.3f}]", p, f"{test.detectable:.3f}"]
+
+
+def marked(label: str, other_input: bool) -> str:
+    """Return a row's label, with a mark if its input was scaled differently."""
+    return f"{label} {OTHER_INPUT}" if other_input else label
+
+
+def input_notes(groups: Groups, baselines: Mapping[str, str]) -> tuple[str, ...]:
+    """Return notes on methods whose input was scaled differently from their reference's."""
+    methods: dict[str, list[str]] = {}
+    for label, baseline in baselines.items():
+        methods.setdefault(baseline, []).append(label)
+    return tuple(
+        input_note(baseline, {label: groups[label][0].input for label in (baseline, *labels)})
+        for baseline, labels in methods.items()
     )
 
 
@@ -367,7 +399,7 @@ def _notes(
             "differences vary as much, would find with probability 0.8."
         )
     if any(row.verdict for row in rows):
-        notes.append(rule(reference, compared_metric(runs).cases))
+        notes.append(report_parts().rule(reference, compared_metric(runs).cases))
     elif uncompared:
         notes.append(uncompared)
     elif len(rows) > 1:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from medfedaug.cli.catalogue import check_methods, describe_data_set
+from medfedaug.cli.catalogue import check_methods
 from medfedaug.cli.console import err_console, out_console, say
+from medfedaug.cli.datasets import describe_data_set
 from medfedaug.cli.options import Device, Each, Init, Limit, Pictures, Threads, existing_file
 from medfedaug.cli.options import Workers as WorkersOption
 from medfedaug.cli.progress import SweepProgress, resumable

@@ -1,4 +1,4 @@
-"""The methods, networks and data sets that a user can choose, described from their source files.
+"""The methods and networks that a user can choose, described from their source files.
 
 Texts are docstrings; arguments and defaults are those of constructors. Nothing is imported: PyTorch and MONAI
 take seconds, and a package that adds a method is read like this one (`medfedaug.utils.source`).
@@ -11,13 +11,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import medfedaug
-from medfedaug.data.published import COMMON_OPTIONS, FOLDS, OPTION_TEXTS
 from medfedaug.errors import ConfigError
-from medfedaug.research.papers.presets import PRESETS
 from medfedaug.utils import plugins
 from medfedaug.utils.source import Definition, Parameter, Source, find_definition, read_source
 from medfedaug.utils.validation import match_case, not_known, split_names
@@ -68,7 +64,7 @@ def describe_method(name: str) -> Described:
         return _method(name, found, plugin.package) if found else Described(name, package=plugin.package)
     if name in _combinations():
         return _combination(name)
-    _check("method", name, known_methods())
+    check_name("method", name, known_methods())
     return _method(name, _methods()[name])
 
 
@@ -79,7 +75,7 @@ def check_methods(text: str, arguments: Iterable[str] = ()) -> None:
     for part in split_names("methods", text):
         name = match_case(part, known)
         if plugins.find(plugins.METHODS, name, _method_names()) is None:
-            _check("method", name, known)
+            check_name("method", name, known)
         named += [part["name"] for part in _combinations().get(name, [{"name": name}])]
     if named and (stray := sorted({*arguments} - {*named})):
         listed = ", ".join(named)
@@ -94,7 +90,7 @@ def known_networks() -> list[Described]:
 def check_network(name: str) -> None:
     """Check that a network is a known name or a class path, as `check_methods`."""
     if "." not in name and plugins.find(plugins.NETWORKS, name, _networks()) is None:
-        _check("network", name, [*_networks(), *plugins.names(plugins.NETWORKS, _networks())])
+        check_name("network", name, [*_networks(), *plugins.names(plugins.NETWORKS, _networks())])
 
 
 def describe_network(name: str) -> Described:
@@ -108,18 +104,8 @@ def describe_network(name: str) -> Described:
     return Described(name, what, arguments=_network_arguments(found, {}), package=plugin.package)
 
 
-def known_data_sets() -> list[Described]:
-    """List all published data sets that have a name."""
-    return [_data_set(name) for name in _data_sets()]
-
-
-def describe_data_set(name: str) -> Described:
-    """Describe a published data set: address, layout of its folder, options, and protocols."""
-    _check("data set", name, _data_sets())
-    return _data_set(name)
-
-
-def _check(kind: str, name: str, known: Iterable[str | Described]) -> None:
+def check_name(kind: str, name: str, known: Iterable[str | Described]) -> None:
+    """Check that a name is one of the known ones."""
     names = [one if isinstance(one, str) else one.name for one in known]
     if name not in names:
         raise ConfigError(f"{kind} {name!r} {not_known(name, names)}")
@@ -139,16 +125,16 @@ def _methods() -> dict[str, Definition]:
     """Find the built-in methods by name, in the list that docs/generate.py writes."""
     found = []
     for folder in ("methods", "research.methods"):
-        for node in _source(f"medfedaug.{folder}.catalogue").tree.body:
+        for node in source_of(f"medfedaug.{folder}.catalogue").tree.body:
             if isinstance(node, ast.ImportFrom) and node.module != "__future__":
-                found.append(_definition(f"{node.module}.{node.names[0].name}"))
+                found.append(definition(f"{node.module}.{node.names[0].name}"))
     found.sort(key=lambda method: method.source.name.rpartition(".")[2])
     return {str(method.source.value(_member(method, "name"))): method for method in found}
 
 
 @cache
 def _combinations() -> dict[str, list[dict[str, Any]]]:
-    registry = _source("medfedaug.methods.registry")
+    registry = source_of("medfedaug.methods.registry")
     combinations: dict[str, list[dict[str, Any]]] = registry.value(ast.Name("COMBINATIONS"))
     return combinations
 
@@ -159,7 +145,7 @@ def _method_names() -> list[str]:
 
 def _listed(name: str, method: Definition) -> Described:
     """Describe a method in one line."""
-    base = _definition(_METHOD)
+    base = definition(_METHOD)
 
     def has(hook: str) -> bool:
         return next((one.node is not base.node for one in method.lineage if hook in one.members()), False)
@@ -206,7 +192,7 @@ def _combination(name: str) -> Described:
 @cache
 def _networks() -> dict[str, tuple[str, str, dict[str, str]]]:
     """Read the table of networks: the task, the path of the class, and arguments with other defaults."""
-    source = _source("medfedaug.models.networks")
+    source = source_of("medfedaug.models.networks")
     found = {}
     for call in (node for node in ast.walk(source.tree) if isinstance(node, ast.Call)):
         if ast.unparse(call.func) == "_NETWORKS.update":
@@ -248,35 +234,6 @@ def _network_arguments(network: Definition | None, defaults: Mapping[str, str]) 
     )
 
 
-@cache
-def _data_sets() -> dict[str, tuple[Source, ast.Call]]:
-    """Find the entries of data sets in the files of their folder."""
-    found = {}
-    for file in sorted(Path(medfedaug.__file__).parent.glob("research/datasets/*.py")):
-        source = _source(f"medfedaug.research.datasets.{file.stem}")
-        table = source.assigned("BENCHMARKS")
-        if isinstance(table, ast.Dict):
-            for name, entry in zip(table.keys, table.values, strict=True):
-                assert isinstance(name, ast.Constant)
-                assert isinstance(entry, ast.Call)
-                found[str(name.value)] = source, entry
-    return found
-
-
-def _data_set(name: str) -> Described:
-    source, entry = _data_sets()[name]
-    description, address, layout = map(source.value, entry.args[1:])
-    _, *options = _definition(source.dotted(entry.args[0])).parameters()
-    common = {**COMMON_OPTIONS, **(FOLDS if entry.keywords else {})}
-    known = {key: Parameter(key, json.dumps(value), OPTION_TEXTS[key]) for key, value in common.items()}
-    for option in options:
-        text = option.text or OPTION_TEXTS.get(option.name, "")
-        known[option.name] = Parameter(option.name, option.default, text)
-    protocols = [preset.name for preset in PRESETS.values() if preset.benchmark == name]
-    facts = {"get it from": address, "layout": layout, "protocols": ", ".join(protocols)}
-    return Described(name, description, facts=facts, arguments=tuple(known.values()))
-
-
 def _member(definition: Definition, name: str) -> ast.expr:
     for one in definition.lineage:
         if name in one.members():
@@ -297,13 +254,15 @@ def _words(definition: Definition, name: str) -> set[str]:
     return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
-def _definition(path: str) -> Definition:
+def definition(path: str) -> Definition:
+    """Return the definition of a class of this package."""
     found = find_definition(path)
     assert found is not None, path
     return found
 
 
-def _source(module: str) -> Source:
+def source_of(module: str) -> Source:
+    """Return the source of a module of this package."""
     found = read_source(module)
     assert found is not None, module
     return found

@@ -1,4 +1,4 @@
-"""Commands that list choices: `methods`, `networks` and `datasets`."""
+"""Commands that list choices: `methods` and `networks`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from medfedaug.cli.catalogue import (
     BESIDE_THE_MODEL,
     ONLY_FOR,
     Described,
-    describe_data_set,
     describe_method,
     describe_network,
-    known_data_sets,
     known_methods,
     known_networks,
 )
@@ -29,13 +27,13 @@ def methods(
 ) -> None:
     """List the methods for --methods, or show one: effect, arguments, and data that leave a site."""
     if name is None:
-        _print_list(known_methods(), BESIDE_THE_MODEL, ONLY_FOR)
-        _line("less: some entries of the model stay at the site; once: before training")
-        _line("Several go together, separated by commas: --methods fedrdn,fedfa")
-        _line("Arguments and details of one: medfedaug methods NAME")
+        print_list(known_methods(), BESIDE_THE_MODEL, ONLY_FOR)
+        print_paragraph("less: some entries of the model stay at the site; once: before training")
+        print_paragraph("Several go together, separated by commas: --methods fedrdn,fedfa")
+        print_paragraph("Arguments and details of one: medfedaug methods NAME")
     else:
         described = describe_method(name)
-        _print_one(described, f"--set {described.name}.{{name}}={{default}}")
+        print_one(described, f"--set {described.name}.{{name}}={{default}}")
 
 
 def networks(
@@ -49,26 +47,14 @@ def networks(
 ) -> None:
     """List the networks for --network, or show one: arguments, stages, sizes."""
     if name is None:
-        _print_list(known_networks(), "for")
-        _line("Any other network of MONAI has its class path: monai.networks.nets.HighResNet")
-        _line("Arguments of one: medfedaug networks NAME; stages and sizes too: --stages")
+        print_list(known_networks(), "for")
+        print_paragraph("Any other network of MONAI has its class path: monai.networks.nets.HighResNet")
+        print_paragraph("Arguments of one: medfedaug networks NAME; stages and sizes too: --stages")
     else:
         described = describe_network(name)
         if stages:
             described = replace(described, facts={**described.facts, **_sizes(name)})
-        _print_one(described, "--network-args '{{\"{name}\": {default}}}'")
-
-
-def datasets(
-    name: Annotated[str | None, typer.Argument(help="A data set, to show address, layout, options.")] = None,
-) -> None:
-    """List published data sets, or show one: address, layout of its folder, options, protocols."""
-    if name is None:
-        _print_list(known_data_sets())
-        _line("Address, layout, options and protocols of one: medfedaug datasets NAME")
-        _line("Data of your own need no name: one folder per site, as docs/data.md shows")
-    else:
-        _print_one(describe_data_set(name), "--set {name}={default}")
+        print_one(described, "--network-args '{{\"{name}\": {default}}}'")
 
 
 def _sizes(name: str) -> dict[str, str]:
@@ -98,7 +84,8 @@ def _sizes(name: str) -> dict[str, str]:
     return facts
 
 
-def _print_list(choices: Sequence[Described], *headings: str) -> None:
+def print_list(choices: Sequence[Described], *headings: str) -> None:
+    """Print a table of choices."""
     table = Table("name", "what", *headings, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.columns[0].no_wrap = True
     for column in table.columns[2:]:
@@ -109,27 +96,28 @@ def _print_list(choices: Sequence[Described], *headings: str) -> None:
     out_console.print(table)
 
 
-def _print_one(choice: Described, example: str) -> None:
-    _line(f"{choice.name}: {choice.what}")
+def print_one(choice: Described, example: str) -> None:
+    """Print a choice with its arguments, and how to give one."""
+    print_paragraph(f"{choice.name}: {choice.what}")
     facts = {**choice.facts, **({"added by": f"the package {choice.package}"} if choice.package else {})}
     for heading, text in facts.items():
         if text:
-            _line(f"{heading}: {text}")
+            print_paragraph(f"{heading}: {text}")
     for paragraph in choice.text:
-        _line("")
-        _line(paragraph)
+        print_paragraph("")
+        print_paragraph(paragraph)
     if not choice.arguments:
         return
     first = choice.arguments[0]
     option = example.format(name=first.name, default=first.default or "...")
-    _line(f"\nArguments, given as {option}:")
+    print_paragraph(f"\nArguments, given as {option}:")
     table = Table("argument", "default", "", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for argument in choice.arguments:
         table.add_row(argument.name, argument.default or "needed", argument.text)
     out_console.print(table)
 
 
-def _line(text: str) -> None:
+def print_paragraph(text: str) -> None:
     """Print a paragraph, wrapped between words; continued lines of an equation are indented."""
     if text.startswith(" "):
         lines = text.splitlines()

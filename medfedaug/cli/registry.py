@@ -49,11 +49,11 @@ GROUPS = {
 
 COMMANDS: dict[str, tuple[Entry, ...]] = {
     "For researchers: methods on one machine": (
-        Entry("research", "demo:demo", "demo --out demo --seed 1 --json demo.json"),
+        Entry("core", "demo:demo", "demo --out demo --seed 1 --json demo.json"),
         Entry("core", "methods:methods", "methods fedrdn"),
         Entry("core", "methods:networks", "networks dynunet"),
-        Entry("research", "methods:datasets", "datasets prostate_mri"),
-        Entry("research", "data:phantom", "phantom --out hospitals --sites 3"),
+        Entry("research", "datasets:datasets", "datasets prostate_mri"),
+        Entry("core", "data:phantom", "phantom --out hospitals --sites 3"),
         Entry("core", "data:statistics", "statistics --data data/site_A --out statistics.json"),
         Entry("core", "data:plan", "plan --data data --out plan.json"),
         Entry("core", "run:simulate", "simulate --data data --methods fedrdn --out runs/fedrdn"),
@@ -78,6 +78,9 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
             in_a_row=True,
         ),
         Entry("core", "predict:predict", "predict --model runs/fedrdn --images new --out predicted"),
+        Entry(
+            "hospital", "predict_archive:predict", "predict --model runs/fedrdn --images new --out predicted"
+        ),
         Entry("hospital", "site:configure", "site configure hospital-a --data images --min-images 20"),
         Entry("hospital", "site:start", "site start hospital-a"),
         Entry("hospital", "site:stop", "site stop hospital-a"),
@@ -102,22 +105,20 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of the layers that this copy has."""
+    """Add the commands of the layers that this copy has; of two entries with a name the later one counts."""
     layers = {layer for layer, package in LAYERS.items() if find_spec(package)}
-    groups: dict[str, typer.Typer] = {}
+    found: dict[tuple[str, str], tuple[str, Entry]] = {}
     for panel, entries in COMMANDS.items():
         for entry in entries:
-            if entry.layer not in layers:
-                continue
             first, second, *_ = f"{entry.example} -".split()
-            if first not in GROUPS:
-                _add(app, first, entry, panel)
-                continue
-            if first not in groups:
-                groups[first] = typer.Typer(no_args_is_help=True)
-                text = {"help": GROUPS[first], "epilog": f"Example: medfedaug {entry.example}"}
-                app.add_typer(groups[first], name=first, rich_help_panel=panel, **text)
-            _add(groups[first], second, entry, None)
+            if entry.layer in layers:
+                found[(first, second) if first in GROUPS else ("", first)] = panel, entry
+    groups = {"": app}
+    for (group, name), (panel, entry) in found.items():
+        if group not in groups:
+            groups[group] = typer.Typer(no_args_is_help=True, epilog=f"Example: medfedaug {entry.example}")
+            app.add_typer(groups[group], name=group, help=GROUPS[group], rich_help_panel=panel)
+        _add(groups[group], name, entry, None if group else panel)
 
 
 def _add(app: typer.Typer, name: str, entry: Entry, panel: str | None) -> None:

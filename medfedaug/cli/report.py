@@ -73,7 +73,7 @@ def report(
             raise ConfigError("--features needs the sites' images: --data")
         if find_spec("sklearn") is None:  # said before minutes of training
             raise ConfigError("--features needs scikit-learn for t-SNE; pip install 'medfedaug[tsne]'")
-        from medfedaug.research.comparison.local_features import local_features
+        from medfedaug.research.sweeps.local_features import local_features
 
         with err_console.status("training local models"):
             local = local_features(loaded, data, device)

@@ -45,7 +45,6 @@ from medfedaug.config.run import Execution, RunConfig, task_defaults
 from medfedaug.config.training_scripts import find_loop, loop_reference
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.registry import UNSEEN
-from medfedaug.nvflare_jobs.simulator.simulator_process import discard, prepare
 from medfedaug.runs.recorded_run import RecordedRun
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.printable import counted
@@ -111,7 +110,6 @@ def simulate(
         from medfedaug.data.sites import describe_federation, num_patients
         from medfedaug.federation.job_folder import REPORT
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
-        from medfedaug.research.sweeps.leave_one_site_out import leave_one_site_out
         from medfedaug.runs.input_scaling import recorded_input
         from medfedaug.simulate import Simulation, run_simulation
 
@@ -146,9 +144,11 @@ def simulate(
     if check:
         _check_loop(simulation)
         return
+    carry_out = run_simulation
+    if in_turn:
+        from medfedaug.research.sweeps.leave_one_site_out import leave_one_site_out as carry_out
     with resumable("--resume"), RoundProgress(settled.rounds) as progress:
-        simulation = replace(simulation, on_event=progress.show)
-        results = leave_one_site_out(simulation) if in_turn else run_simulation(simulation)
+        results = carry_out(replace(simulation, on_event=progress.show))
     if in_turn:
         _print_holdout(results, ",".join(method["name"] for method in settled.methods))
         say(f"{out}/holdout.json")
@@ -396,6 +396,8 @@ def _prepare_simulation(context: typer.Context, data: Path, threads: int | None)
 
     Without a given number of the sites' threads, the folders below ``data`` give an estimate.
     """
+    from medfedaug.nvflare_jobs.simulator.simulator_process import discard, prepare
+
     context.call_on_close(discard)
     with suppress(OSError):
         folders = sum(path.is_dir() for path in data.iterdir())

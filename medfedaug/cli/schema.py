@@ -13,7 +13,6 @@ from medfedaug.config.options import json_schema
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.site_description import SiteDescription
-from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.utils.docstrings import plain
 
 
@@ -39,6 +38,8 @@ def schema(
 def schema_of(file: File) -> dict[str, Any]:
     """Return the JSON Schema of a file."""
     if file is File.site_settings:
+        from medfedaug.hospital.privacy.site_settings import SiteSettings
+
         return json_schema(SiteSettings)
     if file is File.site_description:
         return json_schema(SiteDescription)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -578,3 +579,8 @@ def derive_seed(*parts: object) -> int:
     """
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
+
+
+def job_hash(config: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a job's configuration (`RunConfig.to_dict`), which determines its computation."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()

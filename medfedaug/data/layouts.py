@@ -14,22 +14,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from medfedaug.data.base import SPLITS, Case, by_patient, plain_name
 from medfedaug.data.checks.site_checks import check_classes
 from medfedaug.data.dataset_json import IGNORE, LARGEST_VALUE, LAYOUTS, UNNAMED, find_layout, unseen_note
-from medfedaug.data.io.formats import format_of, image_suffix, is_lossy, is_volume_file, without_suffix
+from medfedaug.data.io.formats import (
+    SERIES,
+    format_of,
+    image_suffix,
+    is_lossy,
+    is_volume_file,
+    without_suffix,
+)
+from medfedaug.data.io.series import LeftOut
 from medfedaug.data.splits import shuffled, split_patients
 from medfedaug.data.volumes import VolumeFolder, is_black_and_white
 from medfedaug.errors import DataError, first_line
 from medfedaug.utils.files import parse_json, write_json
 from medfedaug.utils.validation import first_of
-
-if TYPE_CHECKING:
-    from medfedaug.hospital.dicom.series import LeftOut
 
 LISTING, _BEFORE = "dataset.json", "dataset.before.json"
 _TEST = ("imagesTs", "labelsTs")
@@ -192,13 +197,11 @@ def _images(folder: Path, series: str | None, notes: list[str]) -> list[tuple[st
     ]
     if series is None and all(path.is_file() and is_volume_file(path) for path in folder.iterdir()):
         return images
-    from medfedaug.hospital.dicom.series import LeftOut, place_of_series, scan, select
-
     for below in (path for path in _visible(folder) if path.is_dir()):
-        content = scan(below, take=is_volume_file)
-        selection = select(content.series, series)
+        content = SERIES.scan(below, take=is_volume_file)
+        selection = SERIES.select(content.series, series)
         files = [file for file in content.others if image_suffix(file.name)]
-        places = [*files, *(place_of_series(one, content.series) for one in selection.chosen)]
+        places = [*files, *(SERIES.place(one, content.series) for one in selection.chosen)]
         left_out = [*content.left_out, *selection.left_out, *selection.unclear]
         if len(places) == 1 and places[0] is not None and not selection.unclear:
             whole = len(content.series) == 1 and places[0].is_dir()
@@ -207,8 +210,8 @@ def _images(folder: Path, series: str | None, notes: list[str]) -> list[tuple[st
             number = f"{len(places)} images" if places else "no image"
             left_out.append(LeftOut(below, f"holds {number}, one was expected"))
         notes += [_note(entry, folder) for entry in left_out]
-    loose = scan(folder, skip=lambda below: "", take=is_volume_file)
-    selection = select(loose.series, series)
+    loose = SERIES.scan(folder, skip=lambda below: "", take=is_volume_file)
+    selection = SERIES.select(loose.series, series)
     for one in selection.chosen:
         file = one.files[0]
         stem = re.sub(r"\.(dcm|dicom|ima)$", "", file.name, flags=re.I)

@@ -14,17 +14,16 @@ from medfedaug.data.benchmarks import is_federation
 from medfedaug.data.dataset_json import read_test_images
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.io.formats import (
+    SERIES,
     image_suffix,
     is_photograph,
     is_volume_file,
     known_formats,
     without_suffix,
 )
+from medfedaug.data.io.series import LeftOut, Series
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.hospital.dicom.headers import is_dicom_file, is_dicomdir
-from medfedaug.hospital.dicom.series import LeftOut, place_of_series, scan, select
-from medfedaug.hospital.dicom.volumes import DicomSeries
 from medfedaug.utils.printable import counted
 
 _LISTING, _PREDICTED = "dataset.json", "predictions.json"
@@ -58,7 +57,8 @@ def open_given(
 
     The cases of a folder with a ``dataset.json`` are its test cases. Otherwise each image file in or below
     the folder is a case, and so is each DICOM series with files of any name. Of several series of a study in
-    one folder, `medfedaug.hospital.dicom.series.select` chooses one. A DICOM file stands for its series.
+    one folder, `medfedaug.data.io.series.SeriesFormat.select` chooses one. A DICOM file stands for its
+    series.
 
     Args:
         images: the file or folder.
@@ -89,11 +89,11 @@ def open_given(
         if not listed.cases:
             hint = 'Name them under "test"; labels are not needed.'
             raise DataError("lists no test case", site=name, path=images / _LISTING, hint=hint)
-    elif images.is_dir() or is_dicomdir(images):
+    elif images.is_dir() or SERIES.is_index(images):
         root = images if images.is_dir() else images.parent
         listed = _list_cases(root, config.task, name, leave_out, series)
     else:
-        if not image_suffix(images.name) and not is_dicom_file(images):
+        if not image_suffix(images.name) and not SERIES.recognises(images):
             hint = f"Known are {known_formats()}, and DICOM."
             raise DataError("is no image, by its name or its content", site=name, path=images, hint=hint)
         if series is not None:
@@ -149,8 +149,8 @@ def _list_cases(images: Path, task: str, site: str, leave_out: Path | None, seri
     if any((path / _LISTING).exists() for path in images.iterdir() if not path.name.startswith(".")):
         raise DataError("holds folders of sites", site=site, path=images, hint="Give one site's folder.")
     dense = task == "segmentation"
-    content = scan(images, skip=_skipping(leave_out), take=is_volume_file if dense else is_photograph)
-    selection = select(content.series if dense else (), series)
+    content = SERIES.scan(images, skip=_skipping(leave_out), take=is_volume_file if dense else is_photograph)
+    selection = SERIES.select(content.series if dense else (), series)
     listed = _Cases(left_out=[*content.left_out, *selection.left_out])
     if not dense:
         reason = "a DICOM series, and the model classifies photographs"
@@ -164,7 +164,7 @@ def _list_cases(images: Path, task: str, site: str, leave_out: Path | None, seri
         else:
             files.append(file)
     for one in selection.chosen:
-        place = place_of_series(one, content.series)
+        place = SERIES.place(one, content.series)
         case = Case(_name_of_series(one, selection.chosen, place, images), place or one.files[0], "")
         listed.cases.append(case)
         if place is None:
@@ -200,9 +200,7 @@ def _skipping(leave_out: Path | None) -> Callable[[Path], str | None]:
     return skip
 
 
-def _name_of_series(
-    series: DicomSeries, chosen: Sequence[DicomSeries], place: Path | None, root: Path
-) -> str:
+def _name_of_series(series: Series, chosen: Sequence[Series], place: Path | None, root: Path) -> str:
     """Return a series' folder where no other chosen series lies in it, otherwise folder and identity."""
     folder = series.folders[0] if place is None or not place.is_dir() else place
     alone = sum(other.folders == series.folders for other in chosen) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +15,6 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, DataError, warn
 from medfedaug.federation.messages.messages import shared_keys
 from medfedaug.federation.messages.run_definition import define, scaling
-from medfedaug.hospital.secure.layout import SumLayout
 from medfedaug.methods import Method, build_methods
 from medfedaug.methods.base import ServerContext
 from medfedaug.methods.compatibility import Constraints, check_compatible, constraints, methods_with
@@ -23,6 +23,7 @@ from medfedaug.models.freezing import freeze
 from medfedaug.models.sizes import check_size, size_multiple
 from medfedaug.models.substitution import first_names_of
 from medfedaug.tasks import Task
+from medfedaug.utils.layers import added_module
 
 _ON_ONE_MACHINE = "simulate it on one machine, or take another method"
 _SITES_FOR_TRIMMING = 5
@@ -133,12 +134,13 @@ class Composition:
         self._config = config
         task = self.task()
         check_compatible([*map(constraints, self.methods), *self._option_constraints(task)])
-        self.sums: SumLayout | None = None
-        """The layout of sums under secure aggregation."""
+        self.sums: Any = None
+        """The `medfedaug.hospital.secure.layout.SumLayout` under secure aggregation."""
         if config.secure_aggregation:
             if config.max_step:
                 raise ConfigError("secure aggregation: max_step compares single updates, which nobody sees")
-            self.sums = SumLayout(self.methods, self.server_context(task=task), self.sent, config.max_share)
+            layout = added_module("secure.layout", "secure_aggregation").SumLayout
+            self.sums = layout(self.methods, self.server_context(task=task), self.sent, config.max_share)
 
     def _option_constraints(self, task: Task) -> Iterator[Constraints]:
         """Yield the requirements of the run's options, and the exclusions of its loss."""

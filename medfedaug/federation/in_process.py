@@ -6,7 +6,7 @@ It does the computation of an NVFlare job, without its other features.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -26,9 +26,9 @@ from medfedaug.federation.server.server import FederationServer
 from medfedaug.federation.simulated_time import SimulatedTime
 from medfedaug.federation.site.comparison import ComparisonSite
 from medfedaug.federation.site.evaluation import EvaluationSite
+from medfedaug.federation.site.guard import Privacy
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.hospital.privacy import PrivacyPolicy
 from medfedaug.utils.event_text import OnEvent
 
 # Checkpoints that take fewer seconds are written after each round; others take at most this share of time.
@@ -43,7 +43,7 @@ def run_in_process(
     on_event: OnEvent | None = None,
     state_dir: str | Path | None = None,
     resume: bool = False,
-    policy: PrivacyPolicy | None = None,
+    privacy: Callable[[], Privacy] = Privacy,
     execution: Execution | None = None,
     carrier: type[InProcessCarrier] | None = None,
     machine: Machine | None = None,
@@ -63,7 +63,7 @@ def run_in_process(
         on_event: see `medfedaug.federation.FederationServer`.
         state_dir: a folder for the state of server and sites; ``None`` keeps nothing.
         resume: continue from the state in ``state_dir``.
-        policy: the privacy policy of all sites; each has its own budget for this run.
+        privacy: makes the limits of what leaves each site; by default none.
         execution: see `medfedaug.config.run.Execution`; its times apply if sites have speeds.
         carrier: turns requests into replies; by default each site answers by itself.
         machine: where every site keeps its prepared images.
@@ -82,7 +82,7 @@ def run_in_process(
     for site in sites:
         name, data = (site, data_dir) if isinstance(site, str) else (site.name, site)
         state = Path(state_dir) / name if state_dir is not None else None
-        trainers[name] = SiteTrainer(config, data, device, state, policy, threads=threads, machine=machine)
+        trainers[name] = SiteTrainer(config, data, device, state, privacy(), threads=threads, machine=machine)
     target = next(iter(trainers.values())).device
     checkpoint = server_checkpoint(state_dir) if state_dir is not None else None
     if resume and checkpoint is not None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply, Request
 from medfedaug.federation.messages.refusal import refusal
+from medfedaug.federation.server.aggregation import Ask
 from medfedaug.federation.server.comparison import Comparison, Turn
 from medfedaug.federation.server.evaluation import Evaluation
 from medfedaug.federation.server.server import FederationServer
-from medfedaug.hospital.secure.unmasking import ServerMasks
 
 Accept = Callable[[str, Reply], bool]
 """Takes a site's name and its reply, and returns whether the reply could be used."""
@@ -167,17 +167,15 @@ def _round(server: FederationServer, carrier: Carrier) -> None:
     targets = server.choose_sites({*connected}.difference(carrier.under_way()))
     request = server.start_round(targets)
     _present(server, TRAIN, server.sites, connected)
-    masks = server.aggregation.masks
-    if masks is not None:
-        request, targets = _agree_on_masks(server, masks, carrier, request, targets)
+    weights = server.participation.weights({site: server.sites[site] for site in targets})
+    _ask_each(server, carrier, server.aggregation.agree(request, server.exchanged_once, weights))
+    request, targets = server.aggregation.training(request, targets)
     if server.config.buffer:
         silent = carrier.gather(request, targets, server.config.buffer, server.accept)
     else:
         silent = carrier.ask(request, targets, _needed(server), server.accept)
     _record(server, request, silent)
-    if masks is not None:
-        _ask_masked(server, carrier, masks.confirmation(), masks.summed, masks.accept_confirmation)
-        _ask_masked(server, carrier, masks.opening(), masks.with_signature, masks.accept_opening)
+    _ask_each(server, carrier, server.aggregation.confirm())
     server.finish_round()
     if server.config.tests(server.round):
         present = sorted(server.known & set(carrier.connected()).difference(carrier.under_way()))
@@ -201,43 +199,23 @@ def _present(
     return sorted(set(sites) & set(connected))
 
 
-def _agree_on_masks(
-    server: FederationServer, masks: ServerMasks, carrier: Carrier, request: Request, sites: Sequence[str]
-) -> tuple[Request, list[str]]:
-    """Let the sites of a round exchange keys and shares.
+def _ask_each(server: FederationServer, carrier: Carrier, asks: Iterable[Ask]) -> None:
+    """Send requests one after another; each waits for as many good answers as a round needs."""
+    for ask in asks:
 
-    Returns:
-        The training request with the shares, and the sites that dealt shares.
-    """
-    weights = server.participation.weights({site: server.sites[site] for site in sites})
-    keys = masks.keys(request, server.exchanged_once, weights)
-    _ask_masked(server, carrier, keys, sites, masks.accept_keys)
-    _ask_masked(server, carrier, masks.shares(), masks.with_keys, masks.accept_shares)
-    return masks.training(request), masks.with_shares
+        def accept(site: str, reply: Reply, ask: Ask = ask) -> bool:
+            reason = refusal(site, partial(ask.use, site, reply))
+            if reason is not None:
+                server.no_answer(ask.request.task, site, reason)
+            return reason is None
 
-
-def _ask_masked(
-    server: FederationServer,
-    carrier: Carrier,
-    request: Request,
-    sites: Sequence[str],
-    use: Callable[[str, Reply], None],
-) -> None:
-    """Send a request of secure aggregation, and wait for as many good answers as a round needs."""
-
-    def accept(site: str, reply: Reply) -> bool:
-        reason = refusal(site, partial(use, site, reply))
-        if reason is not None:
-            server.no_answer(request.task, site, reason)
-        return reason is None
-
-    _ask(server, carrier, request, list(sites), max(1, min(_needed(server), len(sites))), accept)
+        needed = max(1, min(_needed(server), len(ask.sites)))
+        _ask(server, carrier, ask.request, list(ask.sites), needed, accept)
 
 
 def _needed(server: FederationServer) -> int:
-    """Return the number of good answers that a round needs, and under masks its sum."""
-    masks = server.aggregation.masks
-    return server.needed if masks is None else max(server.needed, masks.least_answers)
+    """Return the number of good answers that a round needs, and its sum."""
+    return max(server.needed, server.aggregation.least_answers)
 
 
 def _ask(

@@ -10,8 +10,8 @@ from medfedaug.data.benchmarks import is_federation
 from medfedaug.data.folders import is_site
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, DataError
+from medfedaug.federation.messages.scoring import all_scores
 from medfedaug.federation.site.model import SiteModel
-from medfedaug.hospital.privacy import all_scores
 from medfedaug.metrics.registry import over_sites
 from medfedaug.runs.finished_run import FinishedRun
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from medfedaug.config.machine import Machine
+from medfedaug.config.machine import KIT_STATE, STATE_VARIABLE, Machine
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SPLITS, SiteFolder
 from medfedaug.data.images import ImageFolder
@@ -25,7 +25,6 @@ from medfedaug.federation.job_folder import STATE, check_unchanged, exchange_fil
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.state import LocalState, read_local_states
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.hospital.privacy.site_settings import STATE_VARIABLE, SiteSettings
 from medfedaug.metrics.registry import GLOBAL, UNSEEN
 from medfedaug.models.tensor_files import load_tensors
 from medfedaug.runs.recorded_run import RecordedRun
@@ -222,7 +221,7 @@ class FinishedRun(RecordedRun):
 def _find_state(folder: Path, state: str | Path | None) -> Path:
     if state is not None:
         is_kit = (Path(state) / "startup").is_dir() and (Path(state) / "local").is_dir()
-        return (SiteSettings.load(state, {}).state if is_kit else None) or Path(state)
+        return Path(os.environ.get(STATE_VARIABLE) or Path(state) / KIT_STATE) if is_kit else Path(state)
     default, variable = folder / STATE, os.environ.get(STATE_VARIABLE)
     return Path(variable) if variable and not default.is_dir() else default
 
@@ -263,5 +262,5 @@ def _check_finite(path: Path, values: Mapping[str, Tensor]) -> None:
 
 def _machine() -> Machine:
     """Read this machine's settings from the environment, without a cache of prepared images."""
-    settings = SiteSettings.load(None)
+    settings = Machine.from_environment()
     return Machine(compile=settings.compile, deterministic=settings.deterministic)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from medfedaug.config.machine import Machine
 from medfedaug.config.run import Execution
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
 from medfedaug.federation.engine import SiteEvaluation
 from medfedaug.federation.engines import check_device, find_engine
 from medfedaug.federation.server.evaluation import FEDERATION, EvaluatedRun, Evaluation
-from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.runs.finished_run import FinishedRun
 
 __all__ = ["evaluate_sites", "evaluated_runs"]
@@ -107,7 +107,7 @@ def evaluate_sites(
             sites=[site.name for site in find_sites(data_dir)],
             device=device,
             execution=execution or Execution(),
-            machine=SiteSettings.load(None),
+            machine=Machine.from_environment(),
             on_event=on_event,
         )
     )

@@ -23,11 +23,13 @@ from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError, own
 from medfedaug.federation.messages.messages import Reply, Request
-from medfedaug.federation.site.gate import Gate, GuardedGate
-from medfedaug.federation.site.job_text import without_job_text
+from medfedaug.federation.site.gate import Gate
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, Origin, Pseudonyms, public_text
+from medfedaug.hospital.privacy.guard import SitePrivacy
+from medfedaug.hospital.privacy.guarded_gate import GuardedGate
+from medfedaug.hospital.privacy.job_text import without_job_text
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.hospital.secure.history import HISTORY_FILE, SumHistory
 from medfedaug.hospital.secure.identity import Certificates
@@ -182,8 +184,7 @@ def site_trainer(name: str, config: RunConfig, settings: SiteSettings, threads: 
         settings.data,
         settings.device,
         state,
-        settings.privacy,
-        ledger,
+        SitePrivacy(settings.privacy, ledger),
         threads=threads,
         machine=settings,
     )

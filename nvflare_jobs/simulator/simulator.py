@@ -14,19 +14,14 @@ from typing import Any
 from nvflare.recipe.spec import Recipe
 
 from medfedaug.config import bundle_reference as bundles
-from medfedaug.config.machine import Machine
+from medfedaug.config.machine import DATA_VARIABLE, DEVICE_VARIABLE, STATE_VARIABLE, Machine
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import MedFedAugWarning, RunFailed
 from medfedaug.federation.engine import Engine, FederationRun, SiteEvaluation
 from medfedaug.federation.job_folder import EVALUATION, EVENTS, JOB_FOLDER, RESULTS, STATE
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.hospital.privacy import PrivacyPolicy
-from medfedaug.hospital.privacy.site_settings import (
-    DATA_VARIABLE,
-    DEVICE_VARIABLE,
-    SETTINGS_FILE,
-    STATE_VARIABLE,
-)
+from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
 from medfedaug.nvflare_jobs.job.events import WARNING
 from medfedaug.nvflare_jobs.job.recipe import MedFedAugRecipe
 from medfedaug.nvflare_jobs.job.site_names import VARIABLE, identifiers

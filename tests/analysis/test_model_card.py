@@ -13,9 +13,8 @@ import torch
 from running import TINY_NETWORK, command
 
 from medfedaug.analysis.model_card import command_of, model_card
-from medfedaug.config.run import RunConfig
+from medfedaug.config.run import RunConfig, job_hash
 from medfedaug.data.sites import find_sites
-from medfedaug.hospital.privacy.job_log import job_hash
 from medfedaug.methods import parse_methods
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.simulate import configure, simulate

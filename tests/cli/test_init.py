@@ -175,10 +175,7 @@ def test_what_cannot_be_a_site_is_one_line_and_nothing_is_written(run, tmp_path)
     (tmp_path / "apart/images/x.nii.gz").rename(tmp_path / "apart/images/y.nii.gz")
     fill(tmp_path / "good", names=range(4))
     for arguments, words in (
-        (
-            ["site"],
-            "has the value 0, and no class is named. The label maps have the values 0, 64, 255.",
-        ),
+        (["site"], "has the value 0, and no class is named. The label maps have the values 0, 64, 255."),
         (
             ["site", "--labels", "0=background,64=a"],
             "has the value 255, and the classes are 0 is background, 64",

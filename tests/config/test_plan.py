@@ -30,6 +30,7 @@ from medfedaug.federation.planning.planner import make_plan, training_bytes
 from medfedaug.federation.pooled import PooledCarrier
 from medfedaug.federation.site.trainer import site_fingerprint
 from medfedaug.hospital.privacy import PrivacyPolicy
+from medfedaug.hospital.privacy.guard import SitePrivacy
 from medfedaug.runs.evaluate import evaluate_model
 from medfedaug.sampling.patches import patch_centres, patch_window
 from medfedaug.tasks import SegmentationTask
@@ -429,7 +430,9 @@ def test_a_site_whose_fingerprint_is_none_is_named():
 
 def test_a_site_sends_no_fingerprint_of_fewer_cases_than_its_policy_allows(volumes_dir):
     config = volume_config(volumes_dir, plan=Plan(), planning={"memory": 0.1})
-    trainer = SiteTrainer(config, volumes_dir / "site_A", "cpu", policy=PrivacyPolicy(min_images=10))
+    trainer = SiteTrainer(
+        config, volumes_dir / "site_A", "cpu", privacy=SitePrivacy(PrivacyPolicy(min_images=10))
+    )
     trainer.open("site_A")
     with pytest.raises(PrivacyRefused, match="min_images"):
         site_fingerprint(trainer)

@@ -13,7 +13,7 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
 from medfedaug.federation import FederationServer, Reply, Request, run_in_process
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.in_process import InProcessCarrier, SitesInProcess
+from medfedaug.federation.in_process import SitesInProcess
 from medfedaug.federation.simulated_time import SimulatedTime
 from medfedaug.methods import parse_methods
 from medfedaug.research.sweeps.cross_site import cross_site
@@ -123,27 +123,6 @@ def test_a_slow_site_counts_late_and_nobody_waits_for_it(tiny_config, three_site
     # Its score of the model that it began with stands in that model's round.
     assert results["config"]["buffer"] == 2
     assert all(torch.equal(runs[0].state[key], runs[1].state[key]) for key in runs[0].state)
-
-
-class Killed(Exception):
-    pass
-
-
-def test_a_resumed_run_goes_on_with_what_is_under_way(tiny_config, three_sites, tmp_path):
-    config = tiny_config("fedbn,scaffold", rounds=5, buffer=2)
-    whole = run_in_process(config, three_sites, NAMES, "cpu", execution=SLOW)
-
-    class Stops(InProcessCarrier):
-        def round_done(self, server):
-            super().round_done(server)
-            if server.round == 2:
-                raise Killed
-
-    with pytest.raises(Killed):
-        run_in_process(config, three_sites, NAMES, "cpu", execution=SLOW, state_dir=tmp_path, carrier=Stops)
-    again = run_in_process(config, three_sites, NAMES, "cpu", execution=SLOW, state_dir=tmp_path, resume=True)
-    assert all(torch.equal(whole.state[key], again.state[key]) for key in whole.state)
-    assert [one["hours"] for one in again.rounds] == [one["hours"] for one in whole.rounds]
 
 
 def test_synchronous_rounds_take_as_long_as_the_slowest_site_or_the_grace(tiny_config, three_sites):

@@ -95,10 +95,12 @@ def test_a_network_that_a_method_cannot_use_is_refused(tiny_config, network, met
     "network",
     [
         "lenet5",
-        "resnet18",
         "vit",
         pytest.param("swin_t", marks=[needs_einops, pytest.mark.slow]),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("alexnet", "densenet100", "resnet50")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("alexnet", "densenet100", "resnet18", "resnet50")
+        ),
     ],
 )
 def test_every_network_for_photographs_trains(make_photos, tmp_path, tiny_config, network):
@@ -113,7 +115,7 @@ def test_every_network_for_photographs_trains(make_photos, tmp_path, tiny_config
 
 # As small as each can be: what is 16 times smaller has one voxel, and the volumes have six slices.
 PATCHES = {"flexibleunet": 32, "swinunetr": 32}
-USUAL = ("basicunetplusplus", "mednext", "unet", "unetr")
+USUAL = ("mednext", "unet", "unetr")
 
 
 @pytest.mark.parametrize(

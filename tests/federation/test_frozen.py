@@ -44,10 +44,6 @@ def watched():
     return type("Watching", (Watched,), {"seen": [], "lost": {}})
 
 
-def with_once(watched):
-    return [bool(request.once) for request in watched.seen if request.task == TRAIN]
-
-
 def is_frozen(key):
     return key.startswith("model.0.")
 
@@ -89,31 +85,6 @@ def test_a_site_that_has_lost_them_is_sent_them_again(tiny_config, data, watched
         False,
     ]
     assert set(server.results()["test"]["sites"]) == set(SITES)
-
-
-def test_a_run_that_goes_on_after_its_process_ended_has_them_in_the_folders(
-    tiny_config, data, watched, tmp_path
-):
-    config = tiny_config("fedrdn", rounds=4, freeze=FROZEN_HALF)
-    whole = run_in_process(config, data, SITES, "cpu")
-
-    class Stopping(watched):
-        def round_done(self, server):
-            super().round_done(server)
-            if server.round == 2:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_in_process(config, data, SITES, "cpu", state_dir=tmp_path / "state", carrier=Stopping)
-    kept = list(tmp_path.rglob("*.frozen.pt"))
-    assert {path.parent.name for path in kept} == set(SITES)
-    again = run_in_process(
-        config, data, SITES, "cpu", state_dir=tmp_path / "state", carrier=watched, resume=True
-    )
-    for key, value in whole.state.items():
-        assert torch.equal(again.state[key], value), key
-    # A server that was started again does not know what sites have.
-    assert with_once(watched)[-2:] == [True, False]
 
 
 def test_wrong_entries_of_a_server_are_refused_and_never_kept(tiny_config, data, tmp_path):

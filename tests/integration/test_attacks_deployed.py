@@ -24,13 +24,12 @@ def logs(system: Rehearsal, side: str, job_id: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["poc", "provisioned"])
-def test_hostile_jobs_are_refused_and_write_nothing(mode, tmp_path):
+def test_hostile_jobs_are_refused_and_write_nothing(tmp_path):
     with Rehearsal(tmp_path / "work") as system:
-        system.prepare_poc() if mode == "poc" else system.provision()
+        system.provision()
         system.make_data()
-        system.configure(forbid_code=True, only_ours=mode == "provisioned")
-        system.start_poc() if mode == "poc" else system.start_kits()
+        system.configure(forbid_code=True, only_ours=True)
+        system.start_kits()
         job = system.export("job", "fedavg")
         for side, attack in SUBMITTED:
             mark = tmp_path / f"{side}_{attack}"

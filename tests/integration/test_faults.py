@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import shutil
 import signal
 import subprocess
@@ -126,85 +125,6 @@ def test_buffered_rounds_go_on_without_a_slow_site_and_use_its_update_when_it_co
     assert all(torch.isfinite(value).all() for value in state.values() if value.is_floating_point())
 
 
-REASONS = {
-    "raise": "RuntimeError",
-    "nan": "NaN or infinite",
-    "huge": "expected a step of norm up to",
-    "shape": "expected shape",
-    "unknown": "'no.such.entry': expected no such entry",
-    "nothing": "got none",
-    "float8": "torch.float8_e4m3fn",
-    "variance": "expected a variance",
-}
-
-
-@pytest.fixture
-def fault_at_b(monkeypatch):
-    """Let site B have a fault in given rounds, without an engine: `fault_at_b({2: "nan"})`."""
-    cause = runpy.run_path(str(FAULTS / "sitecustomize.py"))["_cause"]
-    do = Site._do
-
-    def plan(faults: dict[int, str]) -> None:
-        def faulty(self, request, should_stop):
-            if self.name != "B" or request.task != "train" or request.round not in faults:
-                return do(self, request, should_stop)
-            return cause(faults[request.round], 0, do(self, request, should_stop), self.name)
-
-        monkeypatch.setattr(Site, "_do", faulty)
-
-    return plan
-
-
-def test_bad_updates_are_left_out_with_the_reason_where_there_are_enough_good_ones(
-    four_sites, tiny_config, fault_at_b
-):
-    faults = dict(enumerate(REASONS, start=2))
-    fault_at_b(faults)
-    rounds, three = max(faults) + 1, Execution(min_sites=3)
-    config = tiny_config("fedrdn,fedfa", rounds=rounds)
-    server = run_in_process(config, four_sites, list("ABCD"), "cpu", execution=three)
-    for entry in server.rounds:
-        fault = faults.get(entry["round"])
-        assert set(troubles(entry)) == ({"B"} if fault else set())
-        if fault:
-            assert REASONS[fault] in troubles(entry)["B"]
-    assert set(server.rounds[-1]["sites"]) == set("ABCD")
-
-
-@pytest.mark.parametrize("fault", ["raise", "nothing", "nan"])
-def test_too_few_good_updates_end_the_run_with_the_reason(four_sites, tiny_config, fault_at_b, fault):
-    fault_at_b({2: fault})
-    reason = rf"round 2: 3 of 4 needed updates could be used \(.*site B.*{REASONS[fault]}"
-    with pytest.raises(RunFailed, match=reason):
-        run_in_process(tiny_config("fedrdn,fedfa", rounds=3), four_sites, list("ABCD"), "cpu")
-
-
-def test_a_site_that_broke_off_goes_on_from_what_it_kept(four_sites, tiny_config, monkeypatch):
-    """A round that failed at a site must leave nothing behind, local norm layers least of all."""
-    from medfedaug.federation.server.server import FederationServer
-
-    config = tiny_config("fedbn", rounds=3)
-    server = FederationServer(config)
-    site = Site("A", SiteTrainer(config, four_sites, "cpu"))
-    server.accept_preparation("A", site.answer(server.prepare()))
-    request = server.start_round(["A"])
-    site.answer(request)
-    kept = {key: site.trainer.network.state_dict()[key].clone() for key in site.trainer.kept_keys}
-    steps = LocalTraining.run
-
-    def break_off(self, *args):
-        steps(self, *args)
-        raise RuntimeError("no memory left")
-
-    request.round = 2
-    monkeypatch.setattr(LocalTraining, "run", break_off)
-    assert "no memory left" in site.answer(request).error
-    monkeypatch.setattr(LocalTraining, "run", lambda *args: [])
-    request.round = 3
-    assert not site.answer(request).error
-    assert same({k: site.trainer.network.state_dict()[k] for k in kept}, kept)
-
-
 def test_a_site_without_data_is_left_out_where_enough_others_are_there(four_sites, tiny_config):
     (four_sites / "B/images/0.nii.gz").unlink()
     with pytest.raises(RunFailed, match=r"min_sites says how many suffice: site B, .*images/0\.nii\.gz"):
@@ -234,9 +154,16 @@ def stop_after(round_: int):
     return on_event
 
 
+OTHERS = {
+    "with updates under way": {"methods": "fedbn,scaffold", "buffer": 1, "limit": None},
+    "with frozen entries": {"methods": "fedrdn", "freeze": ("model.0.*",)},
+}
+
+
 @pytest.mark.parametrize(
     "methods",
     [
+        *OTHERS,
         EVERYTHING,
         "fedrdn,fedprox,fedavgm",
         "scaffold,fedbn",
@@ -246,8 +173,10 @@ def stop_after(round_: int):
     ],
 )
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(phantom_dir, tmp_path, tiny_config, methods):
-    config = tiny_config(methods, rounds=4, limit=1, settings=KEEP_ON if "fedfa" in methods else None)
-    check_resumed(config, phantom_dir, ["site_A", "site_B", "site_C"], tmp_path)
+    changes = {"methods": methods, "rounds": 4, "limit": 1, **OTHERS.get(methods, {})}
+    config = tiny_config(settings=KEEP_ON if "fedfa" in methods else None, **changes)
+    execution = Execution(site_speed={"site_B": 0.4}) if config.buffer else Execution()
+    check_resumed(config, phantom_dir, ["site_A", "site_B", "site_C"], tmp_path, execution)
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -256,11 +185,12 @@ def test_a_resumed_classification_is_the_uninterrupted_one_to_the_bit(photo_conf
     check_resumed(config, tmp_path / "photos", ["A", "B", "C"], tmp_path / "state")
 
 
-def check_resumed(config, data, sites, state_dir):
-    whole = run_in_process(config, data, sites, "cpu")
+def check_resumed(config, data, sites, state_dir, execution=Execution()):  # noqa: B008
+    given = {"execution": execution}
+    whole = run_in_process(config, data, sites, "cpu", **given)
     with pytest.raises(Stopped):
-        run_in_process(config, data, sites, "cpu", stop_after(2), state_dir)
-    server = run_in_process(config, data, sites, "cpu", state_dir=state_dir, resume=True)
+        run_in_process(config, data, sites, "cpu", stop_after(2), state_dir, **given)
+    server = run_in_process(config, data, sites, "cpu", state_dir=state_dir, resume=True, **given)
     assert same(server.state, whole.state)
     assert same(server.selection.state, whole.selection.state)
     resumed, expected = server.results(), whole.results()
@@ -268,7 +198,7 @@ def check_resumed(config, data, sites, state_dir):
     for entry in (*resumed["rounds"], *expected["rounds"]):
         entry.pop("seconds")
         for site in entry["sites"].values():
-            site.pop("seconds")
+            site.pop("seconds", None)
     # Sites are sent again what they had been sent once.
     for entry in (resumed["rounds"][2], expected["rounds"][2]):
         entry.pop("bytes_down"), entry.pop("bytes")
@@ -291,47 +221,12 @@ def make_round(server, sites) -> None:
     server.finish_round()
 
 
-def test_a_site_restarted_between_two_rounds_changes_nothing(phantom_dir, tmp_path, tiny_config):
-    config = tiny_config(EVERYTHING, rounds=3, settings=KEEP_ON)
-
-    def federate(restart: bool, folder: Path) -> FederationServer:
-        server = FederationServer(config)
-
-        def start(name):
-            return Site(name, SiteTrainer(config, phantom_dir, "cpu", folder / name))
-
-        members = {name: start(name) for name in ("site_A", "site_B")}
-        prepare(server, members)
-        for _ in range(3):
-            if restart and server.round:
-                members["site_A"] = start("site_A")
-            make_round(server, members)
-        return server
-
-    expected, restarted = federate(False, tmp_path / "a"), federate(True, tmp_path / "b")
-    assert same(restarted.state, expected.state)
-    assert all(torch.equal(restarted.payload[key], expected.payload[key]) for key in expected.payload)
-
-
-def test_a_round_that_the_server_repeats_gives_the_same_update(phantom_dir, tmp_path, tiny_config):
-    """The server died before the round was over; the site had finished it and kept its own layers."""
-    config = tiny_config(EVERYTHING, rounds=3, settings=KEEP_ON)
-    server = FederationServer(config)
-    sites = {n: Site(n, SiteTrainer(config, phantom_dir, "cpu", tmp_path)) for n in ("site_A", "site_B")}
-    prepare(server, sites)
-    make_round(server, sites)
-    request = server.start_round()
-    first, second = sites["site_A"].answer(request), sites["site_A"].answer(request)
-    assert same(second.weights, first.weights)
-    assert same(second.payload, first.payload)
-
-
 @pytest.mark.parametrize("methods", [EVERYTHING, "ditto"])
 def test_what_a_site_kept_of_later_rounds_has_no_part_in_an_earlier_one(
     phantom_dir, tmp_path, tiny_config, methods
 ):
     """The server repeats the first round of a site, or tests the model of a round from before it joined."""
-    config = tiny_config(methods, rounds=3)
+    config = tiny_config(methods, rounds=3, settings=KEEP_ON if "fedfa" in methods else None)
     server = FederationServer(config, execution=Execution(min_sites=1))
 
     def start():
@@ -500,14 +395,27 @@ def test_a_failed_run_leaves_its_last_good_model(four_sites, tmp_path, tiny_conf
     assert same(torch.load(out / "final_model.pt", weights_only=True), whole.state)
 
 
-def test_a_training_that_is_stopped_is_neither_sent_nor_kept(phantom_dir, tiny_config):
-    server = FederationServer(tiny_config("fedbn"))
-    site = Site("site_A", SiteTrainer(server.config, phantom_dir, "cpu"))
-    server.accept_preparation("site_A", site.answer(server.prepare()))
-    request = server.start_round(["site_A"])
-    answers = iter([False, True])
-    stopped = site.answer(request, should_stop=lambda: next(answers))
-    assert stopped.error == "site site_A: the training was stopped"
-    assert not stopped.weights
-    whole = Site("site_A", SiteTrainer(server.config, phantom_dir, "cpu")).answer(request)
-    assert same(site.answer(request).weights, whole.weights)
+@pytest.mark.parametrize("how", ["stopped", "no memory left"])
+def test_a_training_that_breaks_off_is_neither_sent_nor_kept(phantom_dir, tiny_config, monkeypatch, how):
+    """A round that failed at a site must leave nothing behind, local norm layers least of all."""
+    server = FederationServer(tiny_config("fedbn", rounds=2))
+    site, other = (Site("site_A", SiteTrainer(server.config, phantom_dir, "cpu")) for _ in range(2))
+    prepare(
+        server, {"site_A": site, "site_B": Site("site_B", SiteTrainer(server.config, phantom_dir, "cpu"))}
+    )
+    first = server.start_round(["site_A"])
+    site.answer(first), other.answer(first)
+    second = replace(first, round=2)
+    answers, steps = iter([False, True]), LocalTraining.run
+
+    def fail(self, *args):
+        steps(self, *args)
+        raise RuntimeError("no memory left")
+
+    with monkeypatch.context() as patch:
+        if how != "stopped":
+            patch.setattr(LocalTraining, "run", fail)
+        broken = site.answer(second, should_stop=lambda: how == "stopped" and next(answers))
+    assert how in broken.error
+    assert not broken.weights
+    assert same(site.answer(second).weights, other.answer(second).weights)

@@ -1,89 +1,27 @@
-"""From DICOM to a trained model: the same bits as from NIfTI, flat memory, and no identity on the way."""
+"""From DICOM to a trained model: flat memory, and no identity on the way."""
 
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import nibabel
 import numpy as np
 import pytest
-import torch
 from dicom_files import write_slices
 from hospitals import Deployment, Hospital
 from label_objects import write_segmentation
 from planted import plant, values
-from running import SHARED, TINY_OPTIONS
-
-from medfedaug.data.base import SPLITS
+from running import TINY_OPTIONS
 
 pytestmark = pytest.mark.slow
 
-LGG = SHARED / "data/lgg_multisite"
-NETWORK = TINY_OPTIONS
 TRAINING = (
     *("--methods", "fedrdn,fedfa", "--engine", "inprocess", "--rounds", 2, "--local-epochs", 1),
-    *(*NETWORK, "--device", "cpu", "--threads", 1, "--no-pictures"),
+    *(*TINY_OPTIONS, "--device", "cpu", "--threads", 1, "--no-pictures"),
 )
-
-
-def write_study(folder, voxels, affine, mask, name):
-    """A volume of NIfTI as slices in its own directions, with its label map as a SEG."""
-    edges = np.linalg.norm(affine[:3, :3], axis=0)
-    turned = np.diag([-1, -1, 1]) @ affine[:3, :3] / edges
-    called = lambda header, k: setattr(header, "PatientID", name)  # noqa: E731
-    files = write_slices(folder / "image", voxels, turned=turned, edges=edges, change=called)
-    write_segmentation(folder / "seg.dcm", files, mask, shuffled=True)
-
-
-@pytest.mark.skipif(not LGG.is_dir(), reason="needs ../shared/data/lgg_multisite")
-def test_lgg_from_dicom_trains_to_the_bits_of_lgg_from_nifti(run, tmp_path):
-    for site in ("CS", "DU"):
-        listed = json.loads((LGG / site / "dataset.json").read_text())
-        rows = [row for part in SPLITS for row in listed[part]][:6]
-        for number, row in enumerate(rows):
-            image, label = (nibabel.load(LGG / site / row[kind]) for kind in ("image", "label"))
-            voxels, mask = (np.asarray(one.dataobj) for one in (image, label))
-            write_study(
-                tmp_path / f"dicom/{site}/{number}",
-                voxels.astype(np.int16),
-                image.affine,
-                mask,
-                f"{site}-{number}",
-            )
-        names = "\n".join(f"{site}-{number}" for number in range(len(rows)))
-        (tmp_path / f"{site}.csv").write_text(f"PatientID\n{names}\n")
-        out = tmp_path / "imported" / site
-        options = ("--studies", tmp_path / f"{site}.csv", "--labels", "seg", "--out", out)
-        code, _, err = run(
-            "import", "--folder", tmp_path / "dicom" / site, *options, "--state", tmp_path / f"{site}.own"
-        )
-        assert code == 0, err
-        # The same list over the original files, under the names of the imported ones.
-        studies = json.loads((tmp_path / f"{site}.own/studies.json").read_text())["studies"]
-        for case, entry in studies.items():
-            row = rows[int(entry["PatientID"].partition("-")[2])]
-            for kind in ("image", "label"):
-                link = tmp_path / f"original/{site}/{kind}s/{case}.nii.gz"
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to((LGG / site / row[kind]).resolve())
-        (tmp_path / f"original/{site}/dataset.json").write_text((out / "dataset.json").read_text())
-    models = {}
-    for kind in ("imported", "original"):
-        code, _, err = run(
-            "simulate", "--data", tmp_path / kind, "--out", tmp_path / f"run_{kind}", *TRAINING
-        )
-        assert code == 0, err
-        models[kind] = torch.load(tmp_path / f"run_{kind}/global_model.pt", weights_only=True)
-    assert models["imported"].keys() == models["original"].keys()
-    for name, value in models["original"].items():
-        assert torch.equal(models["imported"][name], value), name
-    scores = [json.loads((tmp_path / f"run_{kind}/results.json").read_text())["test"] for kind in models]
-    assert scores[0] == scores[1]
 
 
 def test_no_planted_tag_is_in_jobs_ledgers_and_pages(run, tiny_config, tmp_path):
@@ -110,15 +48,10 @@ def test_no_planted_tag_is_in_jobs_ledgers_and_pages(run, tiny_config, tmp_path)
         assert code == 0, err
     code, out, err = run("simulate", "--data", tmp_path / "data", "--out", tmp_path / "made/run", *TRAINING)
     assert code == 0, err
-    exported = ("export", "--methods", "fedrdn,fedfa", "--out", tmp_path / "made/job", *NETWORK)
+    exported = ("export", "--methods", "fedrdn,fedfa", "--out", tmp_path / "made/job", *TINY_OPTIONS)
     job = run(*exported)
     assert job[0] == 0, job
-    policy = {
-        "privacy": {
-            "min_images": 3,
-        },
-        "jobs": {"min_cases": 1, "allow_limit": True},
-    }
+    policy = {"privacy": {"min_images": 3}, "jobs": {"min_cases": 1, "allow_limit": True}}
     sites = [
         Hospital(tmp_path / "made/kits" / name, tmp_path / "data" / name, **policy)
         for name in ("site_A", "site_B")

@@ -1,9 +1,8 @@
-"""The example of an nnU-Net trainer, with nnU-Net's own network, loss, optimiser and steps."""
+"""The example of an nnU-Net trainer in rounds, with nnU-Net's own network, loss, optimiser and steps."""
 
 from __future__ import annotations
 
 import json
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,78 +12,10 @@ import torch
 
 from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import ConfigError
-from medfedaug.statistics import ChannelStatistics, save_statistics
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-EXAMPLE = EXAMPLES / "nnunet_trainer.py"
-STAGES = 4
 
 pytestmark = pytest.mark.slow
-
-
-def plans() -> dict:
-    """What nnU-Net's planner writes, for small images."""
-    network = {
-        "n_stages": STAGES,
-        "features_per_stage": [4, 8, 8, 8],
-        "conv_op": "torch.nn.modules.conv.Conv2d",
-        "kernel_sizes": [[3, 3]] * STAGES,
-        "strides": [[1, 1], *[[2, 2]] * (STAGES - 1)],
-        "n_conv_per_stage": [2] * STAGES,
-        "n_conv_per_stage_decoder": [2] * (STAGES - 1),
-        "conv_bias": True,
-        "norm_op": "torch.nn.modules.instancenorm.InstanceNorm2d",
-        "norm_op_kwargs": {"eps": 1e-05, "affine": True},
-        "dropout_op": None,
-        "dropout_op_kwargs": None,
-        "nonlin": "torch.nn.LeakyReLU",
-        "nonlin_kwargs": {"inplace": True},
-    }
-    configuration = {
-        "data_identifier": "nnUNetPlans_2d",
-        "preprocessor_name": "DefaultPreprocessor",
-        "batch_size": 4,
-        "patch_size": [32, 32],
-        "spacing": [1.0, 1.0],
-        "batch_dice": True,
-        "architecture": {
-            "network_class_name": "dynamic_network_architectures.architectures.unet.PlainConvUNet",
-            "arch_kwargs": network,
-            "_kw_requires_import": ["conv_op", "norm_op", "dropout_op", "nonlin"],
-        },
-    }
-    return {
-        "dataset_name": "Dataset001_Phantom",
-        "plans_name": "nnUNetPlans",
-        "label_manager": "LabelManager",
-        "configurations": {"2d": configuration},
-        "continue_training": False,
-    }
-
-
-@pytest.fixture
-def trainer(tmp_path, monkeypatch):
-    pytest.importorskip("nnunetv2")
-    for name in ("raw", "preprocessed", "results"):
-        (tmp_path / name).mkdir()
-        monkeypatch.setenv(f"nnUNet_{name}", str(tmp_path / name))
-    monkeypatch.setenv("nnUNet_compile", "false")
-    folder = tmp_path / "preprocessed/Dataset001_Phantom/nnUNetPlans_2d"
-    folder.mkdir(parents=True)
-    (folder / "case.npz").touch()  # of which nnU-Net tells how its data are stored
-    statistics = {
-        site: ChannelStatistics(torch.tensor([mean]), torch.tensor([std]), 10)
-        for site, mean, std in (("site_A", 1.0, 2.0), ("site_B", 100.0, 0.5))
-    }
-    save_statistics(tmp_path / "statistics.json", statistics)
-    monkeypatch.setenv("MEDFEDAUG_STATISTICS", str(tmp_path / "statistics.json"))
-    monkeypatch.setenv("MEDFEDAUG_SITE", "site_A")
-    made = runpy.run_path(str(EXAMPLE))["nnUNetTrainerMedFedAug"]
-    labels = {"background": 0, "lesion": 1}
-    dataset = {"channel_names": {"0": "noNorm"}, "labels": labels, "numTraining": 4, "file_ending": ".nii.gz"}
-    trainer = made(plans(), "2d", 0, dataset, device=torch.device("cpu"))
-    trainer.initialize()
-    return trainer
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ from medfedaug.data.content_hash import case_identities
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, JobRefused
-from medfedaug.federation import run_in_process
 from medfedaug.federation.messages.messages import PREPARE, Request
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy import JobRules, PrivacyLedger, PrivacyPolicy
+from medfedaug.hospital.privacy.guard import SitePrivacy
 from medfedaug.runs.evaluate import evaluate_model
 from medfedaug.simulate import simulate
 
@@ -56,7 +56,9 @@ def test_noise_covers_as_many_cases_as_a_patient_has(make_site, tiny_config, pat
         cases_per_patient=allowed,
     )
     config = tiny_config("fedrdn", classes=("background", "lesion"))
-    reply = Site("A", SiteTrainer(config, folder, "cpu", policy=policy)).answer(Request(PREPARE))
+    reply = Site("A", SiteTrainer(config, folder, "cpu", privacy=SitePrivacy(policy))).answer(
+        Request(PREPARE)
+    )
     if sent:
         assert reply.error == ""
         assert set(reply.payload) == {"fedrdn/mean", "fedrdn/std", "fedrdn/count"}
@@ -84,7 +86,7 @@ def test_a_site_counts_its_patients_before_statistics_leave(make_site, tiny_conf
         row["patient"] = patient
     (folder / "dataset.json").write_text(json.dumps(content))
     config = tiny_config("fedrdn", classes=("background", "lesion"))
-    trainer = SiteTrainer(config, folder, "cpu", policy=PrivacyPolicy(min_images=3))
+    trainer = SiteTrainer(config, folder, "cpu", privacy=SitePrivacy(PrivacyPolicy(min_images=3)))
     error = Site("A", trainer).answer(Request(PREPARE)).error
     assert "fedrdn's statistics would summarise 2 patients, and this site sends them from 3 on" in error
 
@@ -137,30 +139,21 @@ def together(patients: dict) -> list[set[str]]:
     return list(groups.values())
 
 
-def test_a_run_records_which_scored_cases_are_of_one_patient_and_no_name(
-    tested_patients, make_site, tiny_config
-):
-    folder, whose = tested_patients
-    make_site("B")
-    config = tiny_config("fedavg", classes=("background", "lesion"), rounds=1, local_steps=1)
-    results = run_in_process(config, folder.parent, ["A", "B"], "cpu").results()
-    entry = results["test"]["sites"]["A"]
-    assert together(entry["patients"]) == whose
-    assert entry["patients"].keys() == entry["cases"].keys()
-    assert "patients" not in results["test"]["sites"]["B"]  # which names nobody
-    assert "Meyer" not in json.dumps(results)
-
-
-def test_an_evaluation_records_which_scored_cases_are_of_one_patient(
+def test_a_run_and_its_evaluation_record_which_scored_cases_are_of_one_patient_and_no_name(
     tested_patients, make_site, tiny_config, tmp_path
 ):
     folder, whose = tested_patients
     make_site("B")
     config = tiny_config("fedavg", classes=("background", "lesion"), rounds=1, local_steps=1)
-    simulate(folder.parent, tmp_path / "run", config, engine="inprocess", device="cpu", report=False)
-    model = tmp_path / "run/global_model.pt"
-    plain = evaluate_model(model, folder.parent, device="cpu")["sites"]["A"]
-    assert together(plain["patients"]) == whose
+    run = tmp_path / "run"
+    results = simulate(folder.parent, run, config, engine="inprocess", device="cpu", report=False)
+    entry = results["test"]["sites"]["A"]
+    assert together(entry["patients"]) == whose
+    assert entry["patients"].keys() == entry["cases"].keys()
+    assert "patients" not in results["test"]["sites"]["B"]  # which names nobody
+    assert "Meyer" not in (run / "results.json").read_text()
+    evaluated = evaluate_model(run / "global_model.pt", folder.parent, device="cpu")
+    assert together(evaluated["sites"]["A"]["patients"]) == whose
 
 
 def test_the_least_number_of_cases_of_a_job_is_one_of_patients():

@@ -59,6 +59,7 @@ def test_the_commands_of_a_bundle_run(run, kits, monkeypatch):
     assert transform({"image": torch.zeros(1, 2, 2, 2)})["image"].shape == (1, 2, 2, 2)
 
 
+@pytest.mark.slow  # pip, in processes
 def test_the_commands_and_the_package_of_a_network_run(kits, monkeypatch):
     monkeypatch.chdir(kits)
     make_phantom("data", sites=2, patients=3, shape=(16, 16, 2), seed=0)

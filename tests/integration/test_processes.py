@@ -69,7 +69,8 @@ def simulation(phantom_dir, tmp_path, tiny_config):
             one.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_simulation_that_is_ended_leaves_no_process_and_no_free_lock_beside_one(simulation, number):
     process, mark, out = simulation
     at_work = marked(mark)

@@ -80,12 +80,7 @@ def shifted(x):
 
 
 @pytest.mark.parametrize(
-    ("affine", "apart"),
-    [
-        (shifted(0.5), "0.5 mm"),
-        (np.diag([1, 1, 3, 1]), "6 mm"),
-        (turned(10), "3.7 mm"),
-    ],
+    ("affine", "apart"), [(shifted(0.5), "0.5 mm"), (np.diag([1, 1, 3, 1]), "6 mm"), (turned(10), "3.7 mm")]
 )
 def test_a_label_map_elsewhere_than_its_image_is_refused(run, two_sites, tmp_path, affine, apart):
     place(two_sites[1] / "labels/3.nii.gz", affine)
@@ -131,11 +126,6 @@ def test_a_volume_that_trains_at_one_site_and_tests_at_another_is_refused(run, t
     (two_sites[1] / "images/3.nii.gz").unlink()
     how(two_sites[0] / "images/0.nii.gz", two_sites[1] / "images/3.nii.gz")
     refused(run, tmp_path, "site B", "images/3.nii.gz", "training case", "images/0.nii.gz of site A")
-
-
-def test_a_patient_in_two_splits_is_refused(run, two_sites, tmp_path):
-    edit(two_sites[0], lambda c: (c["training"][1].update(patient=7), c["test"][0].update(patient="7")))
-    refused(run, tmp_path, "site A", "images/3.nii.gz", "patient 7 is in test, and in training with 1")
 
 
 def test_files_that_only_look_alike_are_no_copies(run, two_sites, tmp_path):

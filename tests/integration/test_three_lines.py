@@ -240,11 +240,10 @@ def test_two_processes_have_the_statistics_and_weights_of_one_with_the_same_batc
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: BasicUNet(2, 1, 2, features=(4, 4, 8, 8, 8, 4)),
         lambda: SegResNet(spatial_dims=3, init_filters=8, in_channels=1, out_channels=2),
         lambda: DynUNet(2, 1, 2, [3, 3, 3], [1, 2, 2], [2, 2], filters=[4, 8, 8]),
     ],
-    ids=["BasicUNet", "SegResNet", "DynUNet"],
+    ids=["SegResNet", "DynUNet"],
 )
 def test_a_trained_network_exports_as_the_plain_one(make):
     torch.manual_seed(0)

@@ -9,6 +9,8 @@ import torch
 from installed_package import install
 from running import TINY_OPTIONS
 
+pytestmark = pytest.mark.slow  # pip, in processes
+
 HEADING = "## The commonest method of your own: a transform"
 
 

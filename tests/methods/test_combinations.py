@@ -12,6 +12,7 @@ from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation import FederationServer, SiteTrainer
 from medfedaug.hospital.privacy import PrivacyPolicy
+from medfedaug.hospital.privacy.guard import SitePrivacy
 from medfedaug.methods import build_methods, registry
 from medfedaug.methods.compatibility import constraints
 
@@ -124,7 +125,9 @@ def test_a_method_by_itself_is_refused_where_its_values_cannot_be_covered(settin
         try:
             run = RunConfig.from_dict({**config.to_dict(), "methods": specs(name)})
             FederationServer(run)
-            trainer = SiteTrainer(run, site, "cpu", policy=PrivacyPolicy(min_images=1, **policy))
+            trainer = SiteTrainer(
+                run, site, "cpu", privacy=SitePrivacy(PrivacyPolicy(min_images=1, **policy))
+            )
             trainer.open(site.name)
             for method, part in trainer.parts.items():
                 for exchange in (part.before_training, part.every_round):

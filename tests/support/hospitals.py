@@ -16,8 +16,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.federation import FederationServer
+from medfedaug.federation.in_process import SitesInProcess
 from medfedaug.federation.messages.messages import Reply, Request
-from medfedaug.federation.protocol import Carrier
 from medfedaug.federation.protocol import run as run_protocol
 from medfedaug.hospital.privacy.account_mark import ACCOUNT_MARK
 from medfedaug.nvflare_jobs.job.executor import SiteExecutor
@@ -84,12 +84,12 @@ class Hospital:
         return reply_from_model(FLModelUtils.from_shareable(result))
 
 
-class Deployment(Carrier):
+class Deployment(SitesInProcess):
     """A federation of hospitals: `Deployment(hospitals).run(config)` is a job, from submission to its end."""
 
     def __init__(self, hospitals: Sequence[Hospital]) -> None:
-        self.hospitals = {hospital.name: hospital for hospital in hospitals}
-        self.jobs = 0
+        super().__init__({hospital.name: hospital for hospital in hospitals})
+        self.hospitals, self.jobs = self.sites, 0
         self.events: list[dict[str, Any]] = []
         self.replies: list[tuple[str, Reply]] = []
 
@@ -106,15 +106,9 @@ class Deployment(Carrier):
                 hospital.end()
         return server
 
-    def connected(self) -> list[str]:
-        return sorted(self.hospitals)
-
     def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Any) -> Mapping[str, str]:
-        for name in sites:
-            reply = self.hospitals[name].answer(request)
+        def noted(name: str, reply: Reply) -> bool:
             self.replies.append((name, reply))
-            accept(name, reply)
-        return {}
+            return bool(accept(name, reply))
 
-    def round_done(self, server: FederationServer) -> None:
-        pass
+        return super().ask(request, sites, needed, noted)

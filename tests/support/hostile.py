@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from hospitals import Hospital
 
-from medfedaug.config.run import RunConfig
+from medfedaug.config.run import RunConfig, job_hash
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation import FederationServer
 from medfedaug.federation.messages.messages import (
@@ -27,7 +27,6 @@ from medfedaug.federation.messages.messages import (
     Reply,
     Request,
 )
-from medfedaug.hospital.privacy import job_hash
 from medfedaug.hospital.secure import masks as masks_module
 from medfedaug.hospital.secure.agreement import threshold
 from medfedaug.hospital.secure.keys import KeyPair, derived

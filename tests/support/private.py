@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from medfedaug.config.run import RunConfig
 from medfedaug.federation import FederationServer, Reply, Request, Site, SiteTrainer
 from medfedaug.hospital.privacy import PrivacyPolicy
+from medfedaug.hospital.privacy.guard import SitePrivacy
 
 
 def private(**changes) -> PrivacyPolicy:
@@ -45,11 +46,18 @@ class PrivateSite:
     """
 
     def __init__(
-        self, config: RunConfig, root: Path, policy: PrivacyPolicy | None = None, name: str = "A", **more
+        self,
+        config: RunConfig,
+        root: Path,
+        policy: PrivacyPolicy | None = None,
+        name: str = "A",
+        ledger: Path | None = None,
+        **more,
     ) -> None:
         self.config, self.policy = config, policy or private()
         server = FederationServer(config)
-        self.site = Site(name, SiteTrainer(config, root, "cpu", policy=self.policy, **more))
+        self.privacy = SitePrivacy(self.policy, ledger)
+        self.site = Site(name, SiteTrainer(config, root, "cpu", privacy=self.privacy, **more))
         self.run = server.run
         self.prepared = self.site.answer(server.prepare())
         self.start = {key: value.clone() for key, value in server.state.items()}

@@ -35,9 +35,6 @@ def rehearse_poc(work: str | Path, say: Callable[[str], None] = print) -> dict[s
         ``{"phases": seconds by name, "results": the job's, "scores": of one hospital,
         "killed": results of the job during which a site's process was killed, "resumed": of the job that
         continued one whose server was killed, "same": whether each of both gave the model of the first}``.
-
-    Raises:
-        MedFedAugError: one line that says which step failed, and why.
     """
     with Rehearsal(work, say) as system:
         with system.phase("prepare"):
@@ -84,9 +81,6 @@ def rehearse_provisioned(work: str | Path, say: Callable[[str], None] = print) -
         "refusal": why a job with code did not run, "kept": whether a connection is, with a certificate and
         without, "masked": results, page and ledger of a job under secure aggregation, "named": the files of
         the server and of the lead in which a patient's name is}``.
-
-    Raises:
-        MedFedAugError: one line that says which step failed, and why.
     """
     with Rehearsal(work, say) as system:
         with system.phase("provision"):
@@ -132,9 +126,6 @@ def rehearse_own_keys(
     Returns:
         ``{"phases": seconds by name, "results": the job's, "scores": of one hospital, "doctor": what it said
         of the server and of a hospital}``.
-
-    Raises:
-        MedFedAugError: one line that says which step failed, and why.
     """
     with Rehearsal(work, say, hospitals) as system:
         with system.phase("request kits"):
@@ -190,11 +181,7 @@ def _same_model(folder: Path, other: Path) -> bool:
 
 
 def _main() -> None:
-    kinds = {
-        "poc": rehearse_poc,
-        "provisioned": rehearse_provisioned,
-        "own-keys": rehearse_own_keys,
-    }
+    kinds = {"poc": rehearse_poc, "provisioned": rehearse_provisioned, "own-keys": rehearse_own_keys}
     parser = argparse.ArgumentParser(prog="rehearsal", description=__doc__)
     parser.add_argument("kind", choices=tuple(kinds))
     parser.add_argument("work", type=Path, help="a new folder")

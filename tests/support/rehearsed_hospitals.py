@@ -48,9 +48,6 @@ class Rehearsal:
         work: a folder that does not exist yet, or is empty.
         say: takes a line for each step.
         hospitals: those of the project that take part.
-
-    Raises:
-        ConfigError: when ``work`` is not empty.
     """
 
     def __init__(
@@ -95,12 +92,7 @@ class Rehearsal:
         self.say(f"{name}: {self.phases[name]:.1f} s")
 
     def run(self, *command: str | Path, timeout: float = 300, fails: bool = False) -> str:
-        """Run a command and return its output.
-
-        Raises:
-            RunFailed: with the end of the output, when the command fails and ``fails`` is not set, or takes
-                too long.
-        """
+        """Run a command and return its output."""
         shown = " ".join(map(str, command))
         try:
             done = subprocess.run(
@@ -174,11 +166,7 @@ class Rehearsal:
         self.kits = self.work / "kits" / "medfedaug" / "prod_00"
 
     def request_kits(self) -> None:
-        """Make the root, and enrol server, hospitals, administrator and lead.
-
-        Raises:
-            RunFailed: when a private key is in what was sent to the project administrator or back.
-        """
+        """Make the root, and enrol server, hospitals, administrator and lead."""
         here = ("--server", "localhost", "--port", str(self.port))
         self.medfedaug("enrol", "project", *here, "--own-keys", self.work / "project")
         self.kits = self.work / "kits"
@@ -189,11 +177,7 @@ class Rehearsal:
             self.enrol(person, kind)
 
     def enrol(self, name: str, kind: str = "site", *, kit: str = "") -> None:
-        """Enrol a participant, or renew its certificate.
-
-        Raises:
-            RunFailed: when a private key is in what was sent to the project administrator or back.
-        """
+        """Enrol a participant, or renew its certificate."""
         requests, sent = self.work / "requests", self.work / "sent"
         sent.mkdir(exist_ok=True)
         part = ("--as", kind)
@@ -251,9 +235,6 @@ class Rehearsal:
 
         Returns:
             The page about the job.
-
-        Raises:
-            RunFailed: when none comes in time.
         """
         page, waiting = "", set[str]()
 
@@ -294,11 +275,7 @@ class Rehearsal:
         return str(self.nvflare("job", "submit", "-j", job, "--startup-kit", self.kit(LEAD))["job_id"])
 
     def wait(self, job_id: str, timeout: float = 900) -> None:
-        """Wait until a job is over.
-
-        Raises:
-            RunFailed: when it did not complete, with the last lines of the server's log.
-        """
+        """Wait until a job is over."""
         try:
             self.nvflare(
                 *("job", "wait", job_id, "--timeout", f"{timeout:g}", "--startup-kit", self.kit(LEAD)),
@@ -317,9 +294,6 @@ class Rehearsal:
 
         Returns:
             The folder with ``results.json`` and ``global_model.pt``.
-
-        Raises:
-            RunFailed: when there are no results.
         """
         target = self.work / "downloads"
         self.nvflare("job", "download", job_id, "-o", target, "--startup-kit", self.kit(LEAD))
@@ -339,11 +313,7 @@ class Rehearsal:
         return dict(scores)
 
     def kill_job_process(self, hospital: str, job_id: str, round_: int, timeout: float = 300) -> None:
-        """Kill a hospital's job process after a round has begun, as the system does when memory runs out.
-
-        Raises:
-            RunFailed: when the round does not begin in time, or the process does not exist.
-        """
+        """Kill a hospital's job process after a round has begun, as the system does when memory runs out."""
         self._await_round(job_id, round_, timeout)
         for process in self.processes():
             command = process.cmdline()
@@ -373,11 +343,7 @@ class Rehearsal:
         return [json.loads(line) for line in lines]
 
     def await_event(self, job_id: str, timeout: float = 300, **expected: Any) -> dict[str, Any]:
-        """Wait until the server's process of a job has reported an event with these entries.
-
-        Raises:
-            RunFailed: when it does not in time.
-        """
+        """Wait until the server's process of a job has reported an event with these entries."""
         events: list[dict[str, Any]] = []
 
         def reported() -> bool:
@@ -388,28 +354,16 @@ class Rehearsal:
         return events[-1]
 
     def until(self, condition: Callable[[], bool | None], problem: str, timeout: float = 300) -> None:
-        """Wait for something.
-
-        Raises:
-            RunFailed: naming the problem, when it does not come in time.
-        """
+        """Wait for something."""
         _until(lambda: bool(condition()), timeout, problem)
 
     def await_file(self, folder: Path, pattern: str, timeout: float = 300) -> Path:
-        """Wait until there is a file of this name below a folder.
-
-        Raises:
-            RunFailed: when there is none in time.
-        """
+        """Wait until there is a file of this name below a folder."""
         _until(lambda: any(folder.rglob(pattern)), timeout, f"no {pattern} below {folder}")
         return next(folder.rglob(pattern))
 
     def kill_server(self, job_id: str, round_: int, timeout: float = 300) -> None:
-        """Kill all processes of the server after a round has begun. Its kit starts it again.
-
-        Raises:
-            RunFailed: when the round does not begin in time, or the sites do not find the server again.
-        """
+        """Kill all processes of the server after a round has begun. Its kit starts it again."""
         self._await_round(job_id, round_, timeout)
         server = [p for p in self.processes() if any("fed.app.server" in part for part in p.cmdline())]
         for process in server:
@@ -432,11 +386,7 @@ class Rehearsal:
         return json.dumps(self.nvflare("job", "meta", job_id, *lead))
 
     def refusal(self, job: Path) -> str:
-        """Add a line of code to a copy of a job, submit it, and return the reason why it did not run.
-
-        Raises:
-            RunFailed: when the job ran.
-        """
+        """Add a line of code to a copy of a job, submit it, and return the reason why it did not run."""
         with_code = shutil.copytree(job, job.with_name(f"{job.name}_with_code"))
         (with_code / "app/custom").mkdir()
         (with_code / "app/custom/mine.py").write_text("print('code that nobody at the site has seen')\n")
@@ -467,21 +417,13 @@ class Rehearsal:
                 return False
 
     def shut_down(self, timeout: float = 300) -> None:
-        """Shut down the whole system, and wait until none of its processes runs.
-
-        Raises:
-            RunFailed: when a process is still running.
-        """
+        """Shut down the whole system, and wait until none of its processes runs."""
         # The command waits only for half a minute, and a busy machine may need longer.
         self.nvflare("system", "shutdown", "all", "--force", "--startup-kit", self.kit(ADMIN), fails=True)
         _until(lambda: not self.processes(), timeout, "the system did not end")
 
     def stop_kits(self, timeout: float = 300) -> None:
-        """Stop every hospital and the server at its own machine, and wait until none of their processes runs.
-
-        Raises:
-            RunFailed: when a process is still running.
-        """
+        """Stop every hospital and the server, and wait until none of their processes runs."""
         for name in (*self.hospitals, SERVER):
             self.medfedaug("site", "stop", self.kit(name))
         _until(lambda: not self.processes(), timeout, "the system did not end")
@@ -501,11 +443,7 @@ class Rehearsal:
             )
 
     def wait_for_clients(self, timeout: float = 300) -> None:
-        """Wait until all hospitals have joined.
-
-        Raises:
-            RunFailed: when they do not in time.
-        """
+        """Wait until all hospitals have joined."""
         command = ("system", "status", "--startup-kit", self.kit(ADMIN))
 
         def all_there() -> bool:

@@ -26,12 +26,7 @@ class ScriptSite(Hospital):
     """
 
     def __init__(self, root: Path, data: Path, script: Path, **settings) -> None:
-        own = {
-            "simulation": True,
-            "privacy": {
-                "min_images": 1,
-            },
-        }
+        own = {"simulation": True, "privacy": {"min_images": 1}}
         super().__init__(root / "site_A", data, **{**own, **settings})
         if {**own, **settings}["simulation"]:  # which has no kit
             (self.kit / "startup/fed_client.json").unlink()

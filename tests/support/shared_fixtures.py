@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -36,12 +37,9 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.phantom import make_phantom
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.sites import find_sites
-from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
 from medfedaug.methods import parse_methods, registry
 from medfedaug.metrics.registry import METRICS
 from medfedaug.models import networks
-from medfedaug.nvflare_jobs.kit.kit import open_kit
-from medfedaug.nvflare_jobs.simulator import simulator
 from medfedaug.simulate import configure
 from medfedaug.utils import plugins
 
@@ -342,6 +340,9 @@ def office(tmp_path_factory) -> Path:
 @pytest.fixture
 def rules_in_the_simulator(monkeypatch):
     """Give the sites in NVFlare's simulator a kit's settings: `rules_in_the_simulator(privacy={...})`."""
+    from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
+    from medfedaug.nvflare_jobs.simulator import simulator
+
     free = simulator._write_site_settings
 
     def settle(**settings) -> None:
@@ -380,14 +381,32 @@ def provisioned(tmp_path_factory) -> Path:
     return work / "kits" / "medfedaug" / "prod_00"
 
 
-@pytest.fixture
-def own_python(tmp_path, monkeypatch) -> None:
-    """Put the tests' own Python first on the PATH, as the scripts of a kit find it."""
-    program = tmp_path / "python/python3"
-    program.parent.mkdir()
+@pytest.fixture(scope="session")
+def _python(tmp_path_factory) -> str:
+    """A folder whose python3 is the tests' own."""
+    program = tmp_path_factory.mktemp("python") / "python3"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    return str(program.parent)
+
+
+@cache
+def _trouble_of(program: str | None) -> str:
+    from medfedaug.nvflare_jobs.kit import kit_process
+
+    return kit_process.python_trouble()
+
+
+@pytest.fixture
+def own_python(_python, monkeypatch) -> None:
+    """Put the tests' own Python first on the PATH, as the scripts of a kit find it.
+
+    Checks of a kit ask each python3 once, which takes a process.
+    """
+    from medfedaug.nvflare_jobs.kit import startup
+
+    monkeypatch.setenv("PATH", _python, prepend=os.pathsep)
+    monkeypatch.setattr(startup, "python_trouble", lambda: _trouble_of(shutil.which("python3")))
 
 
 @pytest.fixture
@@ -405,6 +424,8 @@ def thirty_cases(tmp_path_factory) -> Path:
 @pytest.fixture
 def ready_kit(kits, thirty_cases) -> Path:
     """The kit of a hospital that is ready for a job."""
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
+
     kit = open_kit(kits / "hospital-a")
     kit.write(kit.plan({"data": thirty_cases, "device": "cpu"}, forbid=True))
     return kit.path
@@ -413,6 +434,8 @@ def ready_kit(kits, thirty_cases) -> Path:
 @pytest.fixture
 def own_data(ready_kit, thirty_cases, tmp_path) -> Path:
     """A copy of the kit's data that a test may change, which the kit names from then on."""
+    from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
+
     copy = Path(shutil.copytree(thirty_cases, tmp_path / "data/hospital-a"))
     settings = ready_kit / SETTINGS_FILE
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "data": str(copy)}))

@@ -6,8 +6,8 @@ import csv
 import json
 from pathlib import Path
 
+from medfedaug.research.papers.axes import parse_axis
 from medfedaug.research.papers.presets import PRESETS
-from medfedaug.research.sweeps.axes import parse_axis
 from medfedaug.research.sweeps.run_list import parse_methods_list, plan
 
 OFFICE_PRESET = PRESETS["office_caltech_10"]

@@ -19,6 +19,7 @@ from medfedaug.federation import SiteTrainer
 from medfedaug.federation.messages.messages import PREPARE, Request
 from medfedaug.federation.site.site import Site
 from medfedaug.hospital.privacy import PrivacyPolicy
+from medfedaug.hospital.privacy.guard import SitePrivacy
 from medfedaug.methods import parse_methods
 from medfedaug.simulate import configure
 from medfedaug.tasks import ClassificationTask, EvaluationCase, make_task
@@ -69,7 +70,7 @@ def test_lists_say_whose_the_images_are_and_patients_stay_together(make_photos):
     assert site.patients("test") == {names[10]: 0, names[11]: 0, names[12]: 1, names[13]: 2}
     other = open_site(make_photos("B", per_class=5))
     config = configure([site, other], methods=parse_methods("fedrdn"), network="lenet5", image_size=32)
-    trainer = SiteTrainer(config, folder, "cpu", policy=PrivacyPolicy(min_images=6))
+    trainer = SiteTrainer(config, folder, "cpu", privacy=SitePrivacy(PrivacyPolicy(min_images=6)))
     error = Site("A", trainer).answer(Request(PREPARE)).error
     assert "statistics would summarise 5 patients, and this site sends them from 6 on" in error
     lists["test"].write_text(json.dumps([[*files[10], "d"], files[11]]))

@@ -23,10 +23,10 @@ from medfedaug.analysis import document as documents
 from medfedaug.analysis import page
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.config.plan import Plan
-from medfedaug.config.run import Execution, RunConfig
+from medfedaug.config.run import Execution, RunConfig, job_hash
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, RunFailed, own, replace_own
 from medfedaug.hospital.privacy import JobBook
-from medfedaug.hospital.privacy.job_log import Decision, JobEntry, Origin, job_hash
+from medfedaug.hospital.privacy.job_log import Decision, JobEntry, Origin
 from medfedaug.nvflare_jobs.job.controller import FederationController
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.executor import SiteExecutor

@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from medfedaug.hospital.dicom.segmentation import Segments
 
 _UPRIGHT = float(np.cos(np.deg2rad(20)))
 _COLOURS = 3
@@ -35,6 +32,13 @@ def file_state(file: Path) -> FileState:
         return str(file.absolute()), None, None
     status = file.stat()
     return str(file.absolute()), status.st_mtime_ns, status.st_size
+
+
+class Segments(Protocol):
+    """The classes of a label map; a format that records more has a class of its own."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +191,7 @@ class ImageFormat(ABC):
             path: the file, with the suffix of `label_suffix`; other files written to its folder are kept.
             image: the image, of several files the first.
             voxels: (X, Y, Z), unsigned integers, on the grid of the image.
-            segments: the classes, and who predicted them.
+            segments: the classes.
         """
         self.write_map(path, image, voxels)
 

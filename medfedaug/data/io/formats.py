@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from medfedaug.data.io.base import FileState, Header, ImageFormat, file_state
+from medfedaug.data.io.series import NoSeries, SeriesFormat
 from medfedaug.errors import ConfigError
 from medfedaug.utils import plugins
 from medfedaug.utils.layers import added_modules
@@ -47,12 +48,12 @@ def format_of(path: Path) -> ImageFormat:
     known = next((suffix for suffix in _BY_SUFFIX if name.endswith(suffix)), None)
     if known is None and (plugin := _added(name)):
         return plugin_format(plugin)
-    return _BY_SUFFIX[known] if known else _WITHOUT_SUFFIX
+    return _BY_SUFFIX[known] if known else SERIES
 
 
 def is_dicom(path: Path) -> bool:
     """Return whether an image is DICOM by its name: a folder, or a file without another suffix."""
-    return format_of(path) is _WITHOUT_SUFFIX
+    return format_of(path) is SERIES
 
 
 def is_photograph(path: Path) -> bool:
@@ -72,7 +73,7 @@ def known_formats() -> str:
         >>> known_formats()
         'MHA (.mha, .mhd), NRRD (.nrrd, .nhdr), NIfTI (.nii, .nii.gz), PNG, JPEG, TIFF, BMP'
     """
-    return ", ".join(form.title for form in _usable() if form is not _WITHOUT_SUFFIX)
+    return ", ".join(form.title for form in _usable() if form is not SERIES)
 
 
 def plugin_format(plugin: plugins.Plugin) -> ImageFormat:
@@ -150,11 +151,9 @@ def _formats(folder: Path, package: str) -> tuple[ImageFormat, ...]:
     return tuple(import_module(f"{package}.{name}").FORMAT for name in sorted(names))
 
 
-_BUILT_IN = (
-    *_formats(Path(__file__).parent, __name__.rpartition(".")[0]),
-    *(module.FORMAT for module in added_modules("dicom.image_format")),
-)
+SERIES: SeriesFormat = next((module.FORMAT for module in added_modules("dicom.image_format")), NoSeries())
+"""The format of folders, and of files without a known suffix."""
+_BUILT_IN = (*_formats(Path(__file__).parent, __name__.rpartition(".")[0]), SERIES)
 _BY_SUFFIX = {suffix: form for form in _BUILT_IN for suffix in form.suffixes}
-_WITHOUT_SUFFIX = _BUILT_IN[-1]
 BUILT_IN_SUFFIXES = tuple(suffix.removeprefix(".") for suffix in _BY_SUFFIX)
 """Suffixes that no other package may take, without the dot."""

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from medfedaug.data.io.base import Header, ImageFormat, channels_first, volume_header
+from medfedaug.data.io.base import Header, ImageFormat, Segments, channels_first, volume_header
 
 if TYPE_CHECKING:
     import SimpleITK as sitk
-
-    from medfedaug.hospital.dicom.segmentation import Segments
 
 _DETACHED = {"mhd": "zraw", "nhdr": "raw.gz"}
 _RAW = re.compile(rb"(?im)^(?:ElementDataFile\s*=|data ?file:)\s*(.+?)\s*$")

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from medfedaug.data.io.base import Segments
 from medfedaug.data.io.formats import format_of
 from medfedaug.errors import StorageError
-from medfedaug.hospital.dicom.identity import ObjectKind
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from medfedaug.hospital.dicom.segmentation import Segments
 
 
 def label_bits(classes: int) -> int:
@@ -41,14 +39,14 @@ def write_label_map(target: Path, image: Path, label: Tensor, segments: Segments
         target: the file, with the suffix of `medfedaug.data.io.base.ImageFormat.label_suffix`.
         image: the image, of several files the first.
         label: (1, X, Y, Z), on the grid of the image.
-        segments: the classes, and who predicted them, for DICOM.
+        segments: the classes.
 
     Raises:
         DataError: for a DICOM series that lacks what a SEG needs.
         StorageError: when the file cannot be written.
     """
     voxels = label[0].numpy().astype(f"uint{label_bits(len(segments.classes))}")
-    _write(target, lambda path: format_of(image).write_label_map(path, image, voxels, segments))
+    write_whole(target, lambda path: format_of(image).write_label_map(path, image, voxels, segments))
 
 
 def write_probabilities(target: Path, image: Path, shares: Tensor, segments: Segments) -> None:
@@ -59,40 +57,15 @@ def write_probabilities(target: Path, image: Path, shares: Tensor, segments: Seg
     steps of 1/255.
     """
     voxels = np.moveaxis(shares.numpy(), 0, -1)
-    _write(target, lambda path: format_of(image).write_probabilities(path, image, voxels, segments))
+    write_whole(target, lambda path: format_of(image).write_probabilities(path, image, voxels, segments))
 
 
 def write_map(target: Path, image: Path, values: Tensor) -> None:
     """Write numbers, (X, Y, Z), float32, as NIfTI with the geometry of their image, which has any format."""
-    _write(target, lambda path: format_of(image).write_map(path, image, values.numpy()))
+    write_whole(target, lambda path: format_of(image).write_map(path, image, values.numpy()))
 
 
-def write_object(
-    kind: ObjectKind,
-    target: Path,
-    image: Path,
-    label: Tensor,
-    segmentation: Path,
-    segments: Segments,
-    quality: Mapping[str, Mapping[str, float]],
-) -> None:
-    """Write contours or a report of the label map, (1, X, Y, Z), of a DICOM series and its SEG.
-
-    Raises:
-        DataError: for a series that lacks what the object needs.
-        StorageError: when the file cannot be written.
-    """
-    from medfedaug.hospital.dicom.rtstruct import write_rtstruct
-    from medfedaug.hospital.dicom.structured_report import write_report
-
-    voxels = label[0].numpy()
-    if kind is ObjectKind.RTSTRUCT:
-        _write(target, lambda path: write_rtstruct(path, image, voxels, segments))
-    else:
-        _write(target, lambda path: write_report(path, image, voxels, segmentation, segments, quality))
-
-
-def _write(target: Path, save: Callable[[Path], Any]) -> None:
+def write_whole(target: Path, save: Callable[[Path], Any]) -> None:
     """Let ``save`` write a file, or the files of a format with several, and move them when complete."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

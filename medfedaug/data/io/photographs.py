@@ -9,15 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import ExifTags, Image
 
-from medfedaug.data.io.base import Header, ImageFormat
-
-if TYPE_CHECKING:
-    from medfedaug.hospital.dicom.segmentation import Segments
+from medfedaug.data.io.base import Header, ImageFormat, Segments
 
 _DEEP = (".png", ".tif", ".tiff")  # formats that may hold more than 8 bits
 _WHITE = 65535

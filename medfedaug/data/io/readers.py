@@ -10,10 +10,9 @@ import SimpleITK as sitk
 from monai.data import ImageReader
 from monai.utils import MetaKeys, SpaceKeys, ensure_tuple
 
-from medfedaug.data.io.formats import is_dicom
+from medfedaug.data.io.formats import SERIES, is_dicom
 from medfedaug.data.io.itk import FORMAT as ITK
 from medfedaug.data.io.itk import array_of, ras_affine, read_image
-from medfedaug.hospital.dicom.series import load_series, open_series
 
 
 class SimpleITKReader(ImageReader):
@@ -45,7 +44,7 @@ class SimpleITKReader(ImageReader):
         """
         (name,) = ensure_tuple(data)
         path = Path(name)
-        return load_series(open_series(path)) if is_dicom(path) else read_image(path)
+        return SERIES.itk_image(path) if is_dicom(path) else read_image(path)
 
     def get_data(self, img: sitk.Image) -> tuple[np.ndarray, dict[str, Any]]:
         """Return the array and its metadata: affine, spatial shape and channel dimension."""

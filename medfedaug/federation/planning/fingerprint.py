@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import nibabel
@@ -17,7 +17,6 @@ from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, PrivacyRefused, UpdateRefused
 from medfedaug.federation.job_folder import LEVELS, SPACING
-from medfedaug.hospital.privacy.guard import PrivacyGuard
 from medfedaug.methods.base import Payload, Shapes, SiteExchange
 from medfedaug.methods.census import Census, Contributors
 from medfedaug.utils.validation import is_number
@@ -187,8 +186,15 @@ class SpacingExchange(SiteExchange):
         """Do nothing: the server sends no result."""
 
 
-def site_spacing(site: SiteFolder, guard: PrivacyGuard) -> dict[str, float]:
-    """Return the spacing of the training images, which a site sends in every job, through its guard.
+def site_spacing(
+    site: SiteFolder, least: int, collect: Callable[[str, SiteExchange], Payload]
+) -> dict[str, float]:
+    """Return the spacing of the training images, which a site sends in every job.
+
+    Args:
+        site: the site.
+        least: see `fingerprint`.
+        collect: the site's guard.
 
     Returns:
         ``{"low_x": mm, ..., "median_x": mm, ..., "high_z": mm}`` along the axes of RAS; empty if the files
@@ -197,7 +203,7 @@ def site_spacing(site: SiteFolder, guard: PrivacyGuard) -> dict[str, float]:
     if not isinstance(site, VolumeFolder):
         return {}
     try:
-        payload = guard.collect(SPACING, SpacingExchange(site, guard.policy.min_images))
+        payload = collect(SPACING, SpacingExchange(site, least))
     except PrivacyRefused:  # the job goes on without it
         return {}
     rows = payload[SPACING].tolist() if payload else []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,14 +15,19 @@ from torch import Tensor
 
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.messages.messages import Reply, by_method, namespaced, num_bytes, own_entries
+from medfedaug.federation.messages.messages import (
+    Reply,
+    Request,
+    by_method,
+    namespaced,
+    num_bytes,
+    own_entries,
+)
 from medfedaug.federation.messages.refusal import refusal
 from medfedaug.federation.messages.site_sampling import LEAST_SITES, lowered_shares
 from medfedaug.federation.server.outlier_checks import Plausibility, Sizes, check_payload, judge_steps
 from medfedaug.federation.server.step_comparison import ComparedStep, StepComparison
 from medfedaug.functional.weighted_mean import WeightedMean, capped_weights
-from medfedaug.hospital.secure.layout import SumLayout
-from medfedaug.hospital.secure.unmasking import ServerMasks
 from medfedaug.methods.base import Aggregator, Payload, RoundMean, ServerContext, ServerExchange, SiteUpdate
 from medfedaug.models.substitution import shared_by_name
 from medfedaug.statistics import ChannelStatistics
@@ -31,6 +36,15 @@ _MOST_IN_MEMORY = 2**31
 """Bytes of updates held in memory; tensors of further updates are mapped from temporary files."""
 
 _COMPARED = "compared/once"  # in checkpoints, next to the groups of `Aggregation._halves`
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request to some sites around a training, and the use of their replies."""
+
+    request: Request
+    sites: Sequence[str]
+    use: Callable[[str, Reply], None]
 
 
 class Aggregation:
@@ -54,9 +68,12 @@ class Aggregation:
         weights: the weight in the mean of each site whose update of this round was accepted.
         lowered: the sites whose share of the last round's mean was lowered, with the share before and after.
         compared: the compared steps of the last round, by site, if steps are limited.
-        layout: the layout of masked sums, under secure aggregation (`medfedaug.hospital.secure`).
-        masks: the server's half of secure aggregation.
+        words: the number of words of an update under secure aggregation, whose values cannot be checked.
+        least_answers: the least number of updates whose sum can be computed, as far as known.
     """
+
+    words: int | None = None
+    least_answers = 1
 
     def __init__(
         self,
@@ -73,8 +90,6 @@ class Aggregation:
         self.every_round = _without_none({m.name: m.every_round(context) for m in methods})
         self.aggregators = _without_none({m.name: m.aggregator(context) for m in methods})
         self.sent, self._network = composition.sent, composition.network
-        self.layout: SumLayout | None = None
-        self.masks: ServerMasks | None = None
         self.max_share, self.norm, self.hold_models = max_share, norm, hold_models
         self._capped: Mapping[str, float] = {}
         self.weights: dict[str, float] = {}
@@ -146,6 +161,18 @@ class Aggregation:
         self._capped = {} if self.hold_models else capped_weights(dict(weights or {}), self.max_share())
         self._mean, self.weights, self._held = WeightedMean(), {}, HeldUpdates()
         self._steps, self._doubted, self.lowered, self.compared = {}, {}, {}, {}
+
+    def agree(self, training: Request, once: Payload, weights: Mapping[str, float]) -> Iterable[Ask]:
+        """Yield the requests before a training, by which sites with these weights agree on it."""
+        return ()
+
+    def training(self, request: Request, sites: list[str]) -> tuple[Request, list[str]]:
+        """Return the request for the training after `agree`, and the sites that receive it."""
+        return request, sites
+
+    def confirm(self) -> Iterable[Ask]:
+        """Yield the requests after a training, before the sum can be computed."""
+        return ()
 
     def add(
         self,

@@ -32,7 +32,7 @@ class ReplyChecks:
     """Checks a whole reply before the server adds up any part of it."""
 
     def __init__(self, network: nn.Module, shared: list[str], aggregation: Aggregation) -> None:
-        self.model, self.masked = StateDictValidator(network, shared), aggregation.layout
+        self.model, self.words = StateDictValidator(network, shared), aggregation.words
         self.once, self.every_round = aggregation.once, aggregation.every_round
 
     def preparation(self, site: str, reply: Reply) -> None:
@@ -69,15 +69,15 @@ class ReplyChecks:
         if reply.round != round_:
             raise UpdateRefused(site, "round", expected=str(round_), got=str(reply.round)[:80])
         _check_count(site, reply.num_samples, 1, samples)
-        if self.masked is not None:
-            _check_masked(site, reply, self.masked.size)
+        if self.words is not None:
+            _check_masked(site, reply, self.words)
             return
         self.model.check(site, reply.weights, state, buffers=round_ > 1 and not compared)
         _check_payload(site, reply.payload, self.every_round, samples)
 
     def steps(self, reply: Reply, state: Mapping[str, Tensor]) -> dict[str, float] | None:
         """Measure the steps of a checked update; ``None`` under masks."""
-        return None if self.masked is not None else self.model.steps(reply.weights, state)
+        return None if self.words is not None else self.model.steps(reply.weights, state)
 
     def carry(
         self, reply: Reply, start: Mapping[str, Tensor], state: Mapping[str, Tensor], factor: float

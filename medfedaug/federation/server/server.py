@@ -39,14 +39,13 @@ from medfedaug.federation.server.history import RunHistory
 from medfedaug.federation.server.model_selection import Selection
 from medfedaug.federation.server.reply_checks import ReplyChecks
 from medfedaug.federation.server.step_comparison import StepComparison
-from medfedaug.hospital.privacy import job_hash
-from medfedaug.hospital.secure.aggregation import SecureAggregation
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.convergence import has_stalled
 from medfedaug.metrics.registry import METRICS
 from medfedaug.models.substitution import shared_by_name
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.utils.event_text import OnEvent
+from medfedaug.utils.layers import added_module
 from medfedaug.utils.versions import software_versions
 
 
@@ -125,9 +124,8 @@ class FederationServer:
         self.shared, self.scored, self.sent = composition.shared, composition.scored, composition.sent
         context = composition.server_context(lambda: self.participation.weights(dict(self.sites)))
         if composition.sums is not None:
-            self.aggregation: Aggregation = SecureAggregation(
-                composition, context, job_hash(config.to_dict())
-            )
+            secure = added_module("secure.aggregation", "secure_aggregation")
+            self.aggregation: Aggregation = secure.SecureAggregation(composition, context, config)
         else:
             model = StateDictValidator(composition.network, composition.sent)
             self.aggregation = Aggregation(

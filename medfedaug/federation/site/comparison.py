@@ -7,10 +7,10 @@ from pathlib import Path
 
 from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.run import RunConfig
-from medfedaug.federation.messages.messages import SCORE, TASKS, TEST, Reply, Request
+from medfedaug.federation.messages.messages import SCORE, TEST, Reply, Request
 from medfedaug.federation.site.evaluation import ScoringSite
 from medfedaug.federation.site.gate import Gate
-from medfedaug.federation.site.site import Site
+from medfedaug.federation.site.site import Site, Stop
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import parse_versioned, write_versioned
@@ -48,7 +48,7 @@ class ComparisonSite:
         self._training = ""
         self._site: _ComparedSite | None = None
 
-    def answer(self, request: Request, should_stop: Callable[[], bool] | None = None) -> Reply:
+    def answer(self, request: Request, should_stop: Stop = None) -> Reply:
         """Answer a request of one training."""
         config = self.configs.get(request.training)
         if config is None:
@@ -66,10 +66,10 @@ class ComparisonSite:
 class _ComparedSite(ScoringSite):
     """A site in one training, which tests nothing."""
 
-    tasks = (*(task for task in TASKS if task != TEST), SCORE)
     split = "validation"
 
-    def _do(self, request: Request, should_stop: Callable[[], bool] | None) -> Reply:
-        if request.task == SCORE:
-            return self.score(request)
-        return Site._do(self, request, should_stop)
+    def answers(self) -> dict[str, Callable[[Request, Stop], Reply]]:
+        """Return the answer to each task."""
+        answers = Site.answers(self)
+        del answers[TEST]
+        return {**answers, SCORE: self.score_model}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from medfedaug.config.machine import DATA_VARIABLE
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.benchmarks import is_federation
 from medfedaug.data.folders import is_site
 from medfedaug.data.sites import open_site
 from medfedaug.errors import DataError
-from medfedaug.hospital.privacy.site_settings import DATA_VARIABLE
 
 
 def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:

@@ -12,7 +12,7 @@ from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.messages.messages import SCORE, Reply, Request
 from medfedaug.federation.messages.scoring import ScoringSpec
 from medfedaug.federation.site.gate import Gate
-from medfedaug.federation.site.site import Site
+from medfedaug.federation.site.site import Site, Stop
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.significance import patient_means
 from medfedaug.utils.event_text import OnEvent
@@ -36,6 +36,8 @@ class EvaluationSite:
     ) -> None:
         self.name = name
         scored: dict[str, dict[str, float]] = {}
+        for trainer in trainers.values():
+            trainer.saves_each_round = False
         self.runs = {
             key: ScoringSite(name, trainer, scored, gate, on_event) for key, trainer in trainers.items()
         }
@@ -52,7 +54,6 @@ class EvaluationSite:
 class ScoringSite(Site):
     """A site with the models of one run."""
 
-    tasks = (SCORE,)
     split = "test"
 
     def __init__(
@@ -66,13 +67,13 @@ class ScoringSite(Site):
         super().__init__(name, trainer, gate, on_event)
         self.scored = scored
 
-    def _do(self, request: Request, should_stop: Callable[[], bool] | None) -> Reply:
-        self.trainer.saves_each_round = False
-        return self.score(request)
+    def answers(self) -> dict[str, Callable[[Request, Stop], Reply]]:
+        """Return the answer to the only task of an evaluation."""
+        return {SCORE: self.score_model}
 
-    def score(self, request: Request) -> Reply:
+    def score_model(self, request: Request, should_stop: Stop) -> Reply:
         """Score a model, and compare it with earlier ones."""
-        reply, started = Reply(request.task, request.round), time.perf_counter()
+        reply, started, self._scored = Reply(request.task, request.round), time.perf_counter(), True
         spec, trainer, split = ScoringSpec.from_dict(request.scoring), self.trainer, self.split
         if not trainer.folder.cases[split]:
             raise DataError(f"no case in the split {split!r}", site=self.name, path=trainer.folder.path)

@@ -1,70 +1,61 @@
-"""`Gate`: hooks before and after each server request: admission, limits, pseudonyms, ledger."""
+"""`Gate`: hooks before and after each server request; `Delivery`: the way of an update to the server."""
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from medfedaug.config.bundle_reference import find, known
 from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.run import RunConfig
-from medfedaug.data.base import SiteFolder
-from medfedaug.errors import ConfigError, DataError, JobRefused, MedFedAugError, PrivacyRefused
-from medfedaug.federation.messages.messages import (
-    NUMBER_OF_SAMPLES,
-    TRAIN,
-    Reply,
-    Request,
-    num_bytes,
-    split_frozen,
-)
-from medfedaug.federation.site.data_folder import resolve_data_folder
-from medfedaug.federation.site.entry_patients import (
-    LARGEST_MOMENTUM,
-    check_contributors,
-    strange_momentum,
-)
-from medfedaug.federation.site.job_text import without_job_text
+from medfedaug.errors import MedFedAugError
+from medfedaug.federation.messages.messages import Reply, Request
+from medfedaug.federation.messages.scoring import all_scores, difference
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.hospital.privacy import (
-    JobBook,
-    JobEntry,
-    JobRules,
-    Origin,
-    PrivacyPolicy,
-    Pseudonyms,
-    all_scores,
-    released_difference,
-)
-from medfedaug.hospital.privacy.job_log import APPROVED, REFUSED
-from medfedaug.hospital.privacy.release_log import Account, enter_message
-from medfedaug.hospital.privacy.sent_numbers import sent_numbers
-from medfedaug.hospital.secure.history import SumHistory, SumRules
-from medfedaug.hospital.secure.identity import Identity
-from medfedaug.hospital.secure.masks import SiteMasks
-from medfedaug.methods.compatibility import methods_with
+from medfedaug.utils.layers import added_module
 
-_log = logging.getLogger(__name__)
 
-_PERIOD = 1.0
-"""Seconds between two checks of a job's approval."""
+class Delivery:
+    """The way of an update from its training to the server: here as it is.
+
+    `medfedaug.hospital.secure.delivery.MaskedDelivery` sends masked numbers, whose sum the server learns.
+
+    Attributes:
+        tasks: the server's further requests to a site.
+    """
+
+    tasks: tuple[str, ...] = ()
+
+    def answer(self, request: Request) -> dict[str, Any]:
+        """Return the answer to one of the further requests, for `Reply.masks`."""
+        raise NotImplementedError
+
+    def begin(self, request: Request) -> None:
+        """Check the request for a training, before it begins."""
+
+    def finish(self, request: Request, reply: Reply) -> None:
+        """Change an update into what leaves."""
+
+    def failed(self, task: str, error: Exception) -> None:
+        """Forget what a failed request leaves behind."""
 
 
 class Gate:
     """No-op gate for simulations on one machine.
 
+    `medfedaug.hospital.privacy.guarded_gate.GuardedGate` is that of a site in a real federation.
+
     Attributes:
-        comparison: the comparison of which the jobs' configurations are trainings; ``None`` in other jobs.
+        comparison: the comparison of which the admitted configurations are trainings; ``None`` in other jobs.
     """
 
     comparison: ComparisonConfig | None = None
 
-    def masks(self, site: str) -> SiteMasks:
-        """Return the site's half of secure aggregation, without signatures."""
-        return SiteMasks(site)
+    def delivery(self, site: str, trainer: SiteTrainer) -> Delivery:
+        """Return the way of the site's updates."""
+        if not trainer.config.secure_aggregation:
+            return Delivery()
+        masked: Delivery = added_module("secure.delivery", "secure_aggregation").MaskedDelivery(site, trainer)
+        return masked
 
     def admit(self, config: RunConfig, should_stop: Callable[[], bool]) -> None:
         """Admit a configuration before anything is built for it."""
@@ -83,10 +74,7 @@ class Gate:
         self, split: str, differences: Sequence[float], unit: str, trainer: SiteTrainer
     ) -> dict[str, Any]:
         """Return the part of a comparison of two models that may leave."""
-        return released_difference(differences, trainer.policy, unit)
-
-    def count(self, reply: Reply) -> None:
-        """Check the patients behind each entry of a reply, before it is masked or sent."""
+        return difference(differences, unit)
 
     def outgoing(self, reply: Reply, trainer: SiteTrainer) -> Reply:
         """Check and record a reply before it is sent."""
@@ -99,230 +87,10 @@ class Gate:
         """Describe an error to the server in one line."""
         if isinstance(error, MedFedAugError):
             return str(error)
-        return f"site {site}: {_reason(error)!r}"[:500]
+        return f"site {site}: {cause(error)!r}"[:500]
 
 
-class GuardedGate(Gate):
-    """The gate of a site in a real federation.
-
-    Args:
-        site: the site's name.
-        rules: the site's rules for jobs.
-        pseudonyms: pseudonyms of cases and files for everything that leaves the site.
-        book: the site's record of jobs.
-        job: the job's identifier.
-        approve: the administrator's command for the approval of a job, without its hash.
-        identity: opens the site's certificate for secure aggregation.
-        origin: the origin of the job, for the record.
-        history: the opened sums of secure aggregation.
-    """
-
-    def __init__(
-        self,
-        site: str,
-        rules: JobRules,
-        pseudonyms: Pseudonyms,
-        book: JobBook,
-        job: str,
-        approve: str,
-        identity: Callable[[], Identity],
-        origin: Origin | None = None,
-        history: SumHistory | None = None,
-    ) -> None:
-        self.site, self.rules, self.pseudonyms = site, rules, pseudonyms
-        self.book, self.job, self.approve = book, job, approve
-        self.identity, self.origin, self.history = identity, origin, history
-        self.min_patients = PrivacyPolicy().min_images
-        self._admitted: list[RunConfig] = []
-        self._trainings = 0
-        self._accounts: dict[SiteTrainer, Account] = {}  # an evaluation has one for each run
-
-    def masks(self, site: str) -> SiteMasks:
-        """Sign and check keys, and apply the site's rules for sums."""
-        rules = SumRules(
-            least=self.rules.min_summed,
-            known=self.rules.known_sites,
-            share=self.rules.min_known_share,
-            most_sets=self.rules.max_sum_sets,
-        )
-        return SiteMasks(site, self.identity, rules, self.history, self.job)
-
-    def admit(self, config: RunConfig, should_stop: Callable[[], bool]) -> None:
-        """Check Bundle, rules and verdict, and wait for the approval of the job if required.
-
-        The trainings of a comparison have one approval.
-        """
-        if config in self._admitted:
-            return
-        self._check_bundle(config)
-        self.rules.check(self.site, config)
-        approved = self._approved_as(config)
-        entry = self._check_verdict(approved)
-        if self.rules.approve and entry.verdict != APPROVED:
-            self._wait(entry, should_stop)
-        self.book.begin(approved, self.job)
-        self._admitted.append(config)
-
-    def _approved_as(self, config: RunConfig) -> RunConfig | ComparisonConfig:
-        """Return the settings that the site's administrator approves."""
-        comparison = self.comparison
-        return comparison if comparison and config in comparison.configs().values() else config
-
-    def ended(self) -> None:
-        """Record the end of the job, and the ledger's state next to the images."""
-        if self._admitted:
-            self.book.end(self.job)
-        for account in self._accounts.values():
-            account.bind()
-
-    def _check_bundle(self, config: RunConfig) -> None:
-        if config.bundle:
-            try:
-                find(config.bundle)
-            except ConfigError as error:
-                raise JobRefused(self.site, error.marked) from error
-
-    def _wait(self, entry: JobEntry, should_stop: Callable[[], bool]) -> None:
-        short, most = entry.hash[:12], self.rules.max_waiting
-        for oldest in self.book.limit_waiting(most):
-            _log.warning(
-                "site %s: %s configurations wait for approval, and one more came: %s, the oldest, is refused",
-                self.site,
-                most,
-                oldest.hash[:12],
-            )
-        _log.warning(
-            "site %s: job %s waits until it is approved here: %s %s",
-            self.site,
-            self.job,
-            self.approve,
-            short,
-        )
-        while (now := self.book.known(entry.hash)) is not None and now.verdict != APPROVED:
-            self._check_refused(now)
-            if should_stop():
-                raise MedFedAugError(
-                    f"site {self.site}: the job ended before its configuration {short} was approved"
-                )
-            time.sleep(_PERIOD)
-        if now is None:
-            reason = (
-                f"{most} later configurations wait for approval, and the site's rule max_waiting is {most}"
-            )
-            raise JobRefused(self.site, reason)
-
-    def _check_verdict(self, config: RunConfig | ComparisonConfig) -> JobEntry:
-        """Apply the administrator's verdict even without approval."""
-        entry = self.book.note(config, self.job, self.origin)
-        self._check_refused(entry)
-        return entry
-
-    def _check_refused(self, entry: JobEntry) -> None:
-        if entry.verdict == REFUSED:
-            raise JobRefused(
-                self.site, f"the site's administrator has refused the configuration {entry.hash[:12]}"
-            )
-
-    def opened(self, trainer: SiteTrainer) -> None:
-        """Check the size of the model, the methods, the norm layers, and the number of training cases."""
-        self.rules.check_model(self.site, num_bytes(trainer.network.state_dict()) / 1e6)
-        trainer.census.strict = True
-        if uncounted := methods_with(trainer.composition.methods, "counted_patients", "excludes"):
-            names = ", ".join(method.name for method in uncounted)
-            reason = "sends what a site cannot say the patients of, and runs in simulations only"
-            raise PrivacyRefused(self.site, f"{names} {reason}")
-        if strange := strange_momentum(trainer.network):
-            most = f"the site admits 0 to {LARGEST_MOMENTUM:g}"
-            raise PrivacyRefused(self.site, f"{strange} of its running statistics, and {most}")
-        if trainer.trains:
-            self.rules.check_cases(self.site, trainer.folder.cases_of_patients("training"))
-        self.min_patients = trainer.policy.min_images
-        if self.comparison is not None:  # one training at a time
-            for earlier in self._accounts.values():
-                earlier.bind()
-            self._accounts.clear()
-        account = Account(self.site, self.job, trainer.ledger, trainer.policy, trainer.folder)
-        account.bind()
-        self._accounts[trainer] = account
-
-    def incoming(self, request: Request) -> None:
-        """Check a request's size, the job's number of trainings, and that nobody has refused it meanwhile."""
-        for config in self._admitted:
-            self._check_verdict(self._approved_as(config))
-        if request.task == TRAIN:
-            self._trainings += 1
-            self.rules.check_trainings(self.site, self._trainings)
-        frozen, exchanged = split_frozen(request.once)
-        self.rules.check_model(self.site, num_bytes({**frozen, **request.weights}) / 1e6)
-        self.rules.check_payload(self.site, num_bytes({**exchanged, **request.payload}) / 1e6)
-
-    def release(self, split: str, scores: Mapping[str, Any], trainer: SiteTrainer) -> dict[str, Any]:
-        """Enter the means that may leave in the ledger."""
-        return self._accounts[trainer].release(split, scores)
-
-    def compare(
-        self, split: str, differences: Sequence[float], unit: str, trainer: SiteTrainer
-    ) -> dict[str, Any]:
-        """Enter a comparison that may leave in the ledger."""
-        return self._accounts[trainer].compare(split, differences, unit)
-
-    def count(self, reply: Reply) -> None:
-        """Refuse an entry with too few patients behind it, or with patients whom nobody can name."""
-        keys = [*reply.weights, *reply.payload, *([NUMBER_OF_SAMPLES] if reply.num_samples else [])]
-        entries = {key: reply.contributors.get(key) for key in keys}
-        check_contributors(self.site, entries, self.min_patients)
-
-    def outgoing(self, reply: Reply, trainer: SiteTrainer) -> Reply:
-        """Check a reply, replace names by pseudonyms, and enter it in the ledger."""
-        self.count(reply)
-        self.rules.check_payload(self.site, num_bytes(reply.payload) / 1e6)
-        reply.metrics = sent_numbers(reply.task, reply.metrics)
-        if trainer.policy.epsilon is not None:  # durations depend on the images
-            reply.metrics.pop("seconds", None)
-        self._accounts[trainer].enter(reply)
-        return reply
-
-    def error_text(self, site: str, task: str, error: Exception, trainer: SiteTrainer) -> str:
-        """Return our errors without names and text of the job, and only the type of any other error.
-
-        At a site with an account of ε, what is wrong with images stays there too.
-        """
-        about_images = trainer.policy.epsilon is not None and isinstance(error, DataError)
-        if isinstance(error, MedFedAugError) and not about_images:
-            text = self.pseudonyms.text(error, site, _data(site, trainer))
-            text = without_job_text(text, trainer.config.to_dict(), self._own_text(site, trainer))
-            if text != str(error):
-                _log.error("%s [sent to the server: %s]", error, text)
-        else:
-            text = f"site {site}: {type(_reason(error)).__name__} in {task}; the site's own log says more"
-        try:
-            enter_message(trainer.ledger, self.site, self.job, text)
-        except MedFedAugError as problem:  # possibly the same error
-            _log.error("site %s: not in the ledger: %s (%s)", site, text, problem)
-        return text
-
-    def _own_text(self, site: str, trainer: SiteTrainer) -> Iterator[str]:
-        """Yield the site's own text, which messages may hold even if the job has it too."""
-        yield from (site, self.site, *(bundle.name for bundle in known()))
-        for names in (self.rules.methods, self.rules.networks, self.rules.tasks, self.rules.loops):
-            yield from names or ()
-        folder = getattr(trainer, "folder", None)
-        if isinstance(folder, SiteFolder):
-            yield from (*folder.classes, *folder.channel_names)
-
-
-def _data(site: str, trainer: SiteTrainer) -> SiteFolder | Path | None:
-    """Return the site's data, or their path before they are open."""
-    data = getattr(trainer, "folder", trainer.data)
-    if isinstance(data, SiteFolder):
-        return data
-    try:
-        return resolve_data_folder(site, data)
-    except DataError:
-        return None
-
-
-def _reason(error: BaseException) -> BaseException:
+def cause(error: BaseException) -> BaseException:
     """Return the cause of MONAI's error on a transform, which does not name the reason."""
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__

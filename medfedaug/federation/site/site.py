@@ -5,19 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import torch
 
 from medfedaug.errors import MedFedAugError, PrivacyRefused
 from medfedaug.federation.messages.messages import (
     FINGERPRINT,
-    MASK_TASKS,
-    MASKED,
     NUMBER_OF_SAMPLES,
     PREPARE,
-    TASKS,
     TEST,
     TRAIN,
     UNSCORED,
@@ -28,16 +24,15 @@ from medfedaug.federation.messages.messages import (
     num_bytes,
     own_entries,
 )
-from medfedaug.federation.messages.site_sampling import site_weight
 from medfedaug.federation.site.gate import Gate
 from medfedaug.federation.site.trainer import SiteTrainer, site_fingerprint
-from medfedaug.hospital.privacy import job_hash
-from medfedaug.hospital.secure.masks import Member, OutOfTurn, RoundMasking
 from medfedaug.methods.census import Contributors
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.validation import is_number
 
 _log = logging.getLogger(__name__)
+
+Stop = Callable[[], bool] | None
 
 
 class Site:
@@ -54,19 +49,24 @@ class Site:
         on_event: called after every request with a summary, for the site's own log.
     """
 
-    tasks: ClassVar[tuple[str, ...]] = TASKS
-
     def __init__(
         self, name: str, trainer: SiteTrainer, gate: Gate | None = None, on_event: OnEvent | None = None
     ) -> None:
         self.name, self.trainer, self.on_event = name, trainer, on_event
         self.gate = gate or Gate()
-        self._masks = self.gate.masks(name)
+        self.delivery = self.gate.delivery(name, trainer)
+        self._answers = self.answers()
         self._planning, self._planned = bool(trainer.config.planning), dict[str, Any]()
         self._ready = False
         self._scored = False  # True if a request without signatures has changed the network
 
-    def answer(self, request: Request, should_stop: Callable[[], bool] | None = None) -> Reply:
+    def answers(self) -> dict[str, Callable[[Request, Stop], Reply]]:
+        """Return the answer to each task."""
+        answers = {FINGERPRINT: self._send_fingerprint, PREPARE: self._prepare, TRAIN: self._train}
+        answers |= dict.fromkeys((VALIDATE, TEST), self._score)
+        return answers | dict.fromkeys(self.delivery.tasks, self._deliver)
+
+    def answer(self, request: Request, should_stop: Stop = None) -> Reply:
         """Answer a request.
 
         Args:
@@ -78,7 +78,7 @@ class Site:
             self.gate.incoming(request)
             if self.trainer.take_plan(request.planned):
                 self._ready = False
-            if not self._ready or (request.task == TRAIN and self._scored and self._is_secure):
+            if not self._ready or (request.task == TRAIN and self._scored and self.delivery.tasks):
                 self._open(should_stop)
             self.trainer.enter_run(request.run)
             if self._is_behind(request):
@@ -86,15 +86,14 @@ class Site:
                 self._open(should_stop)
             request = self.trainer.with_frozen(request)
             started = time.perf_counter()
-            reply = self._do(request, should_stop)
+            reply = self._answers[request.task](request, should_stop)
             sent = self.gate.outgoing(reply, self.trainer)
             sent.contributors = {}
             self._tell(sent, time.perf_counter() - started)
             return sent
         except Exception as error:
             self._ready = False
-            if request.task in (TRAIN, *MASK_TASKS) and not isinstance(error, OutOfTurn):
-                self._masks.void()
+            self.delivery.failed(request.task, error)
             # An invalid round could not be sent back.
             round_ = request.round if type(request.round) is int and request.round >= 0 else 0
             if not isinstance(error, MedFedAugError):
@@ -104,7 +103,7 @@ class Site:
                 self.on_event({"event": "not_answered", "task": str(request.task)[:80], "reason": text})
             return Reply(request.task, round_, error=text)
 
-    def _open(self, should_stop: Callable[[], bool] | None) -> None:
+    def _open(self, should_stop: Stop) -> None:
         """Admit the job, and build the network and the methods anew."""
         self.gate.admit(self.trainer.config, should_stop or (lambda: False))
         self.trainer.open(self.name)
@@ -118,7 +117,7 @@ class Site:
 
     def _tell(self, reply: Reply, seconds: float) -> None:
         """Report a reply, without names of cases, and with the sizes of statistics alone."""
-        if self.on_event is None or reply.task in MASK_TASKS:
+        if self.on_event is None or reply.task in self.delivery.tasks:
             return
         methods = sorted(by_method(reply.payload))
         names = (f"val_{self.trainer.task.metric}", self.trainer.task.metric)
@@ -144,10 +143,9 @@ class Site:
 
     def _check(self, request: Request) -> None:
         """Check that a request belongs to the protocol and the job."""
-        if request.task not in self.tasks:
-            raise MedFedAugError(
-                f"site {self.name}: no task {str(request.task)[:80]!r}; it answers {', '.join(self.tasks)}"
-            )
+        if request.task not in self._answers:
+            known = ", ".join(self._answers)
+            raise MedFedAugError(f"site {self.name}: no task {str(request.task)[:80]!r}; it answers {known}")
         if request.planned and request.planned != self._planned:
             if not self._planning or self._planned:
                 which = "a second plan" if self._planned else "a plan for a job that is not planned"
@@ -162,47 +160,52 @@ class Site:
                     f"rounds {first} to {last}"
                 )
 
-    def _do(self, request: Request, should_stop: Callable[[], bool] | None) -> Reply:
-        trainer, reply, started = self.trainer, Reply(request.task, request.round), time.perf_counter()
-        if request.task == FINGERPRINT:
-            reply.payload = site_fingerprint(trainer)
-            trainer.entry_patients.note(reply)
-            reply.contributors[NUMBER_OF_SAMPLES] = trainer.census.everyone
-            reply.num_samples = len(trainer.folder.cases["training"]) if reply.payload else 0
-        elif request.task == PREPARE:
-            reply = trainer.prepare()
-            cases = reply.metrics["cases"].items()
-            reply.metrics["cases"] = {split: n for split, n in cases if not n or self._are_many(split)}
-        elif request.task in MASK_TASKS:
-            if not self._is_secure:
-                raise MedFedAugError(f"site {self.name}: this job is not under secure aggregation")
-            self._check_trains()
-            reply.masks = self._masks.answer(request, self._member())
-        elif request.task == TRAIN:
-            self._check_trains()
-            masking = None
-            if self._is_secure:
-                once = request.once or trainer.memory.once
-                masking = self._masks.masking(request, self._member(), once)
-            trainer.memory.forget(request.selected_round, request.round)
-            trainer.start_round(request.round, request.weights, request.payload, request.once)
-            # The request brings the model of the previous round; the initial model is untrained.
-            score: dict[str, Any] = {}
-            if trainer.config.validates(request.round - 1):
-                scores = trainer.evaluate_round("validation", request.round - 1)
-                score = self._validation_score(request, scores)
-            reply = trainer.train(request.round, should_stop)
-            reply.metrics = {**score, **reply.metrics}
-            if masking is not None:
-                self.gate.count(reply)
-                self._mask(request, reply, masking)
-            if not trainer.training.private:
-                reply.metrics["seconds"] = time.perf_counter() - started
-        else:
-            self._scored = True
-            split = "validation" if request.task == VALIDATE else "test"
-            trainer.receive(request.weights, request.payload, request.once)
-            reply.metrics = self.gate.release(split, trainer.evaluate_round(split, request.round), trainer)
+    def _send_fingerprint(self, request: Request, should_stop: Stop) -> Reply:
+        trainer, reply = self.trainer, Reply(request.task, request.round)
+        reply.payload = site_fingerprint(trainer)
+        trainer.entry_patients.note(reply)
+        reply.contributors[NUMBER_OF_SAMPLES] = trainer.census.everyone
+        reply.num_samples = len(trainer.folder.cases["training"]) if reply.payload else 0
+        return reply
+
+    def _prepare(self, request: Request, should_stop: Stop) -> Reply:
+        reply = self.trainer.prepare()
+        cases = reply.metrics["cases"].items()
+        reply.metrics["cases"] = {split: n for split, n in cases if not n or self._are_many(split)}
+        return reply
+
+    def _are_many(self, split: str) -> bool:
+        """Return whether the number of cases of a split is about enough patients."""
+        counts = torch.tensor([self.trainer.folder.cases_of_patients(split)])
+        return bool(Contributors(counts).enough(self.trainer.min_patients))
+
+    def _deliver(self, request: Request, should_stop: Stop) -> Reply:
+        self._check_trains()
+        return Reply(request.task, request.round, masks=self.delivery.answer(request))
+
+    def _train(self, request: Request, should_stop: Stop) -> Reply:
+        trainer, started = self.trainer, time.perf_counter()
+        self._check_trains()
+        self.delivery.begin(request)
+        trainer.memory.forget(request.selected_round, request.round)
+        trainer.start_round(request.round, request.weights, request.payload, request.once)
+        # The request brings the model of the previous round; the initial model is untrained.
+        score: dict[str, Any] = {}
+        if trainer.config.validates(request.round - 1):
+            scores = trainer.evaluate_round("validation", request.round - 1)
+            score = self._validation_score(request, scores)
+        reply = trainer.train(request.round, should_stop)
+        reply.metrics = {**score, **reply.metrics}
+        self.delivery.finish(request, reply)
+        if not trainer.training.private:
+            reply.metrics["seconds"] = time.perf_counter() - started
+        return reply
+
+    def _score(self, request: Request, should_stop: Stop) -> Reply:
+        trainer, reply, self._scored = self.trainer, Reply(request.task, request.round), True
+        split = "validation" if request.task == VALIDATE else "test"
+        trainer.receive(request.weights, request.payload, request.once)
+        reply.metrics = self.gate.release(split, trainer.evaluate_round(split, request.round), trainer)
         return reply
 
     def _validation_score(self, request: Request, scored: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,38 +220,6 @@ class Site:
             score[UNSCORED] = released["note"]
         return score
 
-    def _are_many(self, split: str) -> bool:
-        """Return whether the number of cases of a split is about enough patients."""
-        counts = torch.tensor([self.trainer.folder.cases_of_patients(split)])
-        return bool(Contributors(counts).enough(self.trainer.policy.min_images))
-
-    @property
-    def _is_secure(self) -> bool:
-        return self.trainer.composition.sums is not None
-
     def _check_trains(self) -> None:
         if not self.trainer.trains:  # its training cases are unchecked
             raise MedFedAugError(f"site {self.name}: it does not train in this job")
-
-    def _member(self) -> Member:
-        """Return the site's own values for a training under secure aggregation."""
-        assert self.trainer.samples is not None
-        weight = site_weight(self.trainer.config, len(self.trainer.samples.training()))
-        return Member(weight, job_hash(self.trainer.config.to_dict()))
-
-    def _mask(self, request: Request, reply: Reply, masking: RoundMasking) -> None:
-        """Replace weights and statistics by masked numbers."""
-        sums = self.trainer.composition.sums
-        assert sums is not None
-        words = sums.encode(
-            self.name,
-            reply.weights,
-            reply.payload,
-            weight=masking.weight,
-            total=masking.total,
-            sites=len(masking.sites),
-        )
-        after = {key: reply.weights[key] for key in sums.shapes}
-        before = {key: request.weights[key] for key in sums.shapes}
-        reply.masks = {MASKED: torch.from_numpy(masking.mask(words, before, after).view(np.int64))}
-        reply.weights, reply.payload = {}, {}

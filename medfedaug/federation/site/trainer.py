@@ -14,11 +14,10 @@ from torch.utils.data import Dataset
 
 from medfedaug.config.machine import Machine
 from medfedaug.config.plan import PLANNED
-from medfedaug.config.run import RunConfig, derive_seed
+from medfedaug.config.run import RunConfig, derive_seed, job_hash
 from medfedaug.config.site_description import DESCRIPTION
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.content_hash import case_identities
-from medfedaug.errors import ConfigError, MedFedAugError, warn
+from medfedaug.errors import MedFedAugError, warn
 from medfedaug.federation.job_folder import SPACING
 from medfedaug.federation.messages.initial_weights import INITIAL
 from medfedaug.federation.messages.messages import (
@@ -38,13 +37,12 @@ from medfedaug.federation.messages.messages import (
 )
 from medfedaug.federation.planning.fingerprint import PLAN, FingerprintExchange, site_spacing
 from medfedaug.federation.site.entry_patients import check_contributors, step_weights
+from medfedaug.federation.site.guard import Guard, Privacy
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining, learning_rate
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, ScriptSession
 from medfedaug.federation.site.state import LocalState, RoundMemory
-from medfedaug.hospital.privacy import PrivacyLedger, PrivacyPolicy, job_hash
-from medfedaug.hospital.privacy.guard import PrivacyGuard
 from medfedaug.methods.base import Payload
 from medfedaug.methods.census import Contributors
 from medfedaug.models.compilation import call_plainly
@@ -79,9 +77,8 @@ class SiteTrainer(SiteModel):
         data: see `SiteModel`.
         device: see `SiteModel`.
         state_dir: a folder for the site's state; ``None`` keeps it only in memory.
-        policy: the site's privacy policy, never part of a job. ``None`` lets everything pass, for
-            simulations, in which nothing leaves the machine.
-        ledger: the file of the site's privacy ledger, over all jobs.
+        privacy: the site's limits of what leaves it, never part of a job; by default none, for simulations,
+            in which nothing leaves the machine.
         threads: see `SiteModel`.
         machine: see `SiteModel`.
         statistics: see `SiteModel`.
@@ -94,11 +91,11 @@ class SiteTrainer(SiteModel):
         last_metrics: numbers about the last round of training.
         last_loss: the mean loss of the steps of the last round, for the site itself; ``None`` before.
         memory: the site's state between rounds.
-        guard: the guard of the site's policy; made by `open`, like ``training``.
+        guard: the guard of the site's privacy; made by `open`, like ``training``.
         training: the local training.
     """
 
-    guard: PrivacyGuard
+    guard: Guard
     training: LocalTraining
 
     def __init__(
@@ -107,16 +104,14 @@ class SiteTrainer(SiteModel):
         data: str | Path | SiteFolder | None = None,
         device: str = "auto",
         state_dir: str | Path | None = None,
-        policy: PrivacyPolicy | None = None,
-        ledger: str | Path | None = None,
+        privacy: Privacy | None = None,
         threads: int = 0,
         machine: Machine | None = None,
         statistics: ChannelStatistics | None = None,
     ) -> None:
         super().__init__(config, data, device, threads=threads, machine=machine, statistics=statistics)
-        self.policy = policy or PrivacyPolicy.of_simulation()
-        self.min_patients = self.policy.min_images
-        self.ledger = PrivacyLedger(ledger)
+        self.privacy = privacy or Privacy()
+        self.min_patients = self.privacy.min_patients
         self.memory = RoundMemory("", Path(state_dir) if state_dir is not None else None)
         self.exchange_device = _CPU
         self.saves_each_round = True
@@ -149,25 +144,14 @@ class SiteTrainer(SiteModel):
 
     def _build(self, script: ScriptComponents, loop: CustomLoop | None = None) -> None:
         super()._build(script)
-        composition = self.composition
-        self.guard = PrivacyGuard(
-            self.name,
-            self.policy,
-            cases=len(self.folder.cases["training"]),
-            ledger=self.ledger,
-            unsent_state=bool(composition.kept_keys)
-            or any(part.uses_unsent_statistics for part in self.parts.values()),
-            per_patient=self.folder.cases_of_patients("training"),
-            identities=lambda: case_identities(self.folder, "training", self.ledger),
-            census=self.census,
-        )
-        self.training = _local_training(self, self.guard, loop, script.criterion)
+        self.guard = self.privacy.guard(self)
+        self.training = self.guard.training(self, script, loop)
         settled = self.training.private or isinstance(self.training, LoopTraining)
         self._precision_is_open = self.config.precision == "auto" and not settled
         if settled:  # Opacus adds hooks for each image's gradient, and a script may compile by itself
             call_plainly(self.network)
         # With noise, constant channels must not be reported.
-        self.shows_statistics = composition.needs_statistics and not self.policy.adds_noise
+        self.shows_statistics = self.composition.needs_statistics and not self.guard.adds_noise
         self.memory.present = 0
         self._apply_once(self.memory.once)
 
@@ -195,7 +179,7 @@ class SiteTrainer(SiteModel):
 
         Returns:
             A reply with the ``metrics`` ``cases`` (number by split), ``input`` (`SiteSamples.summary`),
-            ``description`` (`PrivacyGuard.description`) and, if known, ``spacing``.
+            ``description`` (`Guard.description`) and, if known, ``spacing``.
         """
         reply = Reply(PREPARE)
         if self.trains and self.memory.sent is not None:
@@ -225,7 +209,7 @@ class SiteTrainer(SiteModel):
             "cases": {split: len(cases) for split, cases in self.folder.cases.items()},
             "input": self._samples.summary(statistics=self.trains and self.shows_statistics),
         }
-        if self.trains and (spacing := site_spacing(self.folder, self.guard)):
+        if self.trains and (spacing := site_spacing(self.folder, self.min_patients, self.guard.collect)):
             reply.metrics[SPACING] = spacing
         split = "training" if self.trains else "test"
         reply.metrics[DESCRIPTION] = self.guard.description(self.folder.cases_of_patients(split))
@@ -455,26 +439,3 @@ def site_fingerprint(trainer: SiteTrainer) -> Payload:
     exchange = FingerprintExchange(trainer.folder, trainer.config.classes, trainer.census)
     trainer.guard.observe(PLAN, exchange)
     return namespaced(trainer.guard.collect(PLAN, exchange), PLAN)
-
-
-def _local_training(
-    model: SiteModel,
-    guard: PrivacyGuard,
-    loop: CustomLoop | None = None,
-    criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
-) -> LocalTraining:
-    """Choose the training of a site: ordinary, by a script, or DP-SGD by its policy."""
-    policy = guard.policy
-    if loop is not None:
-        if policy.sgd_noise_multiplier:
-            raise ConfigError(
-                f"site {guard.site}: it trains with differential privacy (sgd_noise_multiplier of its "
-                "privacy policy), and nothing bounds what one case changes in a custom loop"
-            )
-        return LoopTraining(model, loop, criterion)
-    if not policy.sgd_noise_multiplier:
-        return LocalTraining(model)
-    # Imported here: Opacus is an extra, and its import takes seconds.
-    from medfedaug.hospital.privacy.dp_sgd import PrivateTraining
-
-    return PrivateTraining(model, clip=policy.sgd_clip, noise=policy.sgd_noise_multiplier, spend=guard.train)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from medfedaug.data.io.base import Header, ImageFormat, channels_first, volume_header
+from medfedaug.data.io.base import Header, Segments, channels_first, volume_header
+from medfedaug.data.io.series import Scan, Selection, Series, SeriesFormat, Skip
 
 if TYPE_CHECKING:
-    from medfedaug.hospital.dicom.segmentation import Segments
+    import SimpleITK as sitk
+
+    from medfedaug.hospital.dicom.volumes import DicomSeries
 
 
-class Dicom(ImageFormat):
+class Dicom(SeriesFormat):
     """DICOM series, whose folders and files have any name: every path of no other format."""
 
     title = "DICOM"
@@ -44,9 +48,54 @@ class Dicom(ImageFormat):
 
     def write_label_map(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
         """Write a DICOM SEG that refers to the slices of the series."""
-        from medfedaug.hospital.dicom.segmentation import write_segmentation
+        from medfedaug.hospital.dicom import segmentation
 
-        write_segmentation(path, image, voxels, segments)
+        assert isinstance(segments, segmentation.Segments)
+        segmentation.write_segmentation(path, image, voxels, segments)
+
+    def recognises(self, file: Path) -> bool:
+        """Return whether a file begins like a DICOM file."""
+        from medfedaug.hospital.dicom.headers import is_dicom_file
+
+        return is_dicom_file(file)
+
+    def is_index(self, file: Path) -> bool:
+        """Return whether a file is a DICOMDIR."""
+        from medfedaug.hospital.dicom.headers import is_dicomdir
+
+        return is_dicomdir(file)
+
+    def scan(
+        self, root: Path, skip: Skip = lambda folder: None, take: Callable[[Path], bool] = lambda file: False
+    ) -> Scan:
+        """Group files into volumes by their headers."""
+        from medfedaug.hospital.dicom.series import scan
+
+        return scan(root, skip=skip, take=take)
+
+    def select(self, series: Sequence[Series], pattern: str | None = None) -> Selection:
+        """Choose series; see `medfedaug.hospital.dicom.series.select`."""
+        from medfedaug.hospital.dicom.series import select
+
+        return select(cast("Sequence[DicomSeries]", series), pattern)
+
+    def place(self, series: Series, others: Sequence[Series]) -> Path | None:
+        """Return the path by which a series is read."""
+        from medfedaug.hospital.dicom.series import place_of_series
+
+        return place_of_series(cast("DicomSeries", series), cast("Sequence[DicomSeries]", others))
+
+    def remarks(self, path: Path) -> list[str]:
+        """Return sentences about the geometry and the values of a series."""
+        from medfedaug.hospital.dicom.series import open_series
+
+        return list(open_series(path).remarks)
+
+    def itk_image(self, path: Path) -> sitk.Image:
+        """Read a series in the units of its modality."""
+        from medfedaug.hospital.dicom.series import load_series, open_series
+
+        return load_series(open_series(path))
 
 
 FORMAT = Dicom()

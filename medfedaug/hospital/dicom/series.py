@@ -12,21 +12,20 @@ import filecmp
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pydicom
 
+from medfedaug.data.io.series import LeftOut, Scan, Selection, walk
 from medfedaug.errors import ConfigError, ReaderError
 from medfedaug.hospital.dicom.headers import (
     DicomInstance,
     is_dicom_file,
     one_line,
     read_instance,
-    reason_of,
     values_of,
 )
 from medfedaug.hospital.dicom.pixels import read_slices
@@ -40,49 +39,18 @@ if TYPE_CHECKING:
 _REASONS = 3  # in a message
 
 
-class LeftOut(NamedTuple):
-    """File or folder that belongs to no case, and the reason, without a full stop."""
-
-    path: Path
-    reason: str
-
-
-@dataclass(frozen=True)
-class DicomScan:
-    """Content of a folder: volumes by folder and identity, images of other formats, and the rest."""
-
-    series: tuple[DicomSeries, ...]
-    others: tuple[Path, ...]
-    left_out: tuple[LeftOut, ...]
-
-
-@dataclass
-class Selection:
-    """Series of a scan that are cases; in ``unclear`` folders several could be meant."""
-
-    chosen: list[DicomSeries] = field(default_factory=list)
-    unclear: list[LeftOut] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
-
-
 def scan(
     root: Path,
     *,
     skip: Callable[[Path], str | None] = lambda folder: None,
     take: Callable[[Path], bool] = lambda file: False,
-) -> DicomScan:
-    """Look at all files in a folder and below it.
-
-    Args:
-        root: the folder. Links are followed, and no folder is walked twice.
-        skip: returns why a folder is left out; ``""`` leaves it out silently, ``None`` takes it.
-        take: returns whether a file is, by its name, an image of another format; it is not opened.
-    """
+) -> Scan:
+    """Look at all files in a folder and below it; see `medfedaug.data.io.series.SeriesFormat.scan`."""
     instances: list[DicomInstance] = []
     others: list[Path] = []
     left_out: list[LeftOut] = []
     no_images: dict[tuple[Path, str], list[Path]] = defaultdict(list)
-    for folder, files in _walk(root, skip, left_out, set()):
+    for folder, files in walk(root, skip, left_out):
         for file in files:
             if take(file):
                 others.append(file)
@@ -100,31 +68,7 @@ def scan(
     for (folder, reason), files in no_images.items():
         names = first_of([one_line(file.name) for file in files])
         left_out.append(LeftOut(folder, f"{counted(len(files), 'file')}: {reason} ({names})"))
-    return DicomScan(tuple(_volumes(instances, left_out)), tuple(others), tuple(left_out))
-
-
-def _walk(
-    folder: Path, skip: Callable[[Path], str | None], left_out: list[LeftOut], seen: set[tuple[int, int]]
-) -> Iterator[tuple[Path, list[Path]]]:
-    try:
-        status = folder.stat()
-        paths = sorted(folder.iterdir())
-    except OSError as error:
-        left_out.append(LeftOut(folder, f"cannot be opened ({reason_of(error)})"))
-        return
-    if (status.st_dev, status.st_ino) in seen:
-        left_out.append(LeftOut(folder, "a link to a folder that is looked at already"))
-        return
-    seen.add((status.st_dev, status.st_ino))
-    visible = [path for path in paths if not path.name.startswith(".")]
-    folders = [path for path in visible if path.is_dir()]
-    yield folder, [path for path in visible if path not in {*folders}]
-    for below in folders:
-        reason = skip(below)
-        if reason is None:
-            yield from _walk(below, skip, left_out, seen)
-        elif reason:
-            left_out.append(LeftOut(below, reason))
+    return Scan(tuple(_volumes(instances, left_out)), tuple(others), tuple(left_out))
 
 
 def _missing_files(index: DicomInstance) -> list[LeftOut]:

@@ -19,6 +19,7 @@ from medfedaug.data.base import plain_name
 from medfedaug.errors import ConfigError, ReaderError
 from medfedaug.hospital.dicom.identity import ModelIdentity, ObjectKind
 from medfedaug.hospital.dicom.object_identity import channel_keys, object_identity, read_codes
+from medfedaug.hospital.dicom.prediction_objects import object_files, object_kinds
 from medfedaug.hospital.dicom.series import scan
 from medfedaug.hospital.pacs.archive import Archive, ArchiveError, ArchiveSeries, FetchError, StudyQuery
 from medfedaug.hospital.pacs.choice import StudyPlan, plan_import
@@ -26,13 +27,13 @@ from medfedaug.hospital.pacs.import_settings import ImportSettings
 from medfedaug.hospital.pacs.object_check import reading_objects
 from medfedaug.hospital.pacs.patience import Patience
 from medfedaug.hospital.pacs.study_list import StudyList
+from medfedaug.hospital.pacs.study_options import StudyOptions
 from medfedaug.hospital.pacs.volume import load_on_grid, open_volume, write_nifti
 from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
 from medfedaug.runs.folder import only_process
 from medfedaug.runs.input_statistics import Origin
-from medfedaug.runs.prediction.case_writer import object_files, object_kinds
 from medfedaug.runs.prediction.ensemble import Ensemble
-from medfedaug.runs.prediction.options import PredictionOptions, StudyOptions
+from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predict import Event, predict_images, uses_given_images
 from medfedaug.runs.prediction.predictions_file import Predictions
 from medfedaug.utils.files import parse_versioned, private_folder, write_json, write_versioned

@@ -4,7 +4,6 @@ from .job_log import JOBS_FOLDER as JOBS_FOLDER
 from .job_log import JobBook as JobBook
 from .job_log import JobEntry as JobEntry
 from .job_log import Origin as Origin
-from .job_log import job_hash as job_hash
 from .job_policy import JobRules as JobRules
 from .ledger import LEDGER_FILE as LEDGER_FILE
 from .ledger import PrivacyLedger as PrivacyLedger
@@ -12,7 +11,6 @@ from .ledger import Release as Release
 from .policy import PrivacyPolicy as PrivacyPolicy
 from .pseudonyms import Pseudonyms as Pseudonyms
 from .pseudonyms import public_text as public_text
-from .score_release import all_scores as all_scores
 from .score_release import class_labels as class_labels
 from .score_release import released_difference as released_difference
 from .score_release import released_scores as released_scores

@@ -7,17 +7,27 @@ import logging
 import math
 import random
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from medfedaug.data.content_hash import case_identities
 from medfedaug.errors import ConfigError, PrivacyRefused, withheld
+from medfedaug.federation.site.guard import Guard, Privacy
+from medfedaug.federation.site.local_training import LocalTraining
+from medfedaug.federation.site.script_components import ScriptComponents
+from medfedaug.federation.site.script_training import CustomLoop
 from medfedaug.hospital.privacy.accountant import require_opacus
 from medfedaug.hospital.privacy.ledger import PrivacyLedger
 from medfedaug.hospital.privacy.policy import PrivacyPolicy
 from medfedaug.methods.base import HISTOGRAM, Contributions, Payload, SiteExchange
 from medfedaug.methods.census import Census
+
+if TYPE_CHECKING:
+    from medfedaug.federation.site.model import SiteModel
+    from medfedaug.federation.site.trainer import SiteTrainer
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +59,7 @@ def spend_budget(
     return epsilon
 
 
-class PrivacyGuard:
+class PrivacyGuard(Guard):
     """Applies a site's policy to all payloads of its methods.
 
     Without noise it passes the result of `SiteExchange.collect` if the site has enough cases. With noise it
@@ -91,6 +101,7 @@ class PrivacyGuard:
         census: Census | None = None,
     ) -> None:
         self.site, self.policy, self.cases, self.unsent_state = site, policy, cases, unsent_state
+        self.adds_noise = policy.adds_noise
         self.per_patient, self.identities = tuple(per_patient) or (1,) * cases, identities
         self.ledger = ledger or PrivacyLedger()
         self.generator = generator or random.SystemRandom()
@@ -128,6 +139,23 @@ class PrivacyGuard:
                 f"{name}: a patient has {withheld(most)} training cases, and noise would hide "
                 f"{self.policy.cases_per_patient} (cases_per_patient of its privacy policy)"
             )
+
+    def training(self, model: SiteModel, script: ScriptComponents, loop: CustomLoop | None) -> LocalTraining:
+        """Return the local training: DP-SGD where the policy asks for it."""
+        if not self.policy.sgd_noise_multiplier:
+            return super().training(model, script, loop)
+        if loop is not None:
+            raise ConfigError(
+                f"site {self.site}: it trains with differential privacy (sgd_noise_multiplier of its "
+                "privacy policy), and nothing bounds what one case changes in a custom loop"
+            )
+        # Imported here: Opacus is an extra, and its import takes seconds.
+        from medfedaug.hospital.privacy.dp_sgd import PrivateTraining
+
+        policy = self.policy
+        return PrivateTraining(
+            model, clip=policy.sgd_clip, noise=policy.sgd_noise_multiplier, spend=self.train
+        )
 
     def train(self, steps: int, rate: float) -> None:
         """Enter the steps of DP-SGD of a round in the ledger, before the first of them.
@@ -277,6 +305,40 @@ class PrivacyGuard:
             return {}
         metrics = {"privacy/epsilon": self._epsilon, "privacy/delta": self.policy.delta}
         return {**metrics, "privacy/weights": 1.0} if self.policy.sgd_noise_multiplier else metrics
+
+
+class SitePrivacy(Privacy):
+    """The policy of a site, and the ledger of its releases.
+
+    Args:
+        policy: the site's policy.
+        ledger: the file of the ledger, over all jobs; by default it is in memory only.
+    """
+
+    def __init__(self, policy: PrivacyPolicy, ledger: str | Path | None = None) -> None:
+        self.policy, self.ledger = policy, PrivacyLedger(ledger)
+        self.min_patients = policy.min_images
+
+    def guard(self, model: SiteModel) -> PrivacyGuard:
+        """Return the guard of a site's opened job."""
+        folder, parts = model.folder, model.parts.values()
+        return PrivacyGuard(
+            model.name,
+            self.policy,
+            cases=len(folder.cases["training"]),
+            ledger=self.ledger,
+            unsent_state=bool(model.composition.kept_keys)
+            or any(part.uses_unsent_statistics for part in parts),
+            per_patient=folder.cases_of_patients("training"),
+            identities=lambda: case_identities(folder, "training", self.ledger),
+            census=model.census,
+        )
+
+
+def own_privacy(trainer: SiteTrainer) -> SitePrivacy:
+    """Return the privacy of a trainer of a real federation, which always has one."""
+    assert isinstance(trainer.privacy, SitePrivacy)
+    return trainer.privacy
 
 
 def _onto_simplex(values: Tensor) -> Tensor:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from medfedaug.config.comparison import ComparisonConfig
-from medfedaug.config.run import RunConfig
+from medfedaug.config.run import RunConfig, job_hash
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_versioned, private_folder, remove_unfinished, write_versioned
 
@@ -27,7 +26,6 @@ __all__ = [
     "JobBook",
     "JobEntry",
     "Origin",
-    "job_hash",
 ]
 
 WAITING, APPROVED, REFUSED = "waiting", "approved", "refused"
@@ -36,15 +34,6 @@ JOBS_FOLDER = "jobs"
 """Folder of a site's job book, below its state folder."""
 
 _KIND, _VERSION = "job", 1
-
-
-def job_hash(config: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a job's configuration, which determines its computation.
-
-    Args:
-        config: the result of `RunConfig.to_dict` or `ComparisonConfig.to_dict`.
-    """
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

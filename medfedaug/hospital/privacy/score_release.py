@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from medfedaug.federation.messages.scoring import difference
 from medfedaug.hospital.privacy.policy import PrivacyPolicy
 from medfedaug.methods.census import Contributors
 from medfedaug.metrics.base import MEAN, MEAN_OF_CLASSES
 from medfedaug.metrics.registry import METRICS
-from medfedaug.metrics.significance import paired_t_test
 
 if TYPE_CHECKING:
     from medfedaug.data.base import SiteFolder
@@ -30,12 +30,6 @@ def class_labels(folder: SiteFolder, split: str) -> dict[str, str]:
     if folder.task != "classification":
         return {}
     return {case.name: str(case.label) for case in folder.cases[split]}
-
-
-def all_scores(scores: Mapping[str, Any], patients: Mapping[str, int]) -> dict[str, Any]:
-    """Return all scores of a simulation, with the number of the patient of each scored case."""
-    known = {case: patients[case] for case in scores.get("cases", {}) if case in patients}
-    return {**scores, "patients": known} if known else dict(scores)
 
 
 def released_scores(
@@ -92,27 +86,12 @@ def released_difference(
 ) -> dict[str, Any]:
     """Return the comparison of two models on a site's patients that leaves the site.
 
-    It leaves from ``min_images`` patients on, each with the same weight, and not where scores have noise. The
-    interval is Student's: the ends of a randomisation test are means over a few patients each.
-
-    Args:
-        differences: of each patient's scores, or of each case's where no patient is named.
-        unit: ``"patients"`` or ``"cases"``.
-
-    Returns:
-        ``difference``, ``low`` and ``high``, the ends of its 95% interval, ``p``, and the number of patients
-        by ``unit``; empty where nothing leaves.
+    It leaves from ``min_images`` patients on, each with the same weight, and not where scores have noise.
+    `medfedaug.federation.messages.scoring.difference` describes arguments and result.
     """
-    if len(differences) < max(2, policy.min_images) or policy.score_noise_multiplier:
+    if len(differences) < policy.min_images or policy.score_noise_multiplier:
         return {}
-    test = paired_t_test(differences, [0.0] * len(differences))
-    return {
-        unit: test.pairs,
-        "difference": test.difference,
-        "low": test.low,
-        "high": test.high,
-        "p": test.p,
-    }
+    return difference(differences, unit)
 
 
 def _problem(cases: Iterable[str], policy: PrivacyPolicy, patients: Mapping[str, int]) -> str:

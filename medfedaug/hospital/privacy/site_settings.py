@@ -16,21 +16,13 @@ from annotated_types import MinLen
 from pydantic import BeforeValidator, WithJsonSchema
 
 from medfedaug.config.bundle_reference import AllowedBundle
-from medfedaug.config.machine import Folder, Machine
-from medfedaug.config.options import Settings, read_text, setting, settings
+from medfedaug.config.machine import KIT_STATE, Folder, Machine, read_environment
+from medfedaug.config.options import Settings, setting, settings
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.privacy.job_policy import JobRules
 from medfedaug.hospital.privacy.policy import PrivacyPolicy
 from medfedaug.utils.files import parse_json
 
-__all__ = ["DATA_VARIABLE", "DEVICE_VARIABLE", "SETTINGS_FILE", "STATE_VARIABLE", "SiteSettings"]
-
-DATA_VARIABLE = "MEDFEDAUG_DATA"
-"""Environment variable with the folder of the images."""
-DEVICE_VARIABLE = "MEDFEDAUG_DEVICE"
-"""Environment variable with the device."""
-STATE_VARIABLE = "MEDFEDAUG_STATE"
-"""Environment variable with the state folder, which must survive a restart."""
 SETTINGS_FILE = "local/medfedaug.json"
 """File of the settings in a site's kit."""
 
@@ -141,14 +133,7 @@ class SiteSettings(Machine, Place):
             ConfigError: naming the file and the error.
         """
         settings = cls() if kit is None else cls._from_kit(Path(kit), content)
-        values = {}
-        for entry in dataclasses.fields(cls):
-            text = environment.get(f"{Machine.VARIABLES}{entry.name.upper()}")
-            if text and entry.metadata["flags"] is not None:
-                # A folder in a variable is relative to the working folder.
-                folder = entry.name in _FOLDERS
-                values[entry.name] = os.path.abspath(text) if folder else read_text(cls, entry.name, text)
-        if values:
+        if values := read_environment(cls, environment):
             settings = cls.from_dict({**settings.to_dict(), **values}, "environment")
         return settings
 
@@ -172,10 +157,8 @@ class SiteSettings(Machine, Place):
             settings,
             data=kit / settings.data if settings.data else None,
             cache=kit / settings.cache if settings.cache else None,
-            state=kit / (settings.state or "medfedaug"),
+            state=kit / (settings.state or KIT_STATE),
         )
 
 
 _KIT_FILES = ("startup/fed_client.json", "startup/fed_server.json")
-
-_FOLDERS = ("data", "state", "cache")  # settings that name folders

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from medfedaug.config.run import RunConfig, job_hash
 from medfedaug.errors import RunFailed, UpdateRefused
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.messages.messages import MASKED, Reply
+from medfedaug.federation.messages.messages import MASKED, Reply, Request
 from medfedaug.federation.messages.tensor_checks import StateDictValidator
-from medfedaug.federation.server.aggregation import Aggregation
+from medfedaug.federation.server.aggregation import Aggregation, Ask
 from medfedaug.hospital.secure.layout import SumLayout
 from medfedaug.hospital.secure.unmasking import ServerMasks
 from medfedaug.methods.base import Payload, ServerContext
@@ -27,16 +28,38 @@ class SecureAggregation(Aggregation):
     Args:
         composition: methods and network.
         context: the methods' context on the federation.
-        config: the hash of the run's configuration.
+        config: the run.
     """
 
-    def __init__(self, composition: Composition, context: ServerContext, config: str) -> None:
+    def __init__(self, composition: Composition, context: ServerContext, config: RunConfig) -> None:
         super().__init__(composition, context)
         assert composition.sums is not None
         self.layout: SumLayout = composition.sums
-        self.masks: ServerMasks = ServerMasks(self.layout.size, config)
+        self.words = self.layout.size
+        self.masks = ServerMasks(self.layout.size, job_hash(config.to_dict()))
         self.model = StateDictValidator(composition.network, composition.sent)
         self.context = context
+
+    @property
+    def least_answers(self) -> int:  # type: ignore[override]
+        """The least number of answers that unmask the sum."""
+        return self.masks.least_answers
+
+    def agree(self, training: Request, once: Payload, weights: Mapping[str, float]) -> Iterator[Ask]:
+        """Let the sites exchange keys and shares."""
+        masks = self.masks
+        yield Ask(masks.keys(training, once, weights), [*weights], masks.accept_keys)
+        yield Ask(masks.shares(), masks.with_keys, masks.accept_shares)
+
+    def training(self, request: Request, sites: list[str]) -> tuple[Request, list[str]]:
+        """Return the request with the shares, for the sites that dealt shares."""
+        return self.masks.training(request), self.masks.with_shares
+
+    def confirm(self) -> Iterator[Ask]:
+        """Let the sites sign the list of added sites, and open the sum."""
+        masks = self.masks
+        yield Ask(masks.confirmation(), masks.summed, masks.accept_confirmation)
+        yield Ask(masks.opening(), masks.with_signature, masks.accept_opening)
 
     def add(
         self,

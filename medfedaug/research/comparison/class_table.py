@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from medfedaug.analysis.grouping import group_runs, whole_seeds
-from medfedaug.analysis.score_table import Score, annotated_in, cells_note
+from medfedaug.analysis.score_table import Score, annotated_in, cells_note, delta, difference_cells
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.metrics.base import mean_score
 from medfedaug.metrics.registry import find_metric
@@ -16,8 +16,6 @@ from medfedaug.research.comparison.comparison import (
     Comparison,
     adjusted,
     compared,
-    delta,
-    difference_cells,
 )
 from medfedaug.research.comparison.verdict import rule
 from medfedaug.runs.annotated import BORROWED, OWN

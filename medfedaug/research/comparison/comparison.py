@@ -21,13 +21,11 @@ from medfedaug.metrics.significance import (
     rare_loss_test,
 )
 from medfedaug.research.comparison.verdict import Elsewhere, Verdict, chance, judge, lacks
-from medfedaug.runs.input_scaling import OTHER_INPUT, input_note
 from medfedaug.runs.run import BASELINE, Run, compared_metric
 
 MIN_SEEDS = 3  # two pairs leave only one degree of freedom, with a useless interval
 MIN_PATIENTS = 6  # with five, the p-value cannot be below 0.05
 UNSEEN = "unseen sites"
-RESOLUTION = "could see"
 
 
 @dataclass(frozen=True)
@@ -185,28 +183,6 @@ def adjusted(comparisons: Sequence[Comparison]) -> list[Comparison]:
     return [replace(comparison, adjusted=by_index.get(k)) for k, comparison in enumerate(comparisons)]
 
 
-def delta(reference: str) -> str:
-    """Return the heading of the column of differences.
-
-    >>> delta("fedavg")
-    'Δ to fedavg [95% CI]'
-    """
-    return f"Δ to {reference} [95% CI]"
-
-
-def input_notes(
-    groups: Mapping[str, Sequence[Run]], marked: Sequence[str], reference: str = BASELINE
-) -> tuple[str, ...]:
-    """Return notes on rows whose input was scaled differently from their reference's."""
-    notes: dict[str, list[str]] = {}
-    for label in dict.fromkeys(marked):
-        notes.setdefault(_baseline(groups, label, reference) or next(iter(groups)), []).append(label)
-    return tuple(
-        input_note(reference, {label: groups[label][0].input for label in (reference, *labels)})
-        for reference, labels in notes.items()
-    )
-
-
 def unlike_notes(comparisons: Iterable[Comparison]) -> tuple[str, ...]:
     """Return notes on methods whose files or plan differ from their reference's."""
     notes: dict[str, dict[str, None]] = {}
@@ -227,19 +203,6 @@ def _unlike(comparison: Comparison) -> Iterator[str]:
             f"plan as {comparison.baseline} ({'; '.join(comparison.other_plans)}); the plan may cause a "
             "difference, not the method."
         )
-
-
-def difference_cells(test: PairedTest | PatientTest | None) -> list[str]:
-    """Return difference with interval, p-value and resolution, as text; empty without a test."""
-    if test is None:
-        return ["", "", ""]
-    p = "<0.001" if test.p < 0.001 else f"{test.p:.3f}"
-    return [f"{test.difference:+.3f} [{test.low:+.3f}, {test.high:+.3f}]", p, f"{test.detectable:.3f}"]
-
-
-def marked(label: str, other_input: bool) -> str:
-    """Return a row's label, with a mark if its input was scaled differently."""
-    return f"{label} {OTHER_INPUT}" if other_input else label
 
 
 def _baseline(groups: Mapping[str, Sequence[Run]], label: str, reference: str) -> str | None:

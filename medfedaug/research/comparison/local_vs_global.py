@@ -202,7 +202,7 @@ def worth_table(evaluation: Mapping[str, Any]) -> WorthTable:
 
     A site compares the global model, and its personal one if the run leaves something at the sites, with the
     model that it trained alone, on its own test cases, patient by patient
-    (`medfedaug.privacy.score_release.released_difference`).
+    (`medfedaug.hospital.privacy.score_release.released_difference`).
     """
     name, sites = _metric(evaluation), evaluation["sites"]
     metric = find_metric(name)

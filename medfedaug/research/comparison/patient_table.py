@@ -7,18 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from medfedaug.analysis.grouping import group_runs
-from medfedaug.analysis.score_table import cells_note
+from medfedaug.analysis.score_table import (
+    RESOLUTION,
+    cells_note,
+    delta,
+    difference_cells,
+    input_notes,
+    marked,
+)
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import PatientTest
 from medfedaug.research.comparison.comparison import (
     MIN_PATIENTS,
-    RESOLUTION,
     compare_groups,
-    delta,
-    difference_cells,
-    input_notes,
-    marked,
     unlike_notes,
 )
 from medfedaug.research.comparison.verdict import Verdict, rule
@@ -162,7 +164,8 @@ def patient_table(runs: Sequence[Run], reference: str = BASELINE) -> PatientTabl
             few.setdefault(f"{reason} to compare: {count} in common with {reference}", []).append(
                 comparison.label
             )
-    notes = list(input_notes(groups, [row.label for row in rows if row.other_input], reference))
+    baselines = {comparison.label: comparison.baseline for comparison in comparisons}
+    notes = list(input_notes(groups, {row.label: baselines[row.label] for row in rows if row.other_input}))
     notes += [*unlike_notes(comparisons), *cells_note(runs)]
     if rows:
         seeds = max(row.seeds for row in rows)

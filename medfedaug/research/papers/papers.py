@@ -17,9 +17,9 @@ from typing import Any
 import yaml
 
 from medfedaug.errors import ConfigError
+from medfedaug.research.papers.axes import Axis, Comparison, axis_value, parse_axis, split_values
 from medfedaug.research.papers.presets import PRESETS, find_preset
 from medfedaug.research.papers.published import Published, published_rows
-from medfedaug.research.sweeps.axes import Axis, Comparison, axis_value, parse_axis, split_values
 from medfedaug.utils.validation import check_keys, not_known
 
 _FILE = "papers.yml"

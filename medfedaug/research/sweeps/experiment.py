@@ -33,9 +33,9 @@ from medfedaug.data.benchmarks import OWN_DATA, find_benchmark, is_federation, o
 from medfedaug.data.federation import federation_settings
 from medfedaug.errors import ConfigError, warn
 from medfedaug.methods.registry import parse_methods
+from medfedaug.research.papers.axes import Axis, Comparison, axis_value, parse_axis
 from medfedaug.research.papers.papers import find_entry
 from medfedaug.research.papers.presets import Preset, find_preset
-from medfedaug.research.sweeps.axes import Axis, Comparison, axis_value, parse_axis
 from medfedaug.research.sweeps.planned import PlannedRun
 from medfedaug.research.sweeps.run_list import check_axes, parse_methods_list, plan
 from medfedaug.utils.files import write_atomic

@@ -10,7 +10,7 @@ from typing import Any
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.benchmarks import find_benchmark
-from medfedaug.research.sweeps.axes import shown
+from medfedaug.research.papers.axes import shown
 
 BASE = "base"  # name of the preset without other settings
 

@@ -18,8 +18,8 @@ from medfedaug.errors import ConfigError
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.methods.registry import canonical_name, parse_methods
+from medfedaug.research.papers.axes import Axis, Comparison, shown
 from medfedaug.research.papers.presets import Preset
-from medfedaug.research.sweeps.axes import Axis, Comparison, shown
 from medfedaug.research.sweeps.planned import PlannedRun
 
 # Settings that a sweep or the data decide.

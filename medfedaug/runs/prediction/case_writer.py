@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -12,16 +12,14 @@ import torch
 from torch import Tensor
 
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.io.formats import format_of, is_dicom
-from medfedaug.data.io.label_maps import write_label_map, write_map, write_object, write_probabilities
+from medfedaug.data.io.formats import format_of
+from medfedaug.data.io.label_maps import write_label_map, write_map, write_probabilities
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.hospital.dicom.identity import ModelIdentity, ObjectKind
-from medfedaug.hospital.dicom.segment_codes import SegmentCodes
-from medfedaug.hospital.dicom.segmentation import Segments
 from medfedaug.runs.prediction.case_quality import case_quality
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.pass_agreement import PassAgreement
 from medfedaug.runs.prediction.prediction_image import draw_classified, draw_label_map, write_picture
+from medfedaug.runs.prediction.series_objects import SeriesObjects
 from medfedaug.runs.prediction.training_range import volumes_in_millilitres
 from medfedaug.tasks import Prediction
 
@@ -36,9 +34,8 @@ class CaseWriter:
     folder: SiteFolder
     classes: tuple[str, ...]
     options: PredictionOptions
-    identity: Callable[[Case], ModelIdentity] = field(kw_only=True)
-    codes: Mapping[str, SegmentCodes] = field(kw_only=True)
-    borrowed: Mapping[str, str] = field(kw_only=True)
+    objects: SeriesObjects
+    borrowed: Mapping[str, str]
 
     def files(self, case: Case) -> list[str]:
         """Return the files of a case, relative to the folder; the label map first, the preview last."""
@@ -49,14 +46,9 @@ class CaseWriter:
             return pictures
         label = name if name.endswith(suffix) else name + suffix
         shares = form.probability_files(label, len(self.classes)) if self.options.probabilities else []
-        files = [*form.parts(label), *self.object_files(case, label).values()]
+        files = [*form.parts(label), *self.objects.files(case, label)]
         files += [f"{_PROBABILITIES}/{part}" for part in shares]
         return files + ([_map_file(name)] if self.options.uncertainty_map else []) + pictures
-
-    def object_files(self, case: Case, label: str) -> dict[ObjectKind, str]:
-        """Return the files of the DICOM objects in addition to the label map of a DICOM series."""
-        kinds = object_kinds(self.options) if is_dicom(case.image) else ()
-        return {kind: _object_file(label.removesuffix(".dcm"), kind) for kind in kinds}
 
     def write(self, case: Case, prediction: Prediction, passes: PassAgreement | None) -> dict[str, Any]:
         """Write the files of a case, and return its entry in the record."""
@@ -70,11 +62,9 @@ class CaseWriter:
         affine = self.folder.affine(case)
         assert prediction.confidence is not None
         quality = case_quality(prediction.label, prediction.confidence, classes, passes)
-        segments = Segments(classes, self.identity(case), self.codes, self.borrowed)
+        segments = self.objects.segments(case, classes, self.borrowed)
         write_label_map(self.out / files[0], case.image, prediction.label, segments)
-        for kind, file in self.object_files(case, files[0]).items():
-            target, map_file = self.out / file, self.out / files[0]
-            write_object(kind, target, case.image, prediction.label, map_file, segments, quality)
+        self.objects.write(self.out, case, prediction.label, files[0], segments, quality)
         if self.options.probabilities:
             assert prediction.probabilities is not None
             target = self.out / _PROBABILITIES / files[0]
@@ -104,22 +94,6 @@ class CaseWriter:
             entry["uncertainty_map"] = _map_file(_below(case))
             write_map(self.out / entry["uncertainty_map"], case.image, passes.deviation())
         return entry
-
-
-def object_files(out: Path, case: str) -> dict[ObjectKind, Path]:
-    """Return the files of the DICOM objects of a case, by kind, whether or not they exist."""
-    objects = {kind: out / _object_file(case, kind) for kind in (ObjectKind.RTSTRUCT, ObjectKind.REPORT)}
-    return {ObjectKind.SEGMENTATION: out / f"{case}.dcm", **objects}
-
-
-def object_kinds(options: PredictionOptions) -> list[ObjectKind]:
-    """Return the kinds of DICOM objects in addition to the SEG of a DICOM series."""
-    kinds = {ObjectKind.RTSTRUCT: options.rtstruct, ObjectKind.REPORT: options.report}
-    return [kind for kind, written in kinds.items() if written]
-
-
-def _object_file(name: str, kind: ObjectKind) -> str:
-    return f"{name}.{kind.word}.dcm"
 
 
 def _below(case: Case) -> str:

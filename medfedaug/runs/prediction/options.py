@@ -1,8 +1,7 @@
-"""`PredictionOptions`, settings of a prediction; `StudyOptions`, settings for the studies of an archive."""
+"""`PredictionOptions`: settings of a prediction."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from medfedaug.config.options import File, Settings, setting, settings
@@ -79,37 +78,3 @@ class PredictionOptions(Settings):
         "Delete the files of an earlier prediction, and start anew.",
         flags=("--overwrite",),
     )
-
-
-@settings
-class StudyOptions(Settings):
-    """Settings of a prediction of studies in a DICOM archive."""
-
-    PANEL: ClassVar[str] = "The archive"
-
-    store: bool = setting(
-        False,
-        "Store DICOM SEG, contours and report in the archive. Studies that already have this model's objects "
-        "are left out.",
-        flags=("--store",),
-    )
-    again: bool = setting(
-        False,
-        "Store further objects where the archive already has this model's.",
-        flags=("--again",),
-        rare=True,
-    )
-    channels: Mapping[str, str] = setting(
-        dict,
-        "By name, the series of each channel of the image. The objects refer to the first series, and the "
-        "others are resampled to its grid.",
-        flags=None,
-    )
-    pseudonyms: File | None = setting(
-        None,
-        "Folder with the site's key of pseudonyms, such as data/site_A.state of an import: studies have "
-        "the same names there and here, and patients who are withdrawn there are left out. By default the "
-        "key of the site's data, or else OUT.state.",
-        rare=True,
-    )
-    parallel: int = setting(2, "Studies that are fetched at a time.", at_least=1, rare=True)

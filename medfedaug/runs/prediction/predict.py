@@ -5,36 +5,31 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.io.formats import files_of, is_dicom
+from medfedaug.data.io.formats import SERIES, files_of, is_dicom
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
+from medfedaug.federation.engines import check_device
 from medfedaug.federation.job_folder import STATISTICS
-from medfedaug.hospital.dicom.identity import ModelIdentity
-from medfedaug.hospital.dicom.object_identity import further_series, object_identity, read_codes
-from medfedaug.hospital.dicom.segment_codes import SegmentCodes
-from medfedaug.hospital.dicom.segmentation import check_highdicom
-from medfedaug.hospital.dicom.series import open_series
 from medfedaug.runs.annotated import Annotated
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.folder import only_process
 from medfedaug.runs.input_statistics import Origin
-from medfedaug.runs.prediction.case_writer import CaseWriter, object_kinds
+from medfedaug.runs.prediction.case_writer import CaseWriter
 from medfedaug.runs.prediction.ensemble import Ensemble, mean_prediction
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.pass_agreement import PassAgreement
 from medfedaug.runs.prediction.predictions_file import Predictions
 from medfedaug.runs.prediction.predictor import Predictor, predictions
+from medfedaug.runs.prediction.series_objects import SeriesObjects, series_objects
 from medfedaug.runs.prediction.training_range import TrainingRange
 from medfedaug.statistics import save_statistics
 from medfedaug.utils.versions import software_versions
@@ -69,9 +64,8 @@ def predict_images(
         out: the folder to write to: a label map for each case (``NAME`` with the suffix of its image),
             ``previews/NAME.png``, ``probabilities/NAME``, and ``predictions.json``.
         options: settings; ``None`` for the defaults.
-        again: see `medfedaug.hospital.dicom.identity.ModelIdentity`.
-        further: SeriesInstanceUIDs of the images' series after the first, by case and channel; by default
-            they are read from the DICOM files.
+        again: see `medfedaug.runs.prediction.series_objects.SeriesObjects`.
+        further: see there; by default they are read from the files.
         among: names of all cases where a task is predicted in parts; failed cases of the other parts stay in
             the record.
         on_event: called with a small dictionary for each event that a user may want to see.
@@ -88,7 +82,7 @@ def predict_images(
     given = open_given(images, models.first.config, origins[0].site, leave_out=out, series=options.series)
     if images.is_dir() and out.exists() and out.resolve() == images.resolve():
         raise ConfigError(f"{out}: holds the images; choose another folder for the predictions")
-    _check_device(options.device)
+    check_device(options.device)
     _check_passes(models, options)
     job = _Job(
         models=models,
@@ -97,9 +91,7 @@ def predict_images(
         origins=origins,
         options=options,
         tell=on_event or (lambda event: None),
-        codes=read_codes(models.first, options.codes),
-        again=again,
-        further=further or {},
+        objects=series_objects(models, origins[0], options, given.folder, again, further or {}),
         on_case=on_case or (lambda case: None),
     )
     job.check_apart()
@@ -128,14 +120,6 @@ def _check_passes(models: Ensemble, options: PredictionOptions) -> None:
         raise ConfigError("--uncertainty-map needs several passes: give --flips, or several runs to --model")
 
 
-def _check_device(device: str) -> None:
-    try:
-        if torch.empty(0, device="cpu" if device == "auto" else device).is_meta:
-            raise RuntimeError("it computes nothing")
-    except (RuntimeError, AssertionError) as error:  # an AssertionError where PyTorch has no CUDA at all
-        raise ConfigError(f"--device {device}: {first_line(error)}") from error
-
-
 @dataclass(frozen=True, eq=False)
 class _Job:
     """Cases, settings and destination of one call."""
@@ -146,9 +130,7 @@ class _Job:
     origins: tuple[Origin, ...]
     options: PredictionOptions
     tell: Event
-    codes: Mapping[str, SegmentCodes]
-    again: str
-    further: Mapping[str, Mapping[str, str]]
+    objects: SeriesObjects
     on_case: Callable[[str], object]
 
     @property
@@ -175,8 +157,7 @@ class _Job:
             self.folder,
             self.run.config.classes,
             self.options,
-            identity=self.identity,
-            codes=self.codes,
+            objects=self.objects,
             borrowed=self.borrowed,
         )
 
@@ -252,8 +233,7 @@ class _Job:
             "probabilities": self.options.probabilities,
             "previews": self.options.previews,
             **({"series": self.options.series} if self.options.series is not None else {}),
-            **({"codes": {name: asdict(codes) for name, codes in self.codes.items()}} if self.codes else {}),
-            **({"objects": [kind.word for kind in kinds]} if (kinds := object_kinds(self.options)) else {}),
+            **self.objects.settings(),
             **({"flips": True} if self.options.flips else {}),
             **({"uncertainty_map": True} if self.options.uncertainty_map else {}),
             **({"data": os.path.abspath(self.options.data)} if self.options.data is not None else {}),
@@ -297,8 +277,8 @@ class _Job:
                 self.failed(record, case, error)
             else:
                 good[name] = case
-        if self.dense and any(is_dicom(case.image) for case in good.values()):
-            check_highdicom()
+        if self.dense:
+            self.objects.check(good.values())
         return good
 
     def drop_damaged(self, record: Predictions, good: dict[str, Case]) -> None:
@@ -436,7 +416,7 @@ class _Job:
             self.failed(record, case, error)
             return
         files = [os.path.relpath(file, self.root) for file in case.files]
-        remarks = [text for file in case.files if is_dicom(file) for text in open_series(file).remarks]
+        remarks = [text for file in case.files if is_dicom(file) for text in SERIES.remarks(file)]
         entry |= {"remarks": remarks} if remarks else {}
         written = self.writer.files(case)
         record.finished(case.name, {"files": files, **entry, "written": written, "state": state})
@@ -456,13 +436,6 @@ class _Job:
         if isinstance(self.folder, VolumeFolder):
             warnings += reference.spacing_warnings(self.folder.affine(case))
         return warnings
-
-    def identity(self, case: Case) -> ModelIdentity:
-        """Return the identity of the DICOM objects of a case."""
-        further = self.further.get(case.name) or further_series(case, self.folder.channel_names)
-        return object_identity(
-            self.models, self.origin, self.codes, self.again, flips=self.options.flips, further=further
-        )
 
     def failed(self, record: Predictions, case: Case, error: Exception) -> None:
         text = str(error) if isinstance(error, MedFedAugError) else f"{case.image}: {first_line(error)}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,6 @@ from medfedaug.federation.messages.messages import Reply
 from medfedaug.federation.protocol import evaluate
 from medfedaug.federation.server.evaluation import FEDERATION, Evaluation
 from medfedaug.federation.site.evaluation import EvaluationSite
-from medfedaug.federation.site.gate import GuardedGate
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy import (
     LEDGER_FILE,
@@ -33,6 +31,8 @@ from medfedaug.hospital.privacy import (
     PrivacyPolicy,
     Pseudonyms,
 )
+from medfedaug.hospital.privacy.guard import SitePrivacy
+from medfedaug.hospital.privacy.guarded_gate import GuardedGate
 from medfedaug.hospital.secure.identity import Identity
 from medfedaug.metrics.significance import paired_t_test
 from medfedaug.research.comparison.local_vs_global import worth_table
@@ -52,7 +52,7 @@ def hospitals(tmp_path_factory) -> Path:
         content |= {"test": cases[:6], "validation": cases[6:7], "training": cases[7:]}
         listing.write_text(json.dumps(content))
     network = {"features": [4] * 6, "norm": ["instance", {"affine": True}]}
-    for methods, rounds, steps in (("ditto", 2, 12), ("single", 2, 12), ("fedbn", 1, 2)):
+    for methods, rounds, steps in (("ditto", 2, 4), ("single", 2, 4), ("fedbn", 1, 1)):
         code, _, err = command(
             *("simulate", "--data", root / "data", "--methods", methods, "--out", root / "runs" / methods),
             *("--engine", "inprocess", "--rounds", rounds, "--local-steps", steps, "--batch-size", 4),
@@ -75,21 +75,14 @@ def scores_of(folder: Path) -> dict[str, float]:
     return {site: scores["dice"] for site, scores in results(folder)["test"]["sites"].items()}
 
 
-def page_commands() -> list[list[str]]:
-    page = (Path(__file__).resolve().parents[3] / "docs/evaluation.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    return [shlex.split(line, comments=True)[1:] for block in blocks for line in block.splitlines()]
-
-
 @pytest.fixture(scope="module")
 def compared(hospitals):
-    """Ditto's run against the local models, by the first command of the page; and what it prints."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(hospitals)
-        code, printed, err = command(*page_commands()[0])
+    """Ditto's run against the local models, and what the command prints."""
+    runs, out = hospitals / "runs", hospitals / "runs/ditto/evaluation.json"
+    options = ("--data", hospitals / "data", "--local", runs / "single", "--out", out)
+    code, printed, err = command("evaluate", "--model", runs / "ditto", *options)
     assert code == 0, err
-    shutil.copyfile(hospitals / "worth.json", hospitals / "runs/ditto/evaluation.json")
-    return json.loads((hospitals / "worth.json").read_text()), printed
+    return json.loads(out.read_text()), printed
 
 
 def test_each_site_compares_local_global_and_personal_model_on_its_own_cases(hospitals, compared):
@@ -189,8 +182,8 @@ def test_the_ledger_has_each_release_under_the_cases_of_its_own_run(hospitals, t
     gate = GuardedGate("site_A", rules, names, book, "job", "approve", Identity)
     trainers = {
         key: SiteTrainer(
-            *(run.config, hospitals / "data", "cpu", states[key] / "site_A", policy),
-            ledger=tmp_path / LEDGER_FILE,
+            *(run.config, hospitals / "data", "cpu", states[key] / "site_A"),
+            SitePrivacy(policy, tmp_path / LEDGER_FILE),
         )
         for key, run in runs.items()
     }
@@ -229,13 +222,7 @@ def test_the_server_drops_impossible_differences(hospitals):
 def test_the_job_carries_numbers_and_no_code(run, hospitals, tmp_path):
     job = tmp_path / "job"
     code, printed, err = run(
-        *(
-            "export",
-            "--evaluate",
-            hospitals / "runs/ditto",
-            "--local",
-            hospitals / "runs/single",
-        ),
+        *("export", "--evaluate", hospitals / "runs/ditto", "--local", hospitals / "runs/single"),
         *("--min-sites", 2, "--round-timeout", 60, "--out", job),
     )
     assert code == 0, err

@@ -131,24 +131,23 @@ def test_one_long_update_in_the_first_round_is_the_liars_alone(federation, witho
     assert same(second, without_d)
 
 
-@pytest.mark.parametrize(("kind", "round_"), [("running_mean", 2), ("running_var", 1)])
-def test_running_statistics_far_from_the_others_are_refused_also_in_the_first_round(federation, kind, round_):
+def test_running_statistics_far_from_the_others_are_refused_in_the_first_round(federation):
     def lie(site, request, reply):
-        if site == "B" and request.task == TRAIN and request.round == round_:
+        if site == "B" and request.task == TRAIN:
             for key in reply.weights:
-                if key.endswith(kind):
+                if key.endswith("running_var"):
                     reply.weights[key] += 1e8
 
-    server, _ = federation(lie, rounds=round_)
-    ((found, site, reason),) = refusals(server)
-    assert (found, site) == (round_, "B")
+    server, _ = federation(lie, rounds=1)
+    ((_, site, reason),) = refusals(server)
+    assert site == "B"
     assert reason.startswith("site B, buffers: expected a step of norm up to")
 
 
-@pytest.mark.parametrize(("way", "claims"), [(-24.0, True), (None, True)])
-def test_a_liar_below_the_limits_in_every_round_gets_no_honest_site_blamed(federation, way, claims):
+@pytest.mark.parametrize("way", [-24.0, None])
+def test_a_liar_below_the_limits_in_every_round_gets_no_honest_site_blamed(federation, way):
     def lie(site, request, reply):
-        if site == "D" and request.task in (PREPARE, TRAIN) and claims:
+        if site == "D" and request.task in (PREPARE, TRAIN):
             reply.num_samples = 2**31
         if site != "D" or request.task != TRAIN:
             return
@@ -158,19 +157,19 @@ def test_a_liar_below_the_limits_in_every_round_gets_no_honest_site_blamed(feder
             if way is not None and not is_buffer(key):
                 reply.weights[key] = start + way * (reply.weights[key] - start)
 
-    server, _ = federation(lie, rounds=6, learning_rate=0.01)
+    server, _ = federation(lie, rounds=4, learning_rate=0.01)
     assert not [one for one in refusals(server) if one[1] != "D"]
-    assert len(server.rounds) == 6
+    assert len(server.rounds) == 4
     assert all(torch.isfinite(value).all() for value in server.state.values())
 
 
-@pytest.mark.parametrize(
-    ("methods", "optimizer", "intensity"), [("fedavg", "adam", "raw"), ("scaffold", "sgd", "scale")]
-)
 def test_honest_sites_are_never_refused_with_an_odd_scanner_or_ten_times_the_samples(
-    federation, uneven, five, methods, optimizer, intensity
+    federation, uneven, five
 ):
-    for data in (five, uneven):
+    for data, methods, optimizer, intensity in (
+        (five, "fedavg", "adam", "raw"),
+        (uneven, "scaffold", "sgd", "scale"),
+    ):
         changes = {"optimizer": optimizer, "learning_rate": 0.01, "intensity": intensity, "batch_size": 2}
         server, _ = federation(data=data, methods=methods, rounds=2, **changes)
         assert not refusals(server)
@@ -231,25 +230,13 @@ def test_a_claim_of_two_thousand_million_samples_is_lowered_by_default_and_told(
     assert server.rounds[0]["shares"] == {"D": pytest.approx(0.45)}
 
 
-def test_a_site_with_most_of_the_samples_has_its_share_by_word_alone(federation, uneven):
-    server, events = federation(data=uneven, rounds=1)
-    assert set(server.results()["shares"]) == {"E"}
-    assert server.results()["shares"]["E"]["by_samples"] > 0.5
-    asked, events = federation(data=uneven, rounds=1, max_share=1)
-    assert "shares" not in asked.results()
-    assert not [event for event in events if event["event"] == "share_lowered"]
-    assert not same(server.state, asked.state)
-
-
-def test_two_sites_keep_the_shares_of_their_samples(federation, uneven):
-    server, _ = federation(data=uneven, sites="AE", rounds=1)
+@pytest.mark.parametrize(("sites", "changes"), [("AE", {}), (SITES, {"max_share": 1})])
+def test_two_sites_and_sites_of_a_run_without_a_cap_keep_the_shares_of_their_samples(
+    federation, uneven, sites, changes
+):
+    server, events = federation(data=uneven, sites=sites, rounds=1, **changes)
     assert "shares" not in server.results()
-
-
-@pytest.mark.parametrize("method", ["fednova", "feddg_ga"])
-def test_methods_that_find_weights_themselves_run_with_the_default(federation, uneven, method):
-    server, _ = federation(data=uneven, methods=method, rounds=1)
-    assert len(server.rounds) == 1
+    assert not [event for event in events if event["event"] == "share_lowered"]
 
 
 def test_the_command_says_whose_share_was_lowered_and_the_word_for_it(run, uneven, tmp_path):
@@ -261,7 +248,9 @@ def test_the_command_says_whose_share_was_lowered_and_the_word_for_it(run, uneve
     assert code == 0, err
     assert "counts as 45% of the average" in text + err
     assert "--max-share 1" in text + err
-    assert set(json.loads((out / "results.json").read_text())["shares"]) == {"E"}
+    shares = json.loads((out / "results.json").read_text())["shares"]
+    assert set(shares) == {"E"}
+    assert shares["E"]["by_samples"] > 0.5
 
 
 # ---------------------------------------------------------------- what is held until the round's end
@@ -273,8 +262,8 @@ def test_updates_that_do_not_fit_into_memory_give_the_same_bits_and_leave_no_fil
     import tempfile
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    plain, _ = federation(methods="scaffold", rounds=2)
+    plain, _ = federation(methods="scaffold", rounds=1)
     monkeypatch.setattr(aggregation, "_MOST_IN_MEMORY", 0)
-    mapped, _ = federation(methods="scaffold", rounds=2)
+    mapped, _ = federation(methods="scaffold", rounds=1)
     assert same(plain.state, mapped.state)
     assert not list(tmp_path.iterdir())

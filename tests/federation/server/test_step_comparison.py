@@ -381,44 +381,35 @@ def exported(run, tmp_path, *options, methods="fedavg"):
     return json.loads(text)["workflows"][0]["args"]["config"]
 
 
-def test_a_job_for_hospitals_carries_the_limit(run, tmp_path):
-    assert exported(run, tmp_path)["max_step"] == MAX_STEP
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
+        ((), MAX_STEP),
         (("--max-step", 0), 0),
         (("--max-step", 5), 5),
         (("--secure-aggregation",), 0),
-        (("--set", "compare_sites=statistics"), None),
+        (("--compare-sites", "statistics"), 0),
     ],
 )
-def test_a_job_with_another_limit_or_none(run, tmp_path, options, expected):
-    if expected is None:
-        options, expected = ("--compare-sites", "statistics"), 0
+def test_a_job_for_hospitals_carries_a_limit_where_steps_can_be_compared(run, tmp_path, options, expected):
     assert exported(run, tmp_path, *options)["max_step"] == expected
 
 
 @pytest.mark.parametrize(
-    ("options", "robust"),
+    ("given", "options", "expected"),
     [
-        (("--min-sites", 4), False),
-        (("--min-sites", 5), True),
-        (("--min-sites", 5, "--secure-aggregation"), False),
+        ("fedavg", ("--min-sites", 4), ["fedavg"]),
+        ("fedavg", ("--min-sites", 5), ["fedavg", "trimmed_mean"]),
+        ("fedavg", ("--min-sites", 5, "--secure-aggregation"), ["fedavg"]),
+        ("median", ("--min-sites", 5), ["median"]),
+        ("fedavgm", ("--min-sites", 5), ["fedavgm"]),
     ],
 )
-def test_a_job_for_five_hospitals_has_the_trimmed_mean(run, tmp_path, options, robust):
-    methods = [method["name"] for method in exported(run, tmp_path, *options)["methods"]]
-    assert ("trimmed_mean" in methods) is robust
-
-
-@pytest.mark.parametrize("method", ["median", "fedavgm"])
-def test_a_method_that_computes_the_global_model_keeps_it(run, tmp_path, method):
-    methods = [
-        entry["name"] for entry in exported(run, tmp_path, "--min-sites", 5, methods=method)["methods"]
-    ]
-    assert methods == [method]
+def test_a_job_for_five_hospitals_has_the_trimmed_mean_unless_a_method_averages(
+    run, tmp_path, given, options, expected
+):
+    methods = [method["name"] for method in exported(run, tmp_path, *options, methods=given)["methods"]]
+    assert methods == expected
 
 
 @pytest.mark.parametrize("method", ["fedmix", "feddg", "feddg_ga"])

@@ -54,6 +54,3 @@ def test_results_and_terminal_say_whose_model_was_scored(run, phantom_dir, tmp_p
     assert found == {"site_A": model, "site_B": model, "site_C": "unseen"}
     code, printed, err = run("evaluate", "--model", out, "--data", phantom_dir / "site_A")
     assert "global (no site" in printed or model.split()[0] in printed
-
-
-# ---------------------------------------------------------------- what leaves a site

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,11 @@ import torch
 
 from medfedaug.config.run import RunConfig
 from medfedaug.federation import FederationServer, Site, SiteTrainer
+from medfedaug.federation.in_process import SitesInProcess
 from medfedaug.federation.messages.messages import TRAIN
-from medfedaug.federation.protocol import Carrier, run
+from medfedaug.federation.protocol import run
 from medfedaug.hospital.privacy import PrivacyPolicy
+from medfedaug.hospital.privacy.guard import SitePrivacy
 
 KILLED, ROUND, STEPS = "B", 2, 3
 """The site whose process ends, its round, and the steps that it took in it."""
@@ -26,68 +27,33 @@ class Killed(BaseException):
     """As by the system: nothing of the process catches it."""
 
 
-class Machines(Carrier):
-    """Sites of which one may lose its process in a round, and is asked again in a new one."""
+def trained(config, data: Path, state: Path, policy=None, *, dies: bool):
+    """A run after its end, and its sites, of which one may lose its process before a step and begins anew."""
 
-    def __init__(
-        self, config: RunConfig, data: Path, state: Path, policy: PrivacyPolicy | None = None
-    ) -> None:
-        self.config, self.data, self.state, self.policy = config, data, state, policy
-        self.sites = {path.name: self.start(path.name) for path in sorted(data.iterdir())}
+    def start(name: str) -> Site:
+        privacy = SitePrivacy(policy or PrivacyPolicy.of_simulation(), state / name / "ledger.sqlite")
+        return Site(name, SiteTrainer(config, data, "cpu", state_dir=state / name, privacy=privacy))
 
-    def start(self, name: str) -> Site:
-        trainer = SiteTrainer(
-            self.config,
-            self.data,
-            "cpu",
-            state_dir=self.state / name,
-            policy=self.policy,
-            ledger=self.state / name / "ledger.sqlite",
-        )
-        return Site(name, trainer)
+    class Machines(SitesInProcess):
+        def ask(self, request, sites, needed, accept):
+            if dies and (request.round, request.task) == (ROUND, TRAIN):
+                steps = iter(range(100))
 
-    def connected(self) -> list[str]:
-        return list(self.sites)
+                def stop() -> bool:
+                    if next(steps) == STEPS:
+                        raise Killed
+                    return False
 
-    def ask(self, request, sites: Sequence[str], needed: int, accept) -> Mapping[str, str]:
-        for name in sites:
-            reply = self.answer(name, request)
-            assert not reply.error, reply.error
-            accept(name, reply)
-        return {}
+                with pytest.raises(Killed):
+                    self.sites[KILLED].answer(request, stop)
+                for seed in (torch.manual_seed, np.random.seed, random.seed):  # of another process
+                    seed(987)
+                self.sites[KILLED] = start(KILLED)
+            return super().ask(request, sites, needed, accept)
 
-    def answer(self, name, request):
-        return self.sites[name].answer(request)
-
-    def round_done(self, server: FederationServer) -> None:
-        pass
-
-
-class Interrupted(Machines):
-    """One process ends before a step."""
-
-    def answer(self, name, request):
-        if (name, request.round, request.task) != (KILLED, ROUND, TRAIN):
-            return super().answer(name, request)
-        steps = iter(range(100))
-
-        def dies() -> bool:
-            if next(steps) == STEPS:
-                raise Killed
-            return False
-
-        with pytest.raises(Killed):
-            self.sites[name].answer(request, dies)
-        for seed in (torch.manual_seed, np.random.seed, random.seed):  # of another process
-            seed(987)
-        self.sites[name] = self.start(name)
-        return super().answer(name, request)
-
-
-def trained(machines: Machines) -> FederationServer:
-    server = FederationServer(machines.config)
+    machines, server = Machines({name: start(name) for name in "AB"}), FederationServer(config)
     run(server, machines)
-    return server
+    return server, machines.sites
 
 
 @pytest.fixture
@@ -106,8 +72,9 @@ def make_config(make_site, tmp_path, tiny_config):
 @pytest.mark.parametrize("methods", ["fedrdn,fedfa+,fedbn", "fedfd_a,silobn"])
 def test_the_model_is_that_of_a_run_without_the_interruption(make_config, tmp_path, methods):
     config = make_config(methods, "batch")
-    whole = trained(Machines(config, tmp_path / "data", tmp_path / "whole"))
-    broken = trained(Interrupted(config, tmp_path / "data", tmp_path / "broken"))
+    whole, broken = (
+        trained(config, tmp_path / "data", tmp_path / str(dies), dies=dies)[0] for dies in (False, True)
+    )
     assert all(torch.equal(broken.state[key], value) for key, value in whole.state.items())
     assert all(torch.equal(broken.payload[key], value) for key, value in whole.payload.items())
     for one, other in zip(whole.rounds, broken.rounds, strict=True):
@@ -127,10 +94,9 @@ def test_the_interrupted_attempt_stays_in_the_account(make_config, tmp_path, met
     pytest.importorskip("opacus")
     config = make_config(methods, ["group", {"num_groups": 2}])
     policy = PrivacyPolicy(min_images=1, epsilon=1e6, delta=0.1, **noise)
-    machines = Interrupted(config, tmp_path / "data", tmp_path / "state", policy)
-    trained(machines)
+    _, sites = trained(config, tmp_path / "data", tmp_path / "state", policy, dies=True)
     releases = {}
-    for name, site in machines.sites.items():
+    for name, site in sites.items():
         (spent,) = site.trainer.ledger.releases()
         releases[name] = spent.releases
     assert releases == {"A": 3 * each_round, KILLED: 4 * each_round}

@@ -32,22 +32,10 @@ write_atomic(sys.argv[1], write, private=True)
 
 @pytest.fixture
 def deployment(make_site, tmp_path):
-    settings = {
-        "privacy": {
-            "min_images": 3,
-        },
-        "jobs": FREE,
-    }
+    settings = {"privacy": {"min_images": 3}, "jobs": FREE}
     for name in "AB":
         make_site(name, cases=(8, 1, 1))
     return Deployment([Hospital(tmp_path / "kits" / n, tmp_path / "data" / n, **settings) for n in "AB"])
-
-
-@pytest.fixture
-def umask(request):
-    before = os.umask(request.param)
-    yield request.param
-    os.umask(before)
 
 
 def kept(deployment):
@@ -66,17 +54,8 @@ def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.parametrize("umask", [0, 0o022, 0o077], indirect=True)
-def test_ledger_checkpoints_jobs_and_key_are_for_their_owner_alone(deployment, tiny_config, umask):
-    deployment.run(tiny_config("fedbn", rounds=2))
-    files = kept(deployment)
-    assert {str(file): oct(mode(file)) for file in files if mode(file) != 0o600} == {}
-    # So are the folders in which a site's own are.
-    assert all(not mode(file.parent) & 0o077 for file in files)
-
-
-def test_no_file_is_open_to_others_for_a_moment(deployment, tiny_config, monkeypatch):
-    """Seen from within the writing of each file."""
+def test_no_file_of_a_site_is_open_to_others_for_a_moment(deployment, tiny_config, monkeypatch):
+    """Ledger, checkpoints, jobs and key; seen from within the writing of each file."""
     seen, replace = {}, os.replace
 
     def watched(source, target):
@@ -86,12 +65,16 @@ def test_no_file_is_open_to_others_for_a_moment(deployment, tiny_config, monkeyp
     monkeypatch.setattr(os, "replace", watched)
     before = os.umask(0)
     try:
-        deployment.run(tiny_config("fedbn", rounds=1))
+        deployment.run(tiny_config("fedbn", rounds=2))
     finally:
         os.umask(before)
     own = {path: mode_bits for path, mode_bits in seen.items() if "/kits/" in path}
     assert any(path.endswith("ledger.sqlite") for path in own)
     assert {path: oct(mode_bits) for path, mode_bits in own.items() if mode_bits != 0o600} == {}
+    files = kept(deployment)
+    assert {str(file): oct(mode(file)) for file in files if mode(file) != 0o600} == {}
+    # So are the folders in which a site's own are.
+    assert all(not mode(file.parent) & 0o077 for file in files)
 
 
 def test_files_that_others_could_read_are_closed_by_the_next_job(deployment, tiny_config):

@@ -24,8 +24,9 @@ from medfedaug.data.phantom import make_phantom
 from medfedaug.hospital.pacs.archive import StudyQuery
 from medfedaug.hospital.pacs.open_archive import open_archive
 from medfedaug.hospital.pacs.predict_studies import predict_studies
+from medfedaug.hospital.pacs.study_options import StudyOptions
 from medfedaug.runs.prediction.ensemble import Ensemble
-from medfedaug.runs.prediction.options import PredictionOptions, StudyOptions
+from medfedaug.runs.prediction.options import PredictionOptions
 
 hd = pytest.importorskip("highdicom", reason="pip install 'medfedaug[pacs]'")
 

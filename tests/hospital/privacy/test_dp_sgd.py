@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import reference
@@ -13,6 +15,7 @@ from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, PrivacyRefused, RunFailed
 from medfedaug.federation import Request, Site, SiteTrainer, run_in_process
 from medfedaug.hospital.privacy import PrivacyLedger, PrivacyPolicy
+from medfedaug.hospital.privacy.guard import SitePrivacy
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
 from medfedaug.simulate import configure
@@ -42,7 +45,9 @@ def federation(make_photos, tmp_path, monkeypatch):
 
     def run(methods="fedavg", policy=None, **changes):
         config = make(methods, **changes)
-        return run_in_process(config, tmp_path / "photos", list("ABC"), "cpu", policy=policy or private())
+        return run_in_process(
+            config, tmp_path / "photos", list("ABC"), "cpu", privacy=partial(SitePrivacy, policy or private())
+        )
 
     run.config, run.root = make, tmp_path / "photos"
     return run
@@ -54,7 +59,7 @@ def updates(federation, policy, site="A", **changes):
 
     config = federation.config(**changes)
     server = FederationServer(config)
-    one = Site(site, SiteTrainer(config, federation.root, "cpu", policy=policy))
+    one = Site(site, SiteTrainer(config, federation.root, "cpu", privacy=SitePrivacy(policy)))
     prepared = one.answer(server.prepare())
     assert not prepared.error, prepared.error
     start = {key: value.clone() for key, value in server.state.items()}
@@ -96,7 +101,7 @@ def test_the_noise_is_as_large_as_it_says_and_never_the_same(federation):
 def test_what_is_drawn_is_one_sample_of_each_of_some_cases(phantom_dir, tiny_config):
     """A volume has many slices: one of them at most is in a step, and no step has the same cases."""
     config = tiny_config(batch_size=2, network_args={**TINY_ARGS, "norm": "instance"}, local_epochs=20)
-    trainer = SiteTrainer(config, phantom_dir / "site_A", "cpu", policy=private())
+    trainer = SiteTrainer(config, phantom_dir / "site_A", "cpu", privacy=SitePrivacy(private()))
     trainer.open("site_A")
     loader = trainer.training.batches(trainer.samples, trainer.own_dataset(0), 0)
     ranges = trainer.samples.training().ranges()
@@ -128,7 +133,9 @@ def test_what_is_drawn_is_one_sample_of_each_of_some_cases(phantom_dir, tiny_con
 
 def test_volumes_train_with_a_step_of_nobody_too(phantom_dir, tiny_config):
     config = tiny_config(batch_size=1, network_args={**TINY_ARGS, "norm": "instance"}, rounds=1)
-    server = run_in_process(config, phantom_dir, ["site_A", "site_B"], "cpu", policy=private())
+    server = run_in_process(
+        config, phantom_dir, ["site_A", "site_B"], "cpu", privacy=partial(SitePrivacy, private())
+    )
     for metrics in server.rounds[0]["sites"].values():
         assert "train_loss" not in metrics
         assert metrics["privacy/weights"] == 1.0
@@ -145,11 +152,13 @@ def test_steps_and_statistics_are_in_one_account_over_rounds_and_jobs(federation
     config = federation.config("fedrdn", batch_size=3, rounds=2)
     ledger, found = tmp_path / "ledger.sqlite", []
     for _ in range(2):
-        server = run_in_process(config, federation.root, list("ABC"), "cpu", policy=policy)
+        server = run_in_process(
+            config, federation.root, list("ABC"), "cpu", privacy=partial(SitePrivacy, policy)
+        )
         found.append(server.rounds[-1]["sites"]["A"]["privacy/epsilon"])
     # Two rounds of two steps of three of six cases, and one release of FedRDN.
     assert found[0] == pytest.approx(epsilon((2.0, 0.5, 4), (4.0, 1.0, 1)))
-    kept = SiteTrainer(config, federation.root, "cpu", policy=policy, ledger=ledger)
+    kept = SiteTrainer(config, federation.root, "cpu", privacy=SitePrivacy(policy, ledger))
     kept.open("A")
     for _ in range(3):
         kept.guard.train(2, 0.5)
@@ -160,7 +169,10 @@ def test_steps_and_statistics_are_in_one_account_over_rounds_and_jobs(federation
 def test_several_cases_of_a_patient_cost_more(federation):
     config = federation.config()
     trainer = SiteTrainer(
-        config, federation.root, "cpu", policy=private(cases_per_patient=2, sgd_noise_multiplier=3.0)
+        config,
+        federation.root,
+        "cpu",
+        privacy=SitePrivacy(private(cases_per_patient=2, sgd_noise_multiplier=3.0)),
     )
     trainer.open("A")
     trainer.guard.train(5, 0.25)

@@ -231,7 +231,7 @@ def test_neither_steps_nor_weight_follow_from_the_number_of_slices(tmp_path, tin
         reply = site.ask()
         assert not reply.error
         slices = len(site.trainer.samples.training())
-        counts.append((slices, site.prepared.num_samples, reply.num_samples, site.trainer.ledger.releases()))
+        counts.append((slices, site.prepared.num_samples, reply.num_samples, site.privacy.ledger.releases()))
     assert counts[0][0] > counts[1][0] > 6
     assert counts[0][1:] == counts[1][1:] == (3, 3, [(1e-7, 2, pytest.approx(2 / 3))])
 
@@ -247,10 +247,7 @@ def replayed(site: PrivateSite) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"network": "reference_dropping"},
-        {"network": "reference_dropping", "augmentation": "full"},
-    ],
+    [{"network": "reference_dropping"}, {"network": "reference_dropping", "augmentation": "full"}],
     ids=str,
 )
 def test_one_case_moves_the_sum_by_c_with_all_else_as_it_was(photographs, changes):
@@ -324,21 +321,13 @@ def test_no_draw_follows_from_the_seed_of_the_run_and_none_outside_is_changed(ph
 # ---------------------------------------------------------------- what is spent
 
 
-def test_a_network_of_photographs_trains(photographs):
-    arguments = {"norm": "instance"}
-    site = photographs(network="lenet5", network_args=arguments, size=40, per_class=5, batch_size=3)
-    reply = site.ask()
-    assert not reply.error
-    assert site.trainer.ledger.releases() == [(1e-7, 1, 0.5)]
-
-
 @pytest.mark.parametrize(("network", "arguments"), [("segresnet", {}), ("dynunet", {"norm": "instance"})])
 def test_networks_of_volumes_train(phantom_dir, tiny_config, network, arguments):
     config = tiny_config(network=network, network_args=arguments, local_steps=1)
     site = PrivateSite(config, phantom_dir, private(), "site_A")
     assert not site.prepared.error
     assert not site.ask().error
-    assert len(site.trainer.ledger.releases()) == 1
+    assert len(site.privacy.ledger.releases()) == 1
 
 
 def test_a_network_that_cannot_be_trained_so_spends_nothing(photographs, tmp_path):
@@ -358,7 +347,7 @@ def test_a_model_that_is_not_finite_spends_nothing(photographs):
     site = photographs()
     spoilt = {key: torch.full_like(value, torch.nan) for key, value in site.start.items()}
     assert "refused what the server sent" in site.ask(spoilt).error
-    assert site.trainer.ledger.releases() == []
+    assert site.privacy.ledger.releases() == []
 
 
 def test_a_round_that_was_stopped_has_been_spent(photographs, tmp_path):

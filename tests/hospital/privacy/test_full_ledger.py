@@ -34,12 +34,6 @@ def test_sqlites_full_disk_is_told_as_one_and_nothing_is_lost(ledger, monkeypatc
     assert [entry.release.shape for entry in ledger.entries()] == ["1 MB"]
 
 
-def test_a_file_that_is_no_ledger_is_still_none(ledger):
-    ledger.path.write_bytes(b"no database" * 100)
-    with pytest.raises(ConfigError, match="not a privacy ledger of this version"):
-        ledger.entries()
-
-
 def test_a_ledger_of_another_schema_is_refused_with_both(ledger):
     with sqlite3.connect(ledger.path) as connection:
         connection.execute("PRAGMA user_version = 7")

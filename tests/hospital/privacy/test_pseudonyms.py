@@ -21,12 +21,7 @@ from medfedaug.nvflare_jobs.simulator.simulator import LOG_FILE, run_in_simulato
 
 PATIENT = "Grotewohl_Alma"
 PLANTED = re.compile("grotewohl|alma_", re.IGNORECASE)
-LAX = {
-    "privacy": {
-        "min_images": 1,
-    },
-    "jobs": {"min_cases": 1},
-}
+LAX = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}
 
 
 @pytest.fixture
@@ -141,7 +136,7 @@ def test_an_error_of_another_kind_leaves_only_what_kind_it_is(
     def fails(self, *args, **kwargs):
         raise KeyError(f"{PATIENT} in {named_dir}")
 
-    monkeypatch.setattr("medfedaug.federation.site.samples.SiteSamples.training", fails)
+    monkeypatch.setattr("medfedaug.federation.site.trainer.SiteTrainer.prepare", fails)
     deployment = deploy()
     with pytest.raises(Exception, match="KeyError in prepare; the site's own log says more"):
         deployment.run(tiny_config(rounds=1))

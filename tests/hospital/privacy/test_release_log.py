@@ -22,6 +22,7 @@ from medfedaug.federation import SiteTrainer
 from medfedaug.federation.messages.messages import Request
 from medfedaug.federation.site.site import Site
 from medfedaug.hospital.privacy import PrivacyLedger, PrivacyPolicy, ledger
+from medfedaug.hospital.privacy.guard import SitePrivacy
 
 FREE = {"min_cases": 1, "allow_limit": True}
 NOISE = {
@@ -77,7 +78,7 @@ def test_epsilon_does_not_begin_again_when_a_site_is_renamed(make_site, tiny_con
     ledger, spent = tmp_path / "ledger.sqlite", []
     for name, folder in (("A", data), ("B", data), ("C", other)):
         policy = PrivacyPolicy.from_dict(NOISE)
-        trainer = SiteTrainer(tiny_config("fedrdn"), folder, "cpu", policy=policy, ledger=ledger)
+        trainer = SiteTrainer(tiny_config("fedrdn"), folder, "cpu", privacy=SitePrivacy(policy, ledger))
         assert not Site(name, trainer).answer(Request("prepare")).error
         spent.append(trainer.guard.metrics()["privacy/epsilon"])
     assert spent[1] > spent[0]

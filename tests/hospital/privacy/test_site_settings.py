@@ -70,6 +70,11 @@ def test_the_environment_comes_before_the_file(kit, monkeypatch):
         ({"privacy": {"min_images": 0}}, ["min_images", "0"]),
         ({"privacy": {"min_images": True}}, ["min_images", "True"]),
         ([], ["expected an object", "list"]),
+        ({"jobs": {"batch": 3}}, ["jobs: unknown keys batch"]),
+        ({"jobs": {"min_cases": 0}}, ["jobs: min_cases must be positive"]),
+        ({"jobs": {"max_rounds": True}}, ["jobs: max_rounds must be a whole number"]),
+        ({"jobs": {"methods": "fedavg"}}, ["jobs: methods must be a list"]),
+        ({"jobs": []}, ["jobs: expected an object"]),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_file(kit, content, words):

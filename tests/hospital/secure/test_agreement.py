@@ -268,11 +268,7 @@ def test_sites_count_those_that_they_have_met_where_nobody_told_them(serve, orac
 
 @pytest.mark.parametrize(
     ("what", "crash"),
-    [
-        ("the same round", tuple("ABCD")),
-        ("another job", tuple("ABCD")),
-        ("nearly the same model", ()),
-    ],
+    [("the same round", tuple("ABCD")), ("another job", tuple("ABCD")), ("nearly the same model", ())],
     ids=["round after a crash", "another job after a crash", "near"],
 )
 def test_the_same_model_is_not_summed_again_without_a_site(serve, oracle, crash, what):

@@ -63,7 +63,10 @@ def update(server, site="A", **changes):
     weights = {key: torch.ones_like(server.state[key]) for key in server.shared}
     reply = Reply("train", server.round, weights=weights, payload=payload, num_samples=10)
     for part, entries in changes.items():
-        getattr(reply, part).update(entries)
+        if isinstance(entries, dict):
+            entries = {**getattr(reply, part), **entries}
+            entries = {key: value for key, value in entries.items() if value is not ...}
+        setattr(reply, part, entries)
     return reply
 
 
@@ -95,8 +98,34 @@ ABSURD = {
     "a negative variance": lambda s: {
         "weights": {k: -s.state[k] for k in s.shared if k.endswith("running_var")}
     },
+    "one infinite weight": lambda s: {
+        "weights": {s.shared[0]: s.state[s.shared[0]].index_fill(0, torch.tensor([0]), float("inf"))}
+    },
+    "another shape": lambda s: {"weights": {s.shared[0]: torch.zeros(1)}},
+    "a missing entry": lambda s: {"weights": {s.shared[0]: ...}},
+    "an unknown entry": lambda s: {"weights": {"extra": torch.zeros(1)}},
+    "a text": lambda s: {"weights": {s.shared[0]: "text"}},
+    "integers": lambda s: {"weights": {s.shared[0]: s.state[s.shared[0]].long()}},
+    "another round": lambda s: {"round": 9},
+    "no samples": lambda s: {"num_samples": 0},
+    "more samples than it has": lambda s: {"num_samples": 10**9},
+    "trouble": lambda s: {"error": "site A: disk on fire"},
     "complex numbers": lambda s: {"payload": {"fedfa/enc1/mean": torch.zeros(4, dtype=torch.complex64)}},
 }
+WORDS = {
+    "weights of NaN": "NaN or infinite",
+    "another shape": "got (1,)",
+    "a missing entry": "got none",
+    "an unknown entry": "'extra'",
+    "a text": "got str",
+    "integers": "torch.int64",
+    "another round": "expected 1, got 9",
+    "no samples": "num_samples",
+    "more samples than it has": "num_samples",
+    "another method's key": "no such",
+    "trouble": "disk on fire",
+}
+"""Of some refusals."""
 
 
 def test_what_a_site_calls_its_metrics_is_its_own_affair(tiny_config):
@@ -176,6 +205,7 @@ def test_a_harmful_update_is_refused_by_name_and_leaves_no_trace(server, harm):
     assert not server.accept("A", update(server, "A", **ABSURD[harm](server)))
     (refusal,) = server.rounds[-1]["refused"]
     assert refusal["site"] == "A"
+    assert WORDS.get(harm, "") in refusal["reason"]
     assert server.accept("B", update(server, "B"))
     state = server.finish_round()
     assert all(bool((state[key] == 1.0).all()) for key in server.shared)
@@ -297,6 +327,7 @@ sys.exit(2)
 """
 
 
+@pytest.mark.slow
 def test_an_object_of_a_class_that_nobody_registered_does_not_arrive(tmp_path):
     """A sender can put anything on the wire; what counts is another process that receives it."""
     reply = Reply("train", 1, weights={"w": torch.ones(1)}, payload={"x": Bomb("/nonexistent/never")})

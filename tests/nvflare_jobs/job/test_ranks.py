@@ -148,6 +148,7 @@ def same(found: Reply, expected: Reply) -> None:
             torch.testing.assert_close(value, other[key], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_two_processes_are_one_with_the_doubled_batch_until_one_dies(federation):
     one = federation(processes=1)
     expected = [one.prepare(), one.round()]

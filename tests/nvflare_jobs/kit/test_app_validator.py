@@ -58,6 +58,12 @@ def odd_jobs(honest: Path, folder: Path) -> list[Path]:
     return jobs
 
 
+@pytest.fixture
+def validator(monkeypatch):
+    monkeypatch.setattr(app_validator, "close_other_loaders", lambda: None)  # for all of this process
+    return app_validator.JsonAppValidator()
+
+
 def configured(run, kits: Path, side: str) -> Path:
     code, out, err = run("site", "configure", kits / SIDES[side], "--forbid-code")
     assert code == 0, err
@@ -66,9 +72,7 @@ def configured(run, kits: Path, side: str) -> Path:
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_a_job_with_any_other_configuration_is_refused(tmp_path, tiny_config, monkeypatch, side):
-    monkeypatch.setattr(app_validator, "close_other_loaders", lambda: None)  # for all of this process
-    validator = app_validator.JsonAppValidator()
+def test_a_job_with_any_other_configuration_is_refused(tmp_path, tiny_config, validator, side):
     honest = job_of(tmp_path, tiny_config(classes=("background", "lesion")))
     with bait(tmp_path / "secrets") as laid:
         for number, attack in enumerate(FILES):
@@ -132,10 +136,9 @@ def test_a_job_that_would_be_refused_is_not_exported(run, tmp_path):
 @pytest.mark.parametrize(("exported", "words"), [("9.8.7", "9.8.7"), (None, "0.3 or earlier")])
 @pytest.mark.parametrize("side", SIDES)
 def test_a_job_of_another_version_is_refused_with_both(
-    tmp_path, tiny_config, monkeypatch, side, exported, words
+    tmp_path, tiny_config, validator, side, exported, words
 ):
-    monkeypatch.setattr(app_validator, "close_other_loaders", lambda: None)  # for all of this process
-    validator, job = app_validator.JsonAppValidator(), job_of(tmp_path, tiny_config())
+    job = job_of(tmp_path, tiny_config())
     assert validator.validate(str(job / "app")) == ("", {})
     file = job / f"app/config/config_fed_{side}.json"
     content = {**json.loads(file.read_text()), app_validator.VERSION_KEY: exported}
@@ -144,30 +147,14 @@ def test_a_job_of_another_version_is_refused_with_both(
     assert f"medfedaug {words} exported it, and this machine has {__version__}" in reason
 
 
-def test_a_job_of_other_packages_needs_no_version(tmp_path, monkeypatch):
-    monkeypatch.setattr(app_validator, "close_other_loaders", lambda: None)
+def test_a_job_of_other_packages_needs_no_version(tmp_path, validator):
     (tmp_path / "config").mkdir()
     content = {"workflows": [{"path": "nvflare.app_common.workflows.fedavg.FedAvg", "args": {}}]}
     (tmp_path / "config/config_fed_server.json").write_text(json.dumps(content))
-    assert app_validator.JsonAppValidator().validate(str(tmp_path)) == ("", {})
+    assert validator.validate(str(tmp_path)) == ("", {})
 
 
 CONVERTER = "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent"
-
-
-def refusal(folder: Path, component: dict) -> str:
-    """Return the validator's answer to a job with a component at its sites."""
-    (folder / "config").mkdir(exist_ok=True)
-    content = {"format_version": 2, "executors": [], "components": [{"id": "one", **component}]}
-    (folder / "config/config_fed_client.json").write_text(json.dumps(content))
-    code = (
-        "from sys import argv; from medfedaug.nvflare_jobs.kit.app_validator import JsonAppValidator as V\n"
-    )
-    # In a process of its own: the validator closes NVFlare's loaders.
-    command = [sys.executable, "-c", f"{code}print(V().validate(argv[1])[0])", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 @pytest.mark.parametrize(
@@ -185,8 +172,12 @@ def refusal(folder: Path, component: dict) -> str:
         ),
     ],
 )
-def test_no_component_of_a_job_sends_log_events_or_metrics_elsewhere(tmp_path, path, args, words):
-    reason = refusal(tmp_path, {"path": path, "args": args})
+def test_no_component_of_a_job_sends_log_events_or_metrics_elsewhere(tmp_path, validator, path, args, words):
+    components = [{"id": "one", "path": path, "args": args}]
+    content = {"format_version": 2, "executors": [], "components": components}
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/config_fed_client.json").write_text(json.dumps(content))
+    reason, _ = validator.validate(str(tmp_path))
     assert (words in reason) if words else not reason
 
 

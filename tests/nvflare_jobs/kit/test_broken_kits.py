@@ -21,10 +21,7 @@ from medfedaug.errors import RunFailed
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.nvflare_jobs.kit.kit_checks import check_process
-from medfedaug.nvflare_jobs.kit.kit_process import (
-    ProcessRecord,
-    settings_at_start,
-)
+from medfedaug.nvflare_jobs.kit.kit_process import ProcessRecord, settings_at_start
 from medfedaug.nvflare_jobs.kit.kit_start import start
 
 SITE = HOSPITALS[0]
@@ -201,7 +198,7 @@ def test_a_process_that_was_started_before_site_configure_is_not_ready(kit, run_
     run_as(kit)
     found = the_process(kit)
     assert found.ok is False
-    assert "without the components of site-config" in found.found
+    assert "without the components of site configure" in found.found
     assert found.advice == f"medfedaug site restart {kit}"
     code, out, _ = run("site", "doctor", kit, "--offline")
     assert (code, out.splitlines()[-1]) == (1, "not ready: process")

@@ -18,11 +18,7 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 from rehearsed_hospitals import HOSPITALS
 
 from medfedaug.nvflare_jobs.kit.kit_metrics import Sample, exposition, kit_metrics
-from medfedaug.nvflare_jobs.kit.kit_process import (
-    ProcessRecord,
-    pid_namespace,
-    settings_at_start,
-)
+from medfedaug.nvflare_jobs.kit.kit_process import ProcessRecord, pid_namespace, settings_at_start
 from medfedaug.nvflare_jobs.kit.kit_status import KitStatus
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy/prometheus"

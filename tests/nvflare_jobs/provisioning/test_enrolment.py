@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
+import subprocess
+import sys
 import zipfile
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import typer
+from nvflare import cli
 
 from medfedaug.cli import enrol
 from medfedaug.nvflare_jobs.kit.startup import check_startup
+from medfedaug.nvflare_jobs.provisioning import enrolment
 from medfedaug.nvflare_jobs.provisioning.enrolment import read_request
 
 
@@ -27,6 +33,22 @@ def aloud(printed: str) -> str:
 def federation(tmp_path_factory):
     """The administrator's folder, and one for what travels."""
     return tmp_path_factory.mktemp("federation")
+
+
+@pytest.fixture(autouse=True)
+def _nvflare_here(request, monkeypatch):
+    """Run NVFlare's commands in this process, except in the test whose hospital has its own Python."""
+
+    def nvflare(command, **_):
+        out, err = io.StringIO(), io.StringIO()
+        with monkeypatch.context() as patch, redirect_stdout(out), redirect_stderr(err), suppress(SystemExit):
+            patch.setattr(sys, "argv", command[2:])
+            cli.main()
+        return SimpleNamespace(stdout=out.getvalue(), stderr=err.getvalue())
+
+    if "own_python" not in request.fixturenames:
+        found = SimpleNamespace(run=nvflare, DEVNULL=subprocess.DEVNULL)
+        monkeypatch.setattr(enrolment, "subprocess", found)
 
 
 @pytest.fixture
@@ -44,6 +66,15 @@ def places(federation, tmp_path, run, monkeypatch):
     hospital.mkdir()
     monkeypatch.chdir(hospital)
     return project, hospital, tmp_path
+
+
+@pytest.fixture
+def evil(places, federation, run):
+    """The project of somebody else, which all tests share."""
+    folder = federation / "evil"
+    if not folder.exists():
+        assert run("enrol", "project", "--own-keys", folder, "--server", "evil.example.org")[0] == 0
+    return folder
 
 
 @pytest.fixture
@@ -129,7 +160,7 @@ def test_a_hospital_enrols_and_its_key_never_leaves_it(places, run):
     [
         ("fl.example.org", "server", "fed_server.json"),
         ("lead@example.org", "lead", "fed_admin.json"),
-        pytest.param("admin@example.org", "admin", "fed_admin.json", marks=pytest.mark.slow),
+        ("admin@example.org", "admin", "fed_admin.json"),
     ],
 )
 def test_the_others_enrol_in_the_same_way(places, run, name, kind, file):
@@ -180,12 +211,10 @@ def test_a_request_that_was_changed_on_its_way_is_not_signed_even_where_the_tele
     assert not list(work.rglob("*.signed.zip"))
 
 
-def test_an_answer_with_another_root_makes_no_kit(places, basel, answered, run):
-    _, hospital, work = places
-    request, said = basel
-    assert run("enrol", "project", "--own-keys", work / "other", "--server", "evil.example.org")[0] == 0
+def test_an_answer_with_another_root_makes_no_kit(places, basel, answered, run, evil):
+    _, hospital, _ = places
     _, root = answered
-    answer, _ = signed(run, request, said, work / "other")
+    answer, _ = signed(run, *basel, evil)
     code, _, err = run("enrol", "accept", answer, "--fingerprint", root)
     assert code == 2
     assert "Somebody may have exchanged the file" in " ".join(err.split())
@@ -193,18 +222,17 @@ def test_an_answer_with_another_root_makes_no_kit(places, basel, answered, run):
     assert (hospital / "requests/basel/basel.key").exists()
 
 
-def test_a_kit_keeps_its_root_until_its_owner_says_otherwise(places, basel, answered, run):
+def test_a_kit_keeps_its_root_until_its_owner_says_otherwise(places, basel, answered, run, evil):
     """A renewal that somebody else's root has signed would hand the site to another server."""
-    _, hospital, work = places
+    _, hospital, _ = places
     answer, root = answered
     shutil.copytree("requests", "kept")
     assert run("enrol", "accept", answer, "--fingerprint", root)[0] == 0
     shutil.rmtree("requests", ignore_errors=True)
     shutil.copytree("kept", "requests")
     before = (hospital / "basel/startup/rootCA.pem").read_bytes()
-    assert run("enrol", "project", "--own-keys", work / "other", "--server", "evil.example.org")[0] == 0
-    evil, other = signed(run, *basel, work / "other")
-    code, _, err = run("enrol", "accept", evil, "--fingerprint", other)
+    forged, other = signed(run, *basel, evil)
+    code, _, err = run("enrol", "accept", forged, "--fingerprint", other)
     assert code == 2
     assert "nothing is changed. If that is meant, give --another-root" in " ".join(err.split())
     assert (hospital / "basel/startup/rootCA.pem").read_bytes() == before

@@ -104,6 +104,7 @@ def test_a_simulation_takes_the_prepared_process_only_where_the_environment_is_s
     process._discard()
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_import_its_packages_says_why_in_the_log(tmp_path, monkeypatch):
     """A module of the user's own in the working folder hides one that NVFlare needs."""
     monkeypatch.delenv(FAST_START_VARIABLE, raising=False)

@@ -18,9 +18,9 @@ from medfedaug.data.benchmarks import BENCHMARKS, open_benchmark
 from medfedaug.methods import build_methods
 from medfedaug.models import build_network
 from medfedaug.models.stages import known_stages
+from medfedaug.research.papers.axes import parse_axis
 from medfedaug.research.papers.presets import PRESETS
 from medfedaug.research.sweeps import run_list
-from medfedaug.research.sweeps.axes import parse_axis
 from medfedaug.research.sweeps.planned import PlannedRun
 from medfedaug.research.sweeps.run_list import plan
 

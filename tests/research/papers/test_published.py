@@ -14,10 +14,10 @@ import torch
 from benchmark_files import OFFICE, write_fedbn
 
 from medfedaug.models import build_network, ffa_layers, insert_ffa
+from medfedaug.research.papers.axes import parse_axis, split_values
 from medfedaug.research.papers.presets import PRESETS
 from medfedaug.research.papers.published import parse_published, published_rows
 from medfedaug.research.sweeps import run_list
-from medfedaug.research.sweeps.axes import parse_axis, split_values
 from medfedaug.research.sweeps.run_list import plan
 
 FILES = {

@@ -9,8 +9,8 @@ from benchmark_files import OFFICE
 from sweeps import OFFICE_PRESET, planned
 
 from medfedaug.errors import ConfigError, DataError
+from medfedaug.research.papers.axes import parse_axis, shown
 from medfedaug.research.papers.presets import PRESETS
-from medfedaug.research.sweeps.axes import parse_axis, shown
 from medfedaug.research.sweeps.run_list import plan
 
 

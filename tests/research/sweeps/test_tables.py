@@ -11,8 +11,8 @@ from benchmark_files import OFFICE
 from sweeps import OFFICE_PRESET, read_csv
 
 from medfedaug.config.run import RunConfig
+from medfedaug.research.papers.axes import parse_axis
 from medfedaug.research.papers.presets import PRESETS
-from medfedaug.research.sweeps.axes import parse_axis
 from medfedaug.research.sweeps.planned import PlannedRun
 from medfedaug.research.sweeps.run_list import plan
 from medfedaug.research.sweeps.tables import write_tables

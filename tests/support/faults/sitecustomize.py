@@ -11,13 +11,7 @@ import sys
 import time
 
 _MODULE = "medfedaug.federation.site.site"
-LIES = {
-    "false mean": {"fedrdn/mean": 1e10},
-    "false deviation": {"fedrdn/std": 1e-6},
-    "false feature": {"fedfa/enc1/std": 1e5},
-}
-"""What a site may say in the place of its statistics, below the limits that hold for one site alone."""
-LASTING = {*LIES, "claim", "other shape", "write keys"}
+LASTING = {"write keys"}
 """What a site does again whenever it is asked, from the planned round on."""
 
 
@@ -35,10 +29,6 @@ def _cause(fault, seconds, reply, site):
         reply.weights[key] = torch.full_like(reply.weights[key], float("nan"))
     if fault == "shape":
         reply.weights[key] = torch.zeros(1)
-    if fault == "huge":
-        reply.weights[key] = torch.full_like(reply.weights[key], 1e9)
-    if fault == "unknown":
-        reply.weights["no.such.entry"] = torch.zeros(3)
     if fault == "float8":
         reply.weights[key] = reply.weights[key].to(torch.float8_e4m3fn)
     if fault == "variance":
@@ -46,20 +36,9 @@ def _cause(fault, seconds, reply, site):
         reply.weights[name] = -torch.ones_like(reply.weights[name])
     if fault == "metrics":  # names that events have too
         reply.metrics.update({"event": "finished", "site": "A", "round": 99, "nested": {"deep": {"x": 1}}})
-    if fault == "many metrics":
-        reply.metrics.update({str(n): 0.5 for n in range(1_000_000)})
-    if fault == "claim":  # more samples than all others have, and a step of its own to tell its share by
-        reply.num_samples = 2**31 - 1
-        reply.weights.update({key: reply.weights[key] + 0.01} if key else {})
-    if fault in LIES:
-        reply.payload.update({k: torch.full_like(reply.payload[k], v) for k, v in LIES[fault].items()})
-    if fault == "other shape":
-        reply.payload = {k: torch.zeros(7, 7) for k in reply.payload}
     if fault == "write keys":  # no fault: what a site publishes under secure aggregation
         with open(os.path.join(os.environ["MEDFEDAUG_FAULT_MARKS"], "keys"), "a") as file:
             file.write(json.dumps([site, [reply.masks[kind].hex() for kind in ("cipher", "mask")]]) + "\n")
-    if fault == "nothing":
-        reply.weights = {}
     return reply
 
 

@@ -29,8 +29,8 @@ from functools import cache
 from importlib import resources
 
 from medfedaug.errors import DataError
+from medfedaug.research.papers.axes import parse_axis, shown, split_values
 from medfedaug.research.papers.presets import PRESETS, Preset
-from medfedaug.research.sweeps.axes import parse_axis, shown, split_values
 
 __all__ = ["PrintedScore", "Published", "parse_published", "published_rows"]
 

@@ -10,7 +10,7 @@ import torch
 from sweeps import OFFICE_PRESET, planned
 
 from medfedaug.research.comparison.features import SiteFeatures, alignment, site_features, uniformity
-from medfedaug.research.comparison.local_features import local_features
+from medfedaug.research.sweeps.local_features import local_features
 from medfedaug.research.sweeps.sweep import run_all
 from medfedaug.runs.evaluate import open_model
 from medfedaug.runs.load_results import load_run

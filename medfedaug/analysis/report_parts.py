@@ -1,0 +1,87 @@
+"""`ReportParts`: the parts of a report that compare runs or need their images."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from medfedaug.metrics.significance import PairedTest
+from medfedaug.runs.run import Run
+from medfedaug.utils.layers import added_modules
+
+Groups = Mapping[str, Sequence[Run]]
+"""The result of `medfedaug.analysis.grouping.group_runs`."""
+
+
+class Verdict(Protocol):
+    """The verdict of a comparison: its word, what it lacks if it is open, and the sites that carry it."""
+
+    @property
+    def word(self) -> str: ...
+    @property
+    def lacking(self) -> tuple[str, ...]: ...
+    @property
+    def carried(self) -> Mapping[str, float | None]: ...
+
+
+class Compared(Protocol):
+    """Comparison of the scores of a method with a reference.
+
+    Attributes:
+        label: the method.
+        baseline: the reference.
+        difference: mean difference over the common seeds; ``None`` without any.
+        seeds: the test over seeds.
+        learned: whether the reference learned anything.
+        verdict: the verdict; ``None`` if the reference learned nothing.
+    """
+
+    label: str
+    baseline: str
+    difference: float | None
+    seeds: PairedTest | None
+    learned: bool
+
+    @property
+    def verdict(self) -> Verdict | None: ...
+
+
+class ReportParts:
+    """No further parts; `medfedaug.research.comparison.report_parts` has those for studies."""
+
+    def compare(self, groups: Groups, reference: str) -> Sequence[Compared]:
+        """Compare the scores at the training sites, or at those left out, with a reference."""
+        return ()
+
+    def notes(self, compared: Sequence[Compared]) -> tuple[str, ...]:
+        """Return notes on comparisons."""
+        return ()
+
+    def rule(self, reference: str, cases: str) -> str:
+        """Return the rule of the verdicts in a few sentences."""
+        return ""
+
+    def add_comparisons(self, body: ET.Element, runs: Sequence[Run], reduced: str, reference: str) -> None:
+        """Append comparisons by patient."""
+
+    def add_classes(self, body: ET.Element, runs: Sequence[Run], reduced: str, reference: str) -> None:
+        """Append comparisons by class."""
+
+    def add_evaluations(self, body: ET.Element, evaluations: Sequence[Mapping[str, Any]]) -> None:
+        """Append the comparisons of the sites' own evaluations."""
+
+    def add_images(
+        self, body: ET.Element, groups: Groups, data: Path, device: str, local_features: Any
+    ) -> None:
+        """Append pictures of the sites' images, and of the runs' models on them."""
+
+
+@cache
+def report_parts() -> ReportParts:
+    """Return the parts of this installation."""
+    found = added_modules("comparison.report_parts")
+    parts: ReportParts = found[0].PARTS if found else ReportParts()
+    return parts

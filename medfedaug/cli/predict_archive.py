@@ -1,0 +1,112 @@
+"""The command `predict` of a copy with archives: a finished model on new images, also of a PACS."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from medfedaug.cli.archive_options import DicomWeb, Dimse, TokenFile, archive_access
+from medfedaug.cli.console import say
+from medfedaug.cli.options import Config, Given, State, named_pairs, takes
+from medfedaug.cli.predict import Images, Models, Out, finish, open_models, predict_files
+from medfedaug.cli.progress import CaseProgress, resumable
+from medfedaug.errors import ConfigError
+from medfedaug.hospital.pacs.archive import Access, require_pacs
+from medfedaug.hospital.pacs.study_options import StudyOptions
+from medfedaug.runs.prediction.options import PredictionOptions
+
+if TYPE_CHECKING:
+    from medfedaug.hospital.pacs.predict_studies import StudyPredictions
+
+
+@takes(PredictionOptions, StudyOptions, Access)
+def predict(
+    model: Models,
+    out: Out,
+    *,
+    given: Given,
+    config: Config = None,
+    images: Images = None,
+    studies: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID.",
+            rich_help_panel=Access.PANEL,
+        ),
+    ] = None,
+    channel: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=REGEX|UID",
+            help="A channel's series, instead of --series; repeatable.",
+            rich_help_panel=Access.PANEL,
+        ),
+    ] = None,
+    dicomweb: DicomWeb = None,
+    dimse: Dimse = None,
+    token_file: TokenFile = None,
+    state: State = None,
+) -> None:
+    """Predict new images with a finished model: label maps, or classes, of images without labels.
+
+    The same command continues, also with more images. If an image cannot be predicted, the others are; the
+    exit code is then 1. From an archive and back: medfedaug predict --model runs/fedrdn --dicomweb URL
+    --studies studies.csv --store --out predicted
+    """
+    in_archive = bool(dicomweb or dimse)
+    if (images is None) != in_archive:
+        raise ConfigError("give one of --images PATH, --dicomweb URL and --dimse AET@HOST:PORT")
+    if in_archive != (studies is not None):
+        raise ConfigError("give --studies FILE together with --dicomweb URL or --dimse AET@HOST:PORT")
+    if channel:
+        given[StudyOptions]["channels"] = named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True)
+    of_studies = StudyOptions(**given[StudyOptions])
+    for option, value in (
+        ("--channel", of_studies.channels),
+        ("--pseudonyms", of_studies.pseudonyms),
+        ("--store", of_studies.store),
+    ):
+        if value and not in_archive:
+            raise ConfigError(f"{option} needs an archive: --dicomweb URL or --dimse AET@HOST:PORT")
+    models, options = open_models(model, out, state), PredictionOptions(**given[PredictionOptions])
+    if images is not None:
+        finish(models, out, options, *predict_files(models, images, out, options))
+        return
+    assert studies is not None
+    require_pacs("shapely", "highdicom")
+    from medfedaug.hospital.pacs.open_archive import open_archive
+    from medfedaug.hospital.pacs.predict_studies import predict_studies
+    from medfedaug.hospital.pacs.studies_file import read_studies
+
+    of_studies = replace(of_studies, pseudonyms=of_studies.pseudonyms or key_folder(options.data))
+    wanted, access = read_studies(studies), archive_access(given, token_file)
+    with (
+        CaseProgress() as progress,
+        resumable(),
+        open_archive(dicomweb=dicomweb, dimse=dimse, access=access) as source,
+    ):
+        result = predict_studies(models, source, wanted, out, options, of_studies, on_event=progress.show)
+    _print_stored(result, out)
+    finish(models, out, options, result.cases, result.problems)
+
+
+def key_folder(data: Path | None) -> Path | None:
+    """Return the folder of a site's key next to its data, if `import` made one."""
+    from medfedaug.hospital.privacy.pseudonyms import PSEUDONYM_KEY
+
+    folder = None if data is None else data.with_name(f"{data.name}.state")
+    return folder if folder is not None and (folder / PSEUDONYM_KEY).is_file() else None
+
+
+def _print_stored(result: StudyPredictions, out: Path) -> None:
+    for case, kinds in sorted(result.existing.items()):
+        if case not in result.stored:
+            say(f"already there: {case}: {', '.join(kinds)}")
+    objects = sum(map(len, result.stored.values()))
+    if result.stored:
+        say(f"stored {objects} objects of {len(result.stored)} studies")
+    say(f"who is who: {out.with_name(f'{out.name}.state')}")

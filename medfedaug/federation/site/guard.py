@@ -1,0 +1,67 @@
+"""`Guard`: stands between a site's methods and their messages; `Privacy` makes one for each opened job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from medfedaug.config.site_description import SiteDescription
+from medfedaug.federation.site.local_training import LocalTraining
+from medfedaug.federation.site.script_components import ScriptComponents
+from medfedaug.federation.site.script_training import CustomLoop, LoopTraining
+from medfedaug.methods.base import Payload, SiteExchange
+
+if TYPE_CHECKING:
+    from medfedaug.federation.site.model import SiteModel
+
+
+class Guard:
+    """Lets everything pass, for simulations on one machine.
+
+    `medfedaug.hospital.privacy.guard.PrivacyGuard` is that of a site in a real federation.
+
+    Attributes:
+        adds_noise: whether what leaves the site has noise.
+    """
+
+    adds_noise = False
+
+    def check(self, name: str, exchange: SiteExchange) -> None:
+        """Check, before any work, that an exchange is allowed."""
+
+    def observe(self, name: str, exchange: SiteExchange) -> None:
+        """Prepare an exchange before the training, on which noise must not depend."""
+
+    def collect(self, name: str, exchange: SiteExchange) -> Payload:
+        """Return the payload that the site sends for an exchange, after `observe`."""
+        return exchange.collect()
+
+    def description(self, cases: Sequence[int]) -> dict[str, Any]:
+        """Return the site's description of itself.
+
+        Args:
+            cases: the number of cases of each patient.
+        """
+        return SiteDescription(patients=len(cases) or None, studies=sum(cases) or None).to_dict()
+
+    def metrics(self) -> dict[str, float]:
+        """Return numbers about privacy, for each update."""
+        return {}
+
+    def training(self, model: SiteModel, script: ScriptComponents, loop: CustomLoop | None) -> LocalTraining:
+        """Return the local training: the built-in one, or that of a script."""
+        return LocalTraining(model) if loop is None else LoopTraining(model, loop, script.criterion)
+
+
+class Privacy:
+    """What a site promises about everything that leaves it: here nothing, since all is on one machine.
+
+    Attributes:
+        min_patients: the least number of patients behind each number.
+    """
+
+    min_patients = 1
+
+    def guard(self, model: SiteModel) -> Guard:
+        """Return the guard of a site's opened job."""
+        return Guard()

@@ -1,0 +1,86 @@
+"""Comparisons and pictures in the report of several runs."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from medfedaug.analysis import page
+from medfedaug.analysis.report_parts import Groups, ReportParts
+from medfedaug.analysis.score_table import MOST_SITES
+from medfedaug.research.comparison.class_table import class_table
+from medfedaug.research.comparison.comparison import (
+    MIN_PATIENTS,
+    UNSEEN,
+    Comparison,
+    compare_groups,
+    unlike_notes,
+)
+from medfedaug.research.comparison.local_vs_global import worth_table
+from medfedaug.research.comparison.patient_table import patient_table
+from medfedaug.research.comparison.verdict import rule
+from medfedaug.runs.run import Run
+
+_MOST_SENTENCES = 3
+
+
+class ComparedRuns(ReportParts):
+    """Compares every method with a reference, and shows images where the sites' data are given."""
+
+    def compare(self, groups: Groups, reference: str) -> Sequence[Comparison]:
+        """Compare scores with a verdict."""
+        return [one for one in compare_groups(groups, reference) if one.where != UNSEEN]
+
+    def notes(self, compared: Sequence[Any]) -> tuple[str, ...]:
+        """Return notes on methods whose files or plan differ from their reference's."""
+        return unlike_notes(compared)
+
+    def rule(self, reference: str, cases: str) -> str:
+        """Return the rule of the verdicts."""
+        return rule(reference, cases)
+
+    def add_comparisons(self, body: ET.Element, runs: Sequence[Run], reduced: str, reference: str) -> None:
+        """Append comparisons by patient."""
+        pairs = replace(patient_table(runs, reference), reduced=reduced)
+        section = page.start_section(body, f"Paired by {pairs.cases.removesuffix('s')}")
+        if pairs.rows:
+            for row in pairs.rows if len(pairs.rows) <= _MOST_SENTENCES else ():
+                page.add(section, "p", row.sentence(pairs.metric))
+            page.text_table(section, pairs)
+            return
+        text = f"Nothing to compare: it takes {reference} and another method under the same settings, with "
+        text += f"the same seed, and {MIN_PATIENTS} or more {pairs.cases} with scores in both runs."
+        page.add(section, "p", text)
+        for note in pairs.notes:
+            page.remark(section, note)
+
+    def add_classes(self, body: ET.Element, runs: Sequence[Run], reduced: str, reference: str) -> None:
+        """Append comparisons by class."""
+        classes = class_table(runs, reference)
+        if classes.rows:
+            section = page.start_section(body, "By class, where sites have outlined different ones")
+            page.text_table(section, replace(classes, reduced=reduced))
+
+    def add_evaluations(self, body: ET.Element, evaluations: Sequence[Mapping[str, Any]]) -> None:
+        """Append the comparisons of the federation's models with the sites' own."""
+        for content in evaluations:
+            section = page.start_section(body, "Is the federation worth it for a site?")
+            worth = worth_table(content)
+            for row in worth.rows if len(worth.rows) <= MOST_SITES else ():
+                page.add(section, "p", row.sentence(worth.metric))
+            page.text_table(section, worth)
+
+    def add_images(
+        self, body: ET.Element, groups: Groups, data: Path, device: str, local_features: Any
+    ) -> None:
+        """Append intensities, features and cases."""
+        # Imports all of training, which a page without images does not need.
+        from medfedaug.research.comparison.report_images import image_sections
+
+        image_sections(body, groups, data, device, local_features)
+
+
+PARTS = ComparedRuns()
