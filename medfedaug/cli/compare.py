@@ -9,7 +9,7 @@ import typer
 
 from medfedaug.cli.catalogue import check_methods
 from medfedaug.cli.console import err_console, out_console, say
-from medfedaug.cli.options import Data, Device, JsonFile, Limit, Threads, Trained
+from medfedaug.cli.options import Data, Device, JsonFile, Limit, Threads
 from medfedaug.cli.progress import resumable
 from medfedaug.config.comparison import parse_budget
 
@@ -27,7 +27,10 @@ def compare(
         str, typer.Option(metavar="TIME", help="Time for all trainings: 90s, 10min, 2h.")
     ] = "10min",
     out: Annotated[Path, typer.Option(help="Folder for compare.json and compare.html.")] = Path("compare"),
-    set_: Trained = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Settings of all trainings, as in `benchmark`."),
+    ] = None,
     device: Device = "auto",
     threads: Threads = 0,
     limit: Limit = None,

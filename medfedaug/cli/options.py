@@ -138,10 +138,6 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="METHOD.ARG=VALUE, or a setting; repeatable."),
 ]
-Trained = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A setting of every training, as in `benchmark`."),
-]
 SiteNames = Annotated[
     bool, typer.Option("--site-names", help="Name the sites in the model card, instead of site 1, site 2.")
 ]

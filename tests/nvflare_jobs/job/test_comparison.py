@@ -17,7 +17,6 @@ from medfedaug.federation.job_folder import COMPARED
 from medfedaug.federation.protocol import compare
 from medfedaug.federation.server.comparison import Comparison
 from medfedaug.federation.site.comparison import ComparisonSite
-from medfedaug.federation.site.gate import GuardedGate
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy import (
     LEDGER_FILE,
@@ -27,6 +26,8 @@ from medfedaug.hospital.privacy import (
     PrivacyPolicy,
     Pseudonyms,
 )
+from medfedaug.hospital.privacy.guard import SitePrivacy
+from medfedaug.hospital.privacy.guarded_gate import GuardedGate
 from medfedaug.hospital.privacy.job_log import APPROVED, WAITING
 from medfedaug.hospital.privacy.job_summary import summary
 from medfedaug.hospital.privacy.site_settings import SiteSettings
@@ -67,7 +68,8 @@ def guarded(name, data, config, folder, rules=None):
     gate.comparison = config
 
     def trainer(run):
-        return SiteTrainer(run, data, "cpu", folder, policy, folder / LEDGER_FILE, threads=1)
+        privacy = SitePrivacy(policy, folder / LEDGER_FILE)
+        return SiteTrainer(run, data, "cpu", folder, privacy, threads=1)
 
     return ComparisonSite(name, config, trainer, folder, gate), book
 
