@@ -41,7 +41,7 @@ class GainTable(TextTable):
     @property
     def header(self) -> list[str]:
         metric = find_metric(self.record["metric"]).title
-        return ["method", metric, f"gain over {REFERENCE} [95%]", "shown", "rounds", *self._sites]
+        return ["method", metric, f"gain over {REFERENCE} [90%]", "shown", "rounds", *self._sites]
 
     @property
     def body(self) -> list[list[str]]:
@@ -115,9 +115,9 @@ def _conclusions(record: Mapping[str, Any], data: str) -> Iterator[str]:
         return
     alone = shown_by(gains.get(ALONE))
     if ALONE in gains:
-        words = {"worse": "Training together helped", "better": "Training alone was better"}
-        answer = words.get(alone, "Alone or together: not distinguishable")
-        yield f"{answer}: each site alone has {_text(gains[ALONE])} {title} against {REFERENCE}."
+        words = {"worse": "Training together helped", "better": "Separate training was better"}
+        answer = words.get(alone, "Separate or joint training: not distinguishable")
+        yield f"{answer}: each site by itself has {_text(gains[ALONE])} {title} against {REFERENCE}."
     methods = {name: shown_by(gain) for name, gain in gains.items() if name != ALONE}
     by_gain = sorted(methods, key=lambda name: -gains[name]["mean"])
     for word, verb in (("better", "Better"), ("worse", "Worse")):
@@ -157,7 +157,7 @@ def _next_step(record: Mapping[str, Any], data: str) -> str:
 
 def write_gain_page(record: Mapping[str, Any], path: Path, sentences: list[str]) -> None:
     """Write a comparison as one HTML file."""
-    html, body = page.start_page("Alone, together, and with which method? Short trainings")
+    html, body = page.start_page("Train together, and with which method? Short trainings")
     for sentence in sentences:
         page.add(body, "p", sentence, **{"class": "answer"} if sentence is sentences[0] else {})
     section = page.start_section(body, f"Gains over {REFERENCE}")

@@ -1,4 +1,4 @@
-"""The command `compare`: alone, together, and with which method, by short trainings within a budget."""
+"""The command `compare`: short trainings of several methods within a budget."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def compare(
 ) -> None:
     """Measure what training together and a few methods bring on your data, by short trainings.
 
-    Each site alone, all together by plain averaging, and each method are trained with two seeds, for as many
+    Each site by itself, all sites by plain averaging, and each method are trained with two seeds, for as many
     rounds as the budget allows, and compared on validation patients. A method that is clearly worse stops
     early. The same command continues an interrupted comparison.
     """

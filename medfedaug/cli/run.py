@@ -191,8 +191,8 @@ def export(
         bool,
         typer.Option(
             "--compare",
-            help="Short trainings alone, together and with --methods (in quotes, separated by spaces), which "
-            "are compared on validation cases, as by `medfedaug compare`.",
+            help="Short trainings by site, together and with --methods (in quotes, separated by spaces), "
+            "which are compared on validation cases, as by `medfedaug compare`.",
         ),
     ] = False,
     budget: Annotated[

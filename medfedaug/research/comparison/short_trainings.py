@@ -46,7 +46,7 @@ _FILE, _KIND, _VERSION = "trainings.json", "trainings", 1
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asks for.
+    """A comparison as a user asks for it.
 
     Args:
         methods: combinations of methods besides `REFERENCE` and `ALONE`; empty for `REMEDIES`.
