@@ -17,8 +17,8 @@ import argparse
 
 import numpy as np
 
-from medfedaug.metrics.crossed import crossed_test, holm
 from medfedaug.metrics.significance import paired_t_test, rare_loss_test
+from medfedaug.research.comparison.crossed import crossed_test, holm
 from medfedaug.research.comparison.verdict import LEVEL, chance
 
 METHODS, SEEDS, SPREAD, LOSS = 11, 5, 0.05, 0.6

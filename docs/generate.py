@@ -51,9 +51,9 @@ def pages() -> dict[Path, str]:
         if not _has_row(texts[SENT], name):
             times, _, sent = one.facts[BESIDE_THE_MODEL].partition(". ")
             if sent:
-                row = f"| `{name}` | {sent} | | {times} | no bound | `min_images` |"
+                row = f"| `{name}` | {sent} | | {times} | |"
             else:
-                row = f"| `{name}` | {'nothing else' if times == 'nothing' else times} | | | | |"
+                row = f"| `{name}` | {'nothing else' if times == 'nothing' else times} | | | |"
             texts[SENT] = _with_rows(texts[SENT], [row])
     table = "\n".join(rows)
     texts[TABLE] = re.sub(

@@ -3,8 +3,8 @@
 python docs/pictures/house.py docs/pictures/house.svg
 python docs/pictures/house.py federation.svg federation    # the rooms inside a package
 
-A package stands one floor above the highest package that it imports. Each arrow is an import that no longer
-path of arrows implies. ``make lint`` compares the file with the imports.
+A package stands one floor above the highest package that it imports; its colour is its layer. Each arrow is
+an import that no longer path of arrows implies. ``make lint`` compares the file with the imports.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ ROOT = Path(__file__).resolve().parents[2]
 TOGETHER = {"errors": "utils"}  # each imports the other
 LEFT_OUT = {"__main__", "_version"}
 PURPOSE = {
-    "analysis": "comparisons, tables, report pages",
+    "analysis": "the report of a run, model card",
     "cli": "one file per command",
     "client": "join(): a script's own training loop",
     "config": "settings, each defined once",
-    "data": "sites, image formats, data sets",
-    "experiments": "runs, sweeps, papers' presets",
-    "federation": "protocol, server, site, masks",
+    "data": "sites, image formats, preparation",
+    "federation": "protocol, server, site",
     "functional": "the papers' equations",
-    "methods": "one file per method",
+    "hospital": "DICOM, archives, privacy, masks",
+    "loop_check": "one batch of a script's loop",
+    "methods": "the papers' methods, a file each",
     "metrics": "metrics and significance",
     "models": "layers, networks, insertion",
     "nvflare_jobs": "NVFlare jobs, kits, doctor",
-    "privacy": "site policy, ledger, job rules",
+    "research": "data sets, sweeps, comparison",
     "runs": "a finished run: predict, evaluate",
     "sampling": "training samples, augmented",
     "simulate": "the name users import",
@@ -43,11 +44,17 @@ PURPOSE = {
     "utils": "files, validation, errors",
 }
 
+LAYERS = {"hospital": "what a clinical site adds", "research": "what a study adds"}
+ABOVE = {"cli": "above", "nvflare_jobs": "above"}  # the rest is the core, which imports neither
+
 Arrow = Lane = tuple[str, str]
 WIDTH, HEIGHT, LANE, GAP, STEP, LEFT, TOP = 224, 46, 8, 18, 94, 64, 18
 STYLE = """
 text { font-family: system-ui, sans-serif; text-anchor: middle; }
-.room { fill: #dce8f5; stroke: #4a6f94; }
+.core { fill: #dce8f5; stroke: #4a6f94; }
+.hospital { fill: #dff1df; stroke: #4c8a57; }
+.research { fill: #fbe9d3; stroke: #b07a34; }
+.above { fill: #eceef0; stroke: #7d8894; }
 .name { font-size: 15px; font-weight: 600; fill: #16283a; }
 .purpose { font-size: 12px; fill: #2f4459; }
 .floor { font-size: 12px; fill: #7d8894; }
@@ -164,7 +171,9 @@ def draw(rooms: Mapping[str, set[str]]) -> str:
         for thing, size in zip(row, wide, strict=True):
             places.setdefault(thing, {})[number] = x + size / 2
             x += size + GAP
-    height = 2 * TOP + (len(placed) - 1) * STEP + HEIGHT
+    bottom = 2 * TOP + (len(placed) - 1) * STEP + HEIGHT
+    legend = {"core": "the core", **LAYERS, "above": "above them"} if LAYERS.keys() <= rooms.keys() else {}
+    height = bottom + (HEIGHT if legend else 0)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" role="img" aria-label="The packages of medfedaug and their imports">',
@@ -180,12 +189,20 @@ def draw(rooms: Mapping[str, set[str]]) -> str:
     for room in rooms:
         ((number, x),) = places[room].items()
         y, uses = TOP + number * STEP, ", ".join(sorted(rooms[room])) or "nothing of the package"
-        purpose = PURPOSE.get(room, "")
+        purpose, layer = PURPOSE.get(room, ""), room if room in LAYERS else ABOVE.get(room, "core")
         lines += [
             f'<g id="{room}"><title>{room} imports {escape(uses)}</title>',
-            f'<rect class="room" x="{x - WIDTH / 2:g}" y="{y:g}" width="{WIDTH}" height="{HEIGHT}" rx="6"/>',
+            f'<rect class="{layer}" x="{x - WIDTH / 2:g}" y="{y:g}" '
+            f'width="{WIDTH}" height="{HEIGHT}" rx="6"/>',
             f'<text class="name" x="{x:g}" y="{y + 19:g}">{room}</text>',
             f'<text class="purpose" x="{x:g}" y="{y + 36:g}">{escape(purpose)}</text></g>',
+        ]
+    for number, (layer, text) in enumerate(legend.items()):
+        x = LEFT + number * (WIDTH + GAP)
+        lines += [
+            f'<rect class="{layer}" x="{x}" y="{bottom}" width="24" height="16" rx="3"/>',
+            f'<text class="purpose" x="{x + 32}" y="{bottom + 12}" text-anchor="start" '
+            f'style="text-anchor: start">{text}</text>',
         ]
     return "\n".join([*lines, "</svg>", ""])
 

@@ -1,4 +1,4 @@
-"""Draw the picture of the start page: differences between sites, and the effects of FedRDN and FFA.
+"""Draw the picture of the methods: differences between sites, and the effects of FedRDN and FFA.
 
 python docs/pictures/idea.py docs/pictures/idea.png
 

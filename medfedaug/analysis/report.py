@@ -29,7 +29,6 @@ from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
 from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import is_number
 
-_SUSPECTED = "its step stood apart, and the others' validation was no better after it: see results.json"
 _MOST_TROUBLES = 100
 
 
@@ -274,13 +273,12 @@ def _troubles(body: ET.Element, groups: dict[str, list[Run]]) -> None:
     rounds: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for label, members in groups.items():
         for run in members:
-            for site, reason in run.left_out.items():
-                rounds[label, run.name, site, "left out", reason] = []
+            for event, named in (("left out", run.left_out), ("suspected", run.suspected)):
+                rounds |= {(label, run.name, site, event, reason): [] for site, reason in named.items()}
             for entry in run.rounds:
-                for kind in ("refused", "suspected", "missing"):
+                for kind in ("refused", "missing"):
                     for trouble in entry.get(kind, []):
                         site, reason = (str(trouble.get(key, "")) for key in ("site", "reason"))
-                        reason = _SUSPECTED if kind == "suspected" else reason
                         event = kind if kind != "missing" else f"no answer to {trouble.get('task', 'train')}"
                         rounds[label, run.name, site, event, reason].append(entry["round"])
             for event, reasons in (("not tested", run.untested), ("no score", run.unscored)):

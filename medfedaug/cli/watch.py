@@ -18,7 +18,7 @@ from medfedaug.cli.console import Table, err_console, out_console, say, wrapped
 from medfedaug.cli.progress import duration
 
 if TYPE_CHECKING:
-    from medfedaug.analysis.watched import Watched
+    from medfedaug.nvflare_jobs.kit.watched import Watched
 
 _BARS = "▁▂▃▄▅▆▇█"
 _PERIOD, _LAST = 1.0, 8
@@ -43,8 +43,8 @@ def watch(
         _write_metrics(kit, prometheus, once)
         return
     with err_console.status("starting"):
-        from medfedaug.analysis.watched import Watched, find_events
         from medfedaug.errors import ConfigError
+        from medfedaug.nvflare_jobs.kit.watched import Watched, find_events
         from medfedaug.utils.event_text import follow
 
     live = out_console.is_terminal and not once

@@ -22,16 +22,11 @@ Sources:
       Learning in Continuous Frequency Space".
     * HarmoFL: Jiang et al., "HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on
       Heterogeneous Medical Images".
-    * RandConv: Xu et al., "Robust and Generalizable Visual Representation Learning via Random Convolutions".
-    * DAC-SC: Lee, Bae and Kim, "Decompose, Adjust, Compose: Effective Normalization by Playing with Frequency
-      for Domain Generalization".
     * Robust means: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates";
       Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent"; Sun et al.,
       "Can You Really Backdoor Federated Learning?".
 """
 
-from medfedaug.functional.boundary import boundary_features, class_contrast
-from medfedaug.functional.convolution import mix_convolution, prediction_spread
 from medfedaug.functional.features import (
     affine_shift,
     augment_features,
@@ -47,13 +42,7 @@ from medfedaug.functional.moments import (
     mix_statistics,
     student_t_modulation,
 )
-from medfedaug.functional.open_classes import (
-    conditional_distillation,
-    confident_entropy,
-    possible_classes,
-)
 from medfedaug.functional.passes import working_precision
-from medfedaug.functional.phases import control_content, control_style
 from medfedaug.functional.prototypes import (
     first_neighbours,
     gaussian_kl,
@@ -79,13 +68,7 @@ __all__ = [
     "amplitude_spectrum",
     "augment_features",
     "augmentation_spread",
-    "boundary_features",
-    "class_contrast",
     "clip_factor",
-    "conditional_distillation",
-    "confident_entropy",
-    "control_content",
-    "control_style",
     "coordinate_median",
     "feature_moments",
     "feature_statistics",
@@ -93,14 +76,11 @@ __all__ = [
     "gaussian_kl",
     "gaussian_mmd",
     "low_amplitudes",
-    "mix_convolution",
     "mix_low_amplitudes",
     "mix_statistics",
     "normalise_amplitude",
     "normalise_features",
     "perturb_features",
-    "possible_classes",
-    "prediction_spread",
     "prototype_contrast",
     "ramp_up",
     "soft_histogram",

@@ -72,7 +72,7 @@ _DESCRIPTION = entries({"scanners": map_of(list_of(text)), "years": list_of(coun
 _ROUND = entries(
     {
         **dict.fromkeys(("round", "bytes_up", "bytes_down"), count),
-        **dict.fromkeys(("refused", "missing", "suspected"), _TROUBLE),
+        **dict.fromkeys(("refused", "missing"), _TROUBLE),
         **dict.fromkeys(("seconds", "hours"), number),
         "sites": map_of(map_of(plain)),
         "bytes": map_of(map_of(count)),
@@ -116,7 +116,7 @@ _RECORD = entries(
             }
         ),
         **dict.fromkeys(("run", "job", "date", "engine", "data"), text),
-        **dict.fromkeys(("left_out", "scored", "versions", "sha256"), map_of(text)),
+        **dict.fromkeys(("left_out", "suspected", "scored", "versions", "sha256"), map_of(text)),
         **dict.fromkeys(("sites", "bytes_up_before_training"), map_of(count)),
         **dict.fromkeys(("input", "execution", "files", "metrics", "data_options", "init"), map_of(anything)),
         "rounds": list_of(_ROUND),

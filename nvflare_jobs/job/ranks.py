@@ -41,8 +41,8 @@ from medfedaug.federation.messages.messages import digest_of
 from medfedaug.federation.site.local_training import LocalRound
 from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, ScriptSession
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.federation.site.training_state import capture, restore
 from medfedaug.hospital.privacy.site_settings import SiteSettings
+from medfedaug.nvflare_jobs.job.training_state import capture, restore
 from medfedaug.utils import plugins
 
 _PATIENCE = 600.0  # seconds that a rank waits for another one, in a step or at the end of a round

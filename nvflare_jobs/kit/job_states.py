@@ -11,10 +11,10 @@ from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.apis.storage import StorageException
 from nvflare.app_common.storages.filesystem_storage import META, FilesystemStorage
 
-from medfedaug.analysis.watched import Watched, find_events, has_process
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER
 from medfedaug.nvflare_jobs.kit.kit import Kit
+from medfedaug.nvflare_jobs.kit.watched import Watched, find_events, has_process
 from medfedaug.utils.event_text import follow
 
 STATES = ("submitted", "approval", "running", "stalled", "finished", "aborted", "abnormal")

@@ -8,11 +8,11 @@ import shlex
 from cli_arguments import simulate_args
 from rich.console import Console
 
-from medfedaug.analysis.watched import Watched
 from medfedaug.cli import progress
 from medfedaug.cli.progress import Clock, RoundProgress
 from medfedaug.cli.watch import _shown
 from medfedaug.nvflare_jobs.job.events import EventLog
+from medfedaug.nvflare_jobs.kit.watched import Watched
 from medfedaug.utils.event_text import follow
 
 

@@ -113,6 +113,6 @@ def test_pages_have_the_gains_that_are_computed_from_the_committed_runs(script):
             method
         )
     in_readme = [row for row in verdicts if any(" | ".join(row[3:]) in line for line in readme)]
-    assert len(in_readme) == 7
+    assert len(in_readme) == 6
     longer = rows[-16:]
     assert [row for row in longer if row not in retina] == []

@@ -403,19 +403,18 @@ def test_a_training_that_breaks_off_is_neither_sent_nor_kept(phantom_dir, tiny_c
     prepare(
         server, {"site_A": site, "site_B": Site("site_B", SiteTrainer(server.config, phantom_dir, "cpu"))}
     )
-    first = server.start_round(["site_A"])
-    site.answer(first), other.answer(first)
-    second = replace(first, round=2)
-    answers, steps = iter([False, True]), LocalTraining.run
+    answers, steps = iter([False, True] * 2), LocalTraining.run
 
     def fail(self, *args):
         steps(self, *args)
         raise RuntimeError("no memory left")
 
-    with monkeypatch.context() as patch:
-        if how != "stopped":
-            patch.setattr(LocalTraining, "run", fail)
-        broken = site.answer(second, should_stop=lambda: how == "stopped" and next(answers))
-    assert how in broken.error
-    assert not broken.weights
-    assert same(site.answer(second).weights, other.answer(second).weights)
+    first = server.start_round(["site_A"])
+    for request in (first, replace(first, round=2)):
+        with monkeypatch.context() as patch:
+            if how != "stopped":
+                patch.setattr(LocalTraining, "run", fail)
+            broken = site.answer(request, should_stop=lambda: how == "stopped" and next(answers))
+        assert how in broken.error
+        assert not broken.weights
+        assert same(site.answer(request).weights, other.answer(request).weights)

@@ -31,8 +31,7 @@ RUN = [
 ]
 LINE = "medfedaug simulate --data data --methods {0} --out runs/{0}\n"
 BEFORE = {
-    "README.md": "medfedaug statistics --data data --out statistics.json\nrm -r data",
-    "docs/index.md": "medfedaug statistics --data data --out statistics.json",
+    "README.md": "rm -r data",
     "docs/analysis.md": LINE.format("fedrdn") + LINE.format("fedavg").replace("runs", "runs/office"),
     "docs/howto/data.md": "cp -r data/site_A hospital-a\nrm hospital-a/dataset.json",
     "docs/evaluation.md": LINE.format("ditto") + LINE.format("single"),

@@ -20,7 +20,7 @@ from medfedaug.models import (
 )
 from medfedaug.models.adaptation import RandomMix, adapt_batch_norm, interpolating
 from medfedaug.models.networks import task_of
-from medfedaug.models.phase_norms import control_shortcuts
+from medfedaug.research.layers.phase_norms import control_shortcuts
 
 pytestmark = pytest.mark.filterwarnings("ignore:FFA layer")  # of small features
 

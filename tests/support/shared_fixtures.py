@@ -338,24 +338,6 @@ def office(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def rules_in_the_simulator(monkeypatch):
-    """Give the sites in NVFlare's simulator a kit's settings: `rules_in_the_simulator(privacy={...})`."""
-    from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
-    from medfedaug.nvflare_jobs.simulator import simulator
-
-    free = simulator._write_site_settings
-
-    def settle(**settings) -> None:
-        def as_in_a_kit(workspace: Path) -> None:
-            free(workspace)
-            (workspace / SETTINGS_FILE).write_text(json.dumps(settings))
-
-        monkeypatch.setattr(simulator, "_write_site_settings", as_in_a_kit)
-
-    return settle
-
-
-@pytest.fixture
 def faults(monkeypatch, tmp_path):
     """Plan faults of sites in NVFlare's simulator: `faults([site, task, round, fault, seconds], ...)`."""
 

@@ -14,10 +14,10 @@ from medfedaug.federation.job_folder import SPACING
 from medfedaug.federation.messages.messages import UNSCORED, Reply, Request, by_method, num_bytes
 from medfedaug.federation.planning.fingerprint import accepted_spacing
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics
-from medfedaug.federation.server.step_comparison import ComparedStep, suspicion
+from medfedaug.federation.server.step_comparison import ComparedStep, suspects
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.base import mean_score
-from medfedaug.metrics.registry import METRICS, described, over_sites, score_of
+from medfedaug.metrics.registry import described, over_sites, score_of
 from medfedaug.utils.event_text import OnEvent
 
 _SETTLED = ("none", "bundle")
@@ -69,6 +69,7 @@ class RunHistory:
         self.shares: dict[str, dict[str, float]] = {}
         self.labelled: dict[str, list[str]] = {}
         self._scalings: set[str] = set()
+        self._suspected: set[str] = set()  # those already told
         self.rounds: list[dict[str, Any]] = []
         self.once_bytes: dict[str, int] = {}
         self.test: dict[str, dict[str, Any]] = {}
@@ -164,17 +165,6 @@ class RunHistory:
                 entry["sites"].pop(site, None)
         self.refused(site, reason)
 
-    def suspect(self, round_: int, scores: Mapping[str, float]) -> None:
-        """Record the sites with an unusual step in a round that did not improve the others' validation."""
-        entry = self.rounds[round_ - 1]
-        earlier = [self.scores_of(past) for past in self.rounds[: round_ - 1]]
-        higher = METRICS[self.metric].higher_is_better
-        for site, step in entry.get("steps", {}).items():
-            reason = suspicion(site, step, scores, earlier, higher_is_better=higher)
-            if reason is not None:
-                entry.setdefault("suspected", []).append({"site": site, "reason": reason})
-                self.tell("suspected", round=round_, site=site, reason=reason)
-
     def missing(self, task: str, site: str, reason: str) -> None:
         """Record that a site gave no usable reply."""
         entry = self.rounds[-1]
@@ -227,11 +217,13 @@ class RunHistory:
         """Record that a round is over."""
         entry = self.rounds[-1]
         for site, step in sorted((steps or {}).items()):
-            compared = step.to_results()
-            if step.shortened or compared["cosine"] < 0:
-                entry.setdefault("steps", {})[site] = compared
+            compared = entry.setdefault("steps", {})[site] = step.to_results()
             if step.shortened:
                 self.tell("step_shortened", compared, round=entry["round"], site=site)
+        for site, reason in suspects(self.rounds).items():
+            if site not in self._suspected:
+                self._suspected.add(site)
+                self.tell("suspected", round=entry["round"], site=site, reason=reason)
         if lowered:
             entry["shares"] = {site: after for site, (_, after) in sorted(lowered.items())}
         for name, summary in summaries.items():
@@ -274,6 +266,7 @@ class RunHistory:
             "init": self.init,
             "shares": self.shares,
             LABELLED: dict(sorted(self.labelled.items())),
+            "suspected": suspects(self.rounds),
         }
         return {
             "input": self.input,
@@ -292,6 +285,7 @@ class RunHistory:
         """Restore the result of `saved`."""
         for name in _SAVED:
             setattr(self, name, saved[name])
+        self._suspected = {*suspects(self.rounds)}
         self._scalings = set(SCALING.values()) & set(self.input["scaling"].split(_AND))
 
     def _sizes(self, message: Request | Reply) -> dict[str, int]:

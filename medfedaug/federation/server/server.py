@@ -374,7 +374,6 @@ class FederationServer:
     def _select(self, round_: int) -> None:
         """Compare the global model, which is the model of this round, with the best so far."""
         scores = self.record.validation(round_)
-        self.record.suspect(round_, scores)
         self.selection.offer(round_, scores, self.state, self.payload)
 
     def validate(self) -> Request:

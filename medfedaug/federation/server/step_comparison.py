@@ -9,8 +9,8 @@ their number. Lengths are therefore divided by the root of the site's weight in 
 limits: claimed samples lengthen a step no more than that.
 
 A shortened step keeps its direction. Directions are compared with the mean of the others' directions, in
-which every site counts alike. A site is suspected if its step stands apart and the others' validation is no
-better after it. That is a reason to look at the site, and no proof: its step counts.
+which every site counts alike. A site is suspected if its steps stand apart in most rounds, whether or not a
+robust mean keeps them out of the model. That is a reason to look at the site, and no proof: its steps count.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,11 +30,12 @@ from medfedaug.functional.robust import clip_factor
 
 # Multiples of the limit: running statistics of honest sites differ more than their parameters.
 _ALLOWED = {"parameters": 1.0, "buffers": 2.0}
-# A cosine below it points against the others: about 1 of 800 honest steps, and nearly all steps of sites that
-# went backwards or trained with exchanged labels, from the second round on.
-_AGAINST = -0.25
+# A rounded cosine up to it points against the others, as 1 of 728 honest steps does, and most steps of sites
+# that go backwards or train with swapped labels, from the second round on.
+_AGAINST = -0.2
 # Steps of a larger multiple stand apart. The largest of an honest site with 20 times the samples was 8.
 _FAR = 10.0
+_LEAST_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -139,38 +141,25 @@ def others_median(lengths: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def suspicion(
-    site: str,
-    step: Mapping[str, float],
-    scores: Mapping[str, float],
-    earlier: Sequence[Mapping[str, float]],
-    *,
-    higher_is_better: bool,
-) -> str | None:
-    """Return the reason to look at a site, or ``None``.
+def suspects(rounds: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the sites whose steps stood apart in most rounds, each with the reason.
+
+    Args:
+        rounds: entries of ``results.json``.
 
     Example:
-        >>> step = {"parameters": 1.0, "buffers": 1.0, "cosine": -0.6}
-        >>> before, after = {"A": 0.6, "B": 0.5, "C": 0.7}, {"A": 0.2, "B": 0.9, "C": 0.1}
-        >>> print(suspicion("B", step, after, [before], higher_is_better=True))
-        a step 1 times as long as the others', cosine -0.6; their validation: 0.15, at best 0.65 before
-        >>> suspicion("B", step, before, [after], higher_is_better=True)
+        >>> steps = {"A": {"cosine": 0.4, "parameters": 1.0}, "B": {"cosine": -0.3, "parameters": 1.0}}
+        >>> suspects([{"steps": steps}] * 3)["B"].split(":")[0]
+        "its steps went against the others' in 3 of 3 rounds"
     """
-    longest = max(step[what] / most for what, most in _ALLOWED.items())
-    if step["cosine"] >= _AGAINST and longest <= _FAR:
-        return None
-    step_text = f"a step {longest:g} times as long as the others', cosine {step['cosine']:g}"
-    now = _others(site, scores)
-    if now is None:
-        return f"{step_text}; no validation of theirs shows the effect"
-    before = [median for entry in earlier if (median := _others(site, entry)) is not None]
-    best = (max if higher_is_better else min)(before, default=now)
-    if not before or (now > best if higher_is_better else now < best):
-        return None
-    return f"{step_text}; their validation: {now:.2f}, at best {best:.2f} before"
-
-
-def _others(site: str, scores: Mapping[str, float]) -> float | None:
-    """Return the median of the other sites' scores; ``None`` below two, since one could decide alone."""
-    others = [score for other, score in scores.items() if other != site]
-    return statistics.median(others) if len(others) >= LEAST_SITES - 1 else None
+    found = {}
+    compared = [entry["steps"] for entry in rounds if entry.get("steps")]
+    for site in sorted({site for steps in compared for site in steps}):
+        own = [steps[site] for steps in compared if site in steps]
+        against = sum(step["cosine"] <= _AGAINST for step in own)
+        far = sum(max(step.get(what, 0) / most for what, most in _ALLOWED.items()) > _FAR for step in own)
+        count, what = max((against, "went against the others'"), (far, "were far longer than the others'"))
+        if count >= max(_LEAST_ROUNDS, len(own) / 2):
+            advice = "look at its images and labels (swapped classes?)"
+            found[site] = f"its steps {what} in {count} of {len(own)} rounds: {advice}"
+    return found

@@ -12,9 +12,6 @@ from medfedaug.errors import PrivacyRefused
 from medfedaug.federation.messages.messages import Reply
 from medfedaug.methods.census import Census, Contributors, contributors_of
 
-LARGEST_MOMENTUM = 0.5
-"""The largest share of a batch in the running statistics of a norm layer at a site of a real federation."""
-
 _NOBODY = Contributors(torch.zeros(1, 1))
 
 
@@ -121,16 +118,6 @@ def step_weights(steps: int, rate: float, momentum: float, pull: float) -> list[
         weights.append(abs(value))
         velocity = momentum * velocity + pull * value
     return weights
-
-
-def strange_momentum(network: nn.Module) -> str:
-    """Describe the first norm layer whose momentum no site admits; empty for none."""
-    for name, module in network.named_modules():
-        momentum = getattr(module, "momentum", None)
-        tracks = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
-        if tracks and momentum is not None and not 0.0 <= momentum <= LARGEST_MOMENTUM:
-            return f"{name} has the momentum {momentum:g}"
-    return ""
 
 
 def _place(tensor: Tensor) -> int:

@@ -54,7 +54,7 @@ class Guard:
 
 
 class Privacy:
-    """What a site promises about everything that leaves it: here nothing, since all is on one machine.
+    """Limits of everything that leaves a site: here none, since all is on one machine.
 
     Attributes:
         min_patients: the least number of patients behind each number.

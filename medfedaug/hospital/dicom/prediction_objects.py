@@ -1,4 +1,4 @@
-"""`DicomObjects`: identity and codes of a predicted SEG, and contours and a report of it."""
+"""`DicomObjects`: identity and codes of a predicted SEG, its contours and its report."""
 
 from __future__ import annotations
 

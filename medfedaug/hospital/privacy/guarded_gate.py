@@ -22,11 +22,7 @@ from medfedaug.federation.messages.messages import (
     split_frozen,
 )
 from medfedaug.federation.site.data_folder import resolve_data_folder
-from medfedaug.federation.site.entry_patients import (
-    LARGEST_MOMENTUM,
-    check_contributors,
-    strange_momentum,
-)
+from medfedaug.federation.site.entry_patients import check_contributors
 from medfedaug.federation.site.gate import Delivery, Gate, cause
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy import (
@@ -179,16 +175,13 @@ class GuardedGate(Gate):
             )
 
     def opened(self, trainer: SiteTrainer) -> None:
-        """Check the size of the model, the methods, the norm layers, and the number of training cases."""
+        """Check the size of the model, the methods, and the number of training cases."""
         self.rules.check_model(self.site, num_bytes(trainer.network.state_dict()) / 1e6)
         trainer.census.strict = True
         if uncounted := methods_with(trainer.composition.methods, "counted_patients", "excludes"):
             names = ", ".join(method.name for method in uncounted)
             reason = "sends what a site cannot say the patients of, and runs in simulations only"
             raise PrivacyRefused(self.site, f"{names} {reason}")
-        if strange := strange_momentum(trainer.network):
-            most = f"the site admits 0 to {LARGEST_MOMENTUM:g}"
-            raise PrivacyRefused(self.site, f"{strange} of its running statistics, and {most}")
         if trainer.trains:
             self.rules.check_cases(self.site, trainer.folder.cases_of_patients("training"))
         privacy = own_privacy(trainer)

@@ -117,7 +117,7 @@ def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
         "  once: the numbers of cases, and how images are scaled",
         "  once: the names of the classes that this site has annotated for training, where its dataset.json "
         "says that these may not be all (labelled)",
-        "  once: the edges of the training volumes' voxels, as 10 %, 50 % and 90 % quantiles of two digits",
+        "  once: the voxel sizes of the training volumes, as 10 %, 50 % and 90 % quantiles of two digits",
         "  once: the numbers of patients and studies, and the site's description of itself for the model "
         "card (site configure --describe); by default none",
         *(f"  once: {line}" for line in once),

@@ -1,4 +1,4 @@
-"""`MaskedDelivery`: masked numbers in the place of a site's update."""
+"""`MaskedDelivery`: masked numbers instead of a site's update."""
 
 from __future__ import annotations
 

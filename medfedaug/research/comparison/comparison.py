@@ -10,7 +10,6 @@ from statistics import fmean
 from medfedaug.analysis.grouping import Tested, experiment, units_differ, whole_seeds
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.base import Metric
-from medfedaug.metrics.crossed import CrossedTest, crossed_test, holm
 from medfedaug.metrics.registry import UNSEEN as UNSEEN_SITE
 from medfedaug.metrics.significance import (
     PairedTest,
@@ -20,6 +19,7 @@ from medfedaug.metrics.significance import (
     patient_means,
     rare_loss_test,
 )
+from medfedaug.research.comparison.crossed import CrossedTest, crossed_test, holm
 from medfedaug.research.comparison.verdict import Elsewhere, Verdict, chance, judge, lacks
 from medfedaug.runs.run import BASELINE, Run, compared_metric
 

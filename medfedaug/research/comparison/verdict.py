@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from medfedaug.metrics.base import Metric
-from medfedaug.metrics.crossed import CrossedTest
 from medfedaug.metrics.significance import PairedTest
+from medfedaug.research.comparison.crossed import CrossedTest
 
 _ANY_SCORE = Metric("score", "Score", cases="patients")
 ENOUGH_SEEDS = 5
@@ -105,11 +105,12 @@ def judge(
       Two trainings of the same method can differ as much as two methods do, and with few patients the
       interval depends on the shape of their distribution, which so few cannot show;
     - *no difference shown* unless the p-value (`chance`), adjusted for all methods of the table
-      (`medfedaug.metrics.crossed.holm`), is at most `LEVEL`; *not confirmed* if the two tests of the
-      observed differences suffice, and rare losses, which so few patients need not contain, could undo them;
+      (`medfedaug.research.comparison.crossed.holm`), is at most `LEVEL`; *not confirmed* if the two tests of
+      the observed differences suffice, and rare losses, which so few patients need not contain, could undo
+      them;
     - *better at SITE* (*worse at SITE*) if the patients of the other sites do not show it: their 95% interval
-      (`medfedaug.metrics.crossed.crossed_test`) contains 0 or lies on the other side, or their scores do not
-      vary. *Better, not shown without A or without B* if several sites are such;
+      (`medfedaug.research.comparison.crossed.crossed_test`) contains 0 or lies on the other side, or their
+      scores do not vary. *Better, not shown without A or without B* if several sites are such;
     - *better* (*worse*) otherwise.
 
     Args:

@@ -8,15 +8,15 @@ from torch import nn
 from medfedaug.methods.arguments import Positive
 from medfedaug.methods.average import AveragedParameters, AverageServer
 from medfedaug.methods.base import Method, ServerContext, ServerExchange, SiteContext, SitePart, Step
-from medfedaug.models.batch_instance_norm import batch_shares, mix_instance_norms
+from medfedaug.research.layers.batch_instance_norm import batch_shares, mix_instance_norms
 
 
 class BIN(Method):
     """Batch-instance normalisation (Nam and Kim, NeurIPS 2018), with which FedFD-A compares its adapter.
 
     Every batch norm returns ``(ρ x̂_B + (1 − ρ) x̂_I) γ + β``
-    (`medfedaug.models.batch_instance_norm`). ρ is trained with the network and clipped to [0, 1] after each
-    step.
+    (`medfedaug.research.layers.batch_instance_norm`). ρ is trained with the network and clipped to [0, 1]
+    after each step.
 
     Exchange, every round and batch norm: ρ, (C,), up; the average down, which a finished run keeps.
 

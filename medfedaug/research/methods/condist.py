@@ -12,6 +12,7 @@ from medfedaug.methods.base import Method, SiteContext, SitePart, Step
 from medfedaug.methods.own_loss import RoundMeans
 from medfedaug.models.modes import evaluating
 from medfedaug.models.substitution import call_with
+from medfedaug.research.functional.open_classes import conditional_distillation
 
 
 class ConDist(Method):
@@ -21,9 +22,9 @@ class ConDist(Method):
 
         λᵣ ℓ_ConDist(z, z_glob),   λᵣ = λ_min + (λ_max − λ_min) (r − 1) / (R − 1)
 
-    by `medfedaug.functional.conditional_distillation` between the local model and the global model that the
-    site received in this round. The method does nothing at a site that has annotated all classes; a site
-    without any outline learns from the global model alone.
+    by `medfedaug.research.functional.open_classes.conditional_distillation` between the local model and the
+    global model that the site received in this round. The method does nothing at a site that has annotated
+    all classes; a site without any outline learns from the global model alone.
 
     Only the model leaves a site. A step needs one more pass without gradients.
 
@@ -114,7 +115,7 @@ class ConDistSite(TeacherGuidedSite):
         if not self.partial:
             return None
         decoded = self.decoded(step.targets)
-        term = F.conditional_distillation(
+        term = conditional_distillation(
             F.working_precision(step.outputs),
             self.teacher_logits(step.inputs),
             decoded.labels,

@@ -11,8 +11,8 @@ from medfedaug.methods.arguments import Positive, Share
 from medfedaug.methods.average import AveragedParameters, AverageServer
 from medfedaug.methods.base import Method, ServerContext, ServerExchange, SiteContext, SitePart
 from medfedaug.models import insert_layers, stage_layers
-from medfedaug.models.phase_norms import StyleControlNorm, control_shortcuts
 from medfedaug.models.stages import known_stages
+from medfedaug.research.layers.phase_norms import StyleControlNorm, control_shortcuts
 
 
 class DACSC(Method):
@@ -24,7 +24,7 @@ class DACSC(Method):
         x̂ = γ (s₁ IN(x) + s₂ x) + β,   s = softmax(h / T)
 
     In the shortcuts of residual blocks CCNorm replaces the batch norm; it keeps the phases of
-    ``x − λμ`` (`medfedaug.functional.control_content`).
+    ``x − λμ`` (`medfedaug.research.functional.phases.control_content`).
 
     Exchange, every round and SCNorm: γ and β, (C,) each, and h, (2,), up; their average down, which a
     finished run keeps.

@@ -16,6 +16,7 @@ from medfedaug.methods.class_features import FeatureSite
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
 from medfedaug.methods.gathered import GatheredServer, sample_groups
 from medfedaug.models.substitution import call_with
+from medfedaug.research.functional.boundary import boundary_features, class_contrast
 
 
 class FedDG(Method):
@@ -187,7 +188,7 @@ class FedDGSite(FeatureSite, SiteExchange):
         task = self.context.task
         assert task is not None
         masks = task.probabilities(targets)[:, 1:].float()
-        passes = [F.boundary_features(z, masks, self.method.outside) for z in features]
+        passes = [boundary_features(z, masks, self.method.outside) for z in features]
         at = torch.cat([boundary for boundary, _, _ in passes])
         around = torch.cat([background for _, background, _ in passes])
         present = torch.cat([mask for _, _, mask in passes])
@@ -195,7 +196,7 @@ class FedDGSite(FeatureSite, SiteExchange):
         for region in range(masks.shape[1]):
             h = torch.cat([at[present[:, region], region], around[present[:, region], region]])
             kinds = torch.arange(len(h), device=h.device) < len(h) // 2
-            total = total + F.class_contrast(h, kinds, self.method.temperature)
+            total = total + class_contrast(h, kinds, self.method.temperature)
         return total
 
     def metrics(self) -> dict[str, float]:

@@ -13,7 +13,7 @@ from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
 from medfedaug.methods.diversification import DiversifiedSite, Mixing, Reduction, Weights, mixing_range
-from medfedaug.models.prompts import find_prompts, insert_prompts, mixing_prompts
+from medfedaug.research.layers.prompts import find_prompts, insert_prompts, mixing_prompts
 
 
 class FedFDPrompt(Method):

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from medfedaug import functional as F
 from medfedaug.errors import ConfigError
 from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step, Targets
+from medfedaug.research.functional.convolution import mix_convolution, prediction_spread
 
 
 class RandConv(Method):
@@ -91,7 +91,7 @@ class RandConvSite(SitePart):
             share = 0.0
         size = method.kernels[int(torch.randint(len(method.kernels), ()))]
         weight = torch.randn(channels, channels, *(size,) * dims)
-        return F.mix_convolution(x, weight.to(x.device) / math.sqrt(channels * size**dims), share)
+        return mix_convolution(x, weight.to(x.device) / math.sqrt(channels * size**dims), share)
 
     def loss(self, step: Step) -> Tensor | None:
         """Return λ times the spread of the three predictions."""
@@ -99,7 +99,7 @@ class RandConvSite(SitePart):
             return None
         assert self._inputs is not None
         others = [step.network(self._version(self._inputs)) for _ in range(2)]
-        spread = F.prediction_spread([step.outputs, *others])
+        spread = prediction_spread([step.outputs, *others])
         self._terms.append(spread.detach())
         return self.method.consistency * spread
 

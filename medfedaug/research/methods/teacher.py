@@ -13,6 +13,7 @@ from medfedaug import functional as F
 from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
 from medfedaug.models.substitution import trained_entries
+from medfedaug.research.functional.open_classes import confident_entropy, possible_classes
 from medfedaug.research.methods.condist import TeacherGuidedSite
 
 
@@ -25,9 +26,10 @@ class Teacher(Method):
         λ e^(−5(1−r/R)²) ℓ
 
     in round r of R, with the cross-entropy ℓ of the classes with a probability of the teacher at or above the
-    threshold, at voxels whose class the labels leave open (`medfedaug.functional.confident_entropy`): all
-    voxels of an image without outlines, unknown voxels, and the background of a case with classes that are
-    not annotated. The method does nothing at a site that has annotated everything.
+    threshold, at voxels whose class the labels leave open
+    (`medfedaug.research.functional.open_classes.confident_entropy`): all voxels of an image without
+    outlines, unknown voxels, and the background of a case with classes that are not annotated. The method
+    does nothing at a site that has annotated everything.
 
     Only the model leaves a site. A step needs one more pass without gradients.
 
@@ -83,9 +85,9 @@ class TeacherSite(TeacherGuidedSite):
         """Return the weighted cross-entropy of the batch."""
         if not self.partial:
             return None
-        possible = F.possible_classes(*self.decoded(step.targets))
+        possible = possible_classes(*self.decoded(step.targets))
         outputs, teacher = F.working_precision(step.outputs), self.teacher_logits(step.inputs)
-        term = F.confident_entropy(outputs, teacher, possible, self.method.threshold)
+        term = confident_entropy(outputs, teacher, possible, self.method.threshold)
         self._means.add(term)
         return self.method.weight_of(self.context.round(), self.context.rounds) * term
 

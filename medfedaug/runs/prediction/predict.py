@@ -222,7 +222,7 @@ class _Job:
                 other = owners.setdefault(place, case)
                 if other is not case:
                     raise ConfigError(
-                        f"{case.image} and {other.image} would both be predicted as {place}: rename one of "
+                        f"{case.image} and {other.image} would both be predicted as {place}: rename one "
                         "them, or predict it apart"
                     )
 

@@ -97,6 +97,6 @@ def test_the_interrupted_attempt_stays_in_the_account(make_config, tmp_path, met
     _, sites = trained(config, tmp_path / "data", tmp_path / "state", policy, dies=True)
     releases = {}
     for name, site in sites.items():
-        (spent,) = site.trainer.ledger.releases()
+        (spent,) = site.trainer.privacy.ledger.releases()
         releases[name] = spent.releases
     assert releases == {"A": 3 * each_round, KILLED: 4 * each_round}

@@ -23,7 +23,6 @@ from medfedaug.hospital.privacy import JobBook, JobRules, PrivacyLedger
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.simulator import simulator
-from medfedaug.nvflare_jobs.simulator.simulator import LOG_FILE, run_in_simulator
 
 
 @pytest.fixture
@@ -113,30 +112,6 @@ def test_a_job_that_a_site_does_not_allow_is_refused_by_rule_and_its_value_stays
 def test_a_job_within_the_rules_runs(hospital, deploy, tiny_config):
     server = deploy(hospital()).run(tiny_config(rounds=1, local_steps=5))
     assert server.results()["test"]["sites"]["site_A"]["dice"] is not None
-
-
-@pytest.mark.slow
-def test_through_nvflare_a_job_waits_for_its_approval(
-    phantom_dir, tiny_config, tmp_path, rules_in_the_simulator
-):
-    rules_in_the_simulator(privacy={"min_images": 1}, jobs={"min_cases": 1, "approve": True})
-    books = [JobBook(tmp_path / f"state/{name}/jobs") for name in ("site_A", "site_B")]
-    waited = []
-
-    def approve() -> None:
-        while not all(book.entries() for book in books):
-            time.sleep(0.2)
-        time.sleep(10)  # so long that NVFlare would have noticed
-        waited.append([entry.verdict for book in books for entry in book.entries()])
-        for book in books:
-            book.judge(book.entries()[0].hash, "approved")
-
-    administrator = threading.Thread(target=approve, daemon=True)
-    administrator.start()
-    output = run_in_simulator(tiny_config(rounds=1), phantom_dir, ["site_A", "site_B"], tmp_path, "cpu")
-    assert waited == [["waiting", "waiting"]]
-    assert set(json.loads((output / "results.json").read_text())["test"]["sites"]) == {"site_A", "site_B"}
-    assert "waits until it is approved here" in (tmp_path / LOG_FILE).read_text()
 
 
 def test_simulations_are_free(tmp_path):

@@ -12,12 +12,10 @@ import pytest
 from benchmark_files import write_volume
 from hospitals import Deployment, Hospital
 
-from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, DataError, RunFailed, own, withheld
 from medfedaug.federation import run_in_process
 from medfedaug.hospital.privacy import Pseudonyms, public_text
 from medfedaug.nvflare_jobs.kit.doctor import examine
-from medfedaug.nvflare_jobs.simulator.simulator import LOG_FILE, run_in_simulator
 
 PATIENT = "Grotewohl_Alma"
 PLANTED = re.compile("grotewohl|alma_", re.IGNORECASE)
@@ -206,30 +204,6 @@ def test_a_kit_keeps_its_logs_and_doctor_says_so_where_it_does_not(run, kits):
     assert run("site", "configure", kits / "fl-server.example.org")[0] == 0
     server = json.loads((kits / "fl-server.example.org/local/resources.json").read_text())
     assert "allow_log_streaming" not in server
-
-
-@pytest.mark.slow
-def test_in_the_simulator_with_a_kits_settings_the_server_sees_no_name(
-    named_dir, tiny_config, tmp_path, rules_in_the_simulator
-):
-    rules_in_the_simulator(**LAX)
-    # A federation needs two sites that train.
-    shutil.copytree(named_dir / "site_B", named_dir / "site_D")
-    listing = json.loads((named_dir / "site_D/dataset.json").read_text())
-    garbage(named_dir, named_dir / "site_D" / listing["training"][0]["image"], listing)
-
-    work = tmp_path / "work"
-    output = run_in_simulator(
-        *(tiny_config("fedrdn", rounds=1), named_dir, ["site_A", "site_B", "site_D"], work, "cpu"),
-        execution=Execution(min_sites=2),
-    )
-    results = json.loads((output / "results.json").read_text())
-    assert "cannot be read as an image" in results["left_out"]["site_D"]
-    server = [path for path in (work / "workspace/server").rglob("*") if path.is_file()]
-    assert {"events.jsonl", "results.json"} <= {path.name for path in server}
-    for path in server:
-        assert not PLANTED.search(path.read_bytes().decode(errors="replace")), path
-    assert PLANTED.search((work / LOG_FILE).read_text())  # with the sites' own logs in it
 
 
 def test_a_full_disk_leaves_no_half_a_key(tmp_path, full_disk, monkeypatch):

@@ -12,7 +12,7 @@ from torch.nn.functional import avg_pool2d, cross_entropy
 
 from medfedaug.errors import ConfigError
 from medfedaug.models import build_network
-from medfedaug.models.batch_instance_norm import batch_shares, mix_instance_norms
+from medfedaug.research.layers.batch_instance_norm import batch_shares, mix_instance_norms
 from medfedaug.research.methods.bin import BIN
 
 

@@ -12,11 +12,11 @@ from reference import UNEVEN, Round, assert_models, assert_same, assert_scores, 
 from torch import nn
 from torch.nn.functional import conv2d, cross_entropy
 
-from medfedaug import functional as F
 from medfedaug.errors import ConfigError
 from medfedaug.models import build_network, networks, remove_layers
 from medfedaug.models.classifiers import StagedClassifier
-from medfedaug.models.phase_norms import StyleControlNorm, control_shortcuts, shortcut_norms
+from medfedaug.research.functional.phases import control_content, control_style
+from medfedaug.research.layers.phase_norms import StyleControlNorm, control_shortcuts, shortcut_norms
 from medfedaug.research.methods.dac_sc import DACSC
 
 
@@ -74,7 +74,7 @@ def test_scnorm_is_its_definition(features, images, dims):
     x = features(images, dims).requires_grad_()
     shares = torch.tensor([0.3, 0.7]).double().requires_grad_()
     weight, bias = (torch.rand(3).double().requires_grad_() for _ in range(2))
-    result, expected = F.control_style(x, shares, weight, bias), style_controlled(x, shares, weight, bias)
+    result, expected = control_style(x, shares, weight, bias), style_controlled(x, shares, weight, bias)
     torch.testing.assert_close(result, expected)
     along = torch.randn_like(result)
     for one, other in zip(
@@ -125,19 +125,19 @@ def test_half_precision_is_computed_in_float32(features, dtype):
     assert norm(x).dtype == dtype
     torch.testing.assert_close(norm(x), norm(x.float()).to(dtype))
     mu = x.float().mean((0, 2, 3))
-    result = F.control_content(x, x, mu, 0.0)
+    result = control_content(x, x, mu, 0.0)
     assert result.dtype == dtype
-    torch.testing.assert_close(result, F.control_content(x.float(), x.float(), mu, 0.0).to(dtype))
+    torch.testing.assert_close(result, control_content(x.float(), x.float(), mu, 0.0).to(dtype))
 
 
 def test_shapes_that_do_not_fit_are_refused():
     x = torch.rand(2, 3, 4, 4)
     with pytest.raises(ValueError, match=r"expected two shares, got \[3\]"):
-        F.control_style(x, torch.ones(3))
+        control_style(x, torch.ones(3))
     with pytest.raises(ValueError, match="means of 3 channels"):
-        F.control_content(x, x, torch.ones(2))
+        control_content(x, x, torch.ones(2))
     with pytest.raises(ValueError, match=r"expected normalised features of shape \[2, 3, 4, 4\]"):
-        F.control_content(x, x[:1], torch.ones(3))
+        control_content(x, x[:1], torch.ones(3))
 
 
 # ------------------------------------------------------------------ the network

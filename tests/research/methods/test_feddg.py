@@ -11,13 +11,13 @@ from scipy import ndimage
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from medfedaug import functional as F
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.methods import parse_methods
 from medfedaug.methods.base import SiteContext, Step
+from medfedaug.research.functional.boundary import boundary_features, class_contrast
 from medfedaug.research.methods.feddg import FedDG
 from medfedaug.simulate import configure
 
@@ -205,21 +205,21 @@ def test_a_region_without_a_boundary_has_no_loss():
     z, masks = torch.rand(3, 4, 6, 6), torch.zeros(3, 2, 12, 12)
     masks[0, 0, 3:5, 3:5] = 1
     masks[1] = 1  # everywhere
-    at, around, present = F.boundary_features(z, masks, outside=1)
+    at, around, present = boundary_features(z, masks, outside=1)
     assert present.tolist() == [[True, False], [False, False], [False, False]]
     assert torch.isfinite(at).all()
     assert torch.isfinite(around).all()
     resized = torch.nn.functional.interpolate(z, size=(12, 12), mode="bilinear")
     torch.testing.assert_close(at[0, 0], resized[0, :, 3:5, 3:5].mean(dim=(1, 2)))
     h = torch.rand(1, 4, requires_grad=True)
-    assert F.class_contrast(h, torch.tensor([0]), 0.1).item() == 0.0
-    assert F.class_contrast(torch.cat([h, h]), torch.tensor([1, 1]), 0.1).item() == 0.0
+    assert class_contrast(h, torch.tensor([0]), 0.1).item() == 0.0
+    assert class_contrast(torch.cat([h, h]), torch.tensor([1, 1]), 0.1).item() == 0.0
 
 
 def test_the_contrast_has_a_derivative():
     h = torch.rand(5, 3, dtype=torch.float64, requires_grad=True)
     kinds = torch.tensor([0, 0, 1, 1, 0])
-    assert torch.autograd.gradcheck(lambda x: F.class_contrast(x, kinds, 0.3), h)
+    assert torch.autograd.gradcheck(lambda x: class_contrast(x, kinds, 0.3), h)
 
 
 def test_draws_do_not_depend_on_the_device_of_the_bank():

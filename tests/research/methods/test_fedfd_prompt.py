@@ -16,7 +16,7 @@ from medfedaug.federation.composition import Composition
 from medfedaug.methods import parse_methods
 from medfedaug.methods.base import SiteContext, shared_parameters
 from medfedaug.models import build_network
-from medfedaug.models.prompts import find_prompts, insert_prompts, mixing_prompts
+from medfedaug.research.layers.prompts import find_prompts, insert_prompts, mixing_prompts
 from medfedaug.research.methods.fedfd_prompt import FedFDPrompt
 from medfedaug.simulate import configure
 

@@ -11,7 +11,7 @@ from reference import UNEVEN, assert_models, federated_averaging, step_down
 from scipy import ndimage
 from torch.nn.functional import cross_entropy
 
-from medfedaug import functional as F
+from medfedaug.research.functional.convolution import mix_convolution, prediction_spread
 
 KERNELS = (1, 3, 5)
 
@@ -87,11 +87,11 @@ def test_three_versions_of_a_batch_agree(federate, settings):
 def test_volumes_are_convolved_in_three_dimensions():
     x, weight = torch.rand(2, 2, 5, 6, 7).double(), torch.randn(2, 2, 3, 3, 3)
     expected = 0.25 * x + 0.75 * convolved(x, weight) * math.sqrt(2 * 27)
-    torch.testing.assert_close(F.mix_convolution(x, weight, 0.25), expected)
+    torch.testing.assert_close(mix_convolution(x, weight, 0.25), expected)
 
 
 def test_the_spread_of_label_maps_is_a_mean_over_voxels():
     maps = [torch.randn(2, 3, 4, 5).double() for _ in range(3)]
     by_voxel = [one.movedim(1, -1).reshape(-1, 3) for one in maps]
-    torch.testing.assert_close(F.prediction_spread(maps), F.prediction_spread(by_voxel))
-    assert F.prediction_spread([maps[0]] * 3).item() == pytest.approx(0, abs=1e-12)
+    torch.testing.assert_close(prediction_spread(maps), prediction_spread(by_voxel))
+    assert prediction_spread([maps[0]] * 3).item() == pytest.approx(0, abs=1e-12)

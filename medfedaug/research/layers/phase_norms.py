@@ -9,10 +9,11 @@ from monai.networks.blocks.dynunet_block import UnetResBlock
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from medfedaug.functional import control_content, control_style, working_precision
+from medfedaug.functional import working_precision
 from medfedaug.models.adaptation import UnsavedModule
 from medfedaug.models.hooks import PickledHook
 from medfedaug.models.stage_layer import StageLayer
+from medfedaug.research.functional.phases import control_content, control_style
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -24,8 +25,8 @@ class StyleControlNorm(UnsavedModule, StageLayer):
 
         x̂ = γ (s₁ IN(x) + s₂ x) + β,   s = softmax(h / T)
 
-    by `medfedaug.functional.control_style`. γ, β and h are parameters of the network and trained with it, but
-    no entries of its state dict.
+    by `medfedaug.research.functional.phases.control_style`. γ, β and h are parameters of the network and
+    trained with it, but no entries of its state dict.
 
     Args:
         num_channels: number of channels C.
@@ -82,7 +83,8 @@ def control_shortcuts(net: Network, content: float = 0.5) -> Network:
     """Replace the batch norms in the shortcuts of residual blocks by CCNorm.
 
     The modules keep their names, parameters and statistics: their output passes through
-    `medfedaug.functional.control_content`. A network without normalised shortcuts stays as it is.
+    `medfedaug.research.functional.phases.control_content`. A network without normalised shortcuts stays as
+    it is.
 
     Args:
         net: changed in place.

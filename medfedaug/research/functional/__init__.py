@@ -1,0 +1,1 @@
+"""Equations of the compared methods, as pure functions on tensors."""
