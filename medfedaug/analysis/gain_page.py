@@ -91,12 +91,12 @@ def _text(gain: Mapping[str, Any] | None) -> str:
     return f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
 
 
-def conclusions(record: Mapping[str, Any], data: str = "DATA") -> list[str]:
+def conclusions(record: Mapping[str, Any], data: str = "") -> list[str]:
     """Return what a comparison shows, in sentences, and the command of the next step.
 
     Args:
         record: content of ``compare.json``.
-        data: the folder in the command.
+        data: the folder of all sites; empty for a comparison of hospitals.
     """
     return list(_conclusions(record, data))
 
@@ -149,10 +149,12 @@ def _next_step(record: Mapping[str, Any], data: str) -> str:
         return (
             f"{measured} Nothing was distinguishable: repeat with a larger --budget, or with more patients."
         )
+    rounds = 5 * max(record["budget"]["stages"])
+    if not data:
+        return f"{measured} Next: medfedaug export --methods {(rest or [REFERENCE])[0]} --rounds {rounds} ..."
     methods = " ".join([REFERENCE, *rest[:2]])
-    seeds = f"--seeds 5 --set rounds={10 * max(record['budget']['stages'])}"
-    command = f"medfedaug benchmark --data {quote(data)} --methods {methods} {seeds} --out benchmark"
-    return f"{measured} Next: {command}"
+    options = f"--methods {methods} --seeds 5 --set rounds={rounds} --out benchmark"
+    return f"{measured} Next: medfedaug benchmark --data {quote(data)} {options}"
 
 
 def write_gain_page(record: Mapping[str, Any], path: Path, sentences: list[str]) -> None:

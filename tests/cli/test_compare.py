@@ -99,18 +99,20 @@ def test_the_rounds_follow_from_the_budget(data, tmp_path):
 
 
 def test_the_conclusions_name_whom_a_method_helped_by_how_much():
-    said = conclusions(result(single=(-0.2, -0.3, -0.1), ditto=(0.1, 0.02, 0.2), fedfa=(0.0, -0.1, 0.1)))
+    shown = result(single=(-0.2, -0.3, -0.1), ditto=(0.1, 0.02, 0.2), fedfa=(0.0, -0.1, 0.1))
+    said = conclusions(shown, "data")
     assert said[0] == (
         "Training together helped: each site by itself has -0.200 [-0.300, -0.100] Dice against fedavg."
     )
     assert "Better than fedavg: ditto +0.100 [+0.020, +0.200]." in said
     assert "Not distinguishable from fedavg: fedfa." in said
     assert "At A, most: ditto +0.100 [+0.020, +0.200]." in said
-    assert "medfedaug benchmark --data DATA --methods fedavg ditto --seeds 5" in said[-1]
+    assert "medfedaug benchmark --data data --methods fedavg ditto --seeds 5" in said[-1]
+    assert "medfedaug export --methods ditto --rounds 40" in conclusions(shown)[-1]
 
 
 def test_nothing_is_recommended_where_nothing_shows():
-    said = conclusions(result(single=(-0.1, -0.3, 0.1), ditto=(0.1, -0.02, 0.2)))
+    said = conclusions(result(single=(-0.1, -0.3, 0.1), ditto=(0.1, -0.02, 0.2)), "data")
     assert said[0].startswith("Separate or joint training: not distinguishable: ")
     assert "Nothing was distinguishable" in said[-1]
     assert not any("medfedaug benchmark" in sentence for sentence in said)
