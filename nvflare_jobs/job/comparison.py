@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,7 @@ _PAGE = "compare.html"
 class ComparisonController(ProtocolController):
     """Make the trainings of a comparison at the server, and write ``medfedaug/compare.json`` and a page.
 
-    ``config`` is `medfedaug.config.comparison.ComparisonConfig` as a dictionary. Models stay in the job's
-    folder of state, and no test is made.
+    ``config`` is `medfedaug.config.comparison.ComparisonConfig` as a dictionary. No model stays.
     """
 
     def __init__(
@@ -63,8 +63,9 @@ class ComparisonController(ProtocolController):
         # Imported here: the pages of a job are made at its end.
         from medfedaug.analysis.gain_page import conclusions, write_gain_page
 
-        comparison = Comparison(self._comparison, folder / "trainings", self._execution, record)
-        compare(comparison, carrier(None))
+        with tempfile.TemporaryDirectory(prefix="medfedaug-") as state:
+            comparison = Comparison(self._comparison, Path(state), self._execution, record)
+            compare(comparison, carrier(None))
         results = comparison.results()
         results["conclusions"] = conclusions(results)
         write_json(folder / COMPARED, results)
@@ -86,13 +87,13 @@ class ComparisonExecutor(AnsweringExecutor):
 
     def open_site(self, name: str, settings: SiteSettings, gate: Gate, events: EventLog) -> ComparisonSite:
         """Open the site, whose gate admits the comparison as a whole."""
-        assert settings.state is not None  # a kit always has one
         gate.comparison = self._comparison
 
         def trainer(config: RunConfig) -> SiteTrainer:
             return site_trainer(name, config, settings, self.threads)
 
-        return ComparisonSite(name, self._comparison, trainer, settings.state / name, gate, events)
+        # Of this job: scores of another comparison are no reference.
+        return ComparisonSite(name, self._comparison, trainer, events.path.parent, gate, events)
 
 
 class ComparisonRecipe(Recipe):

@@ -28,7 +28,7 @@ class ComparisonSite:
     Args:
         config: the trainings.
         trainer: makes the trainer of a training.
-        folder: of the site's state.
+        folder: a folder of the site for this comparison.
     """
 
     def __init__(

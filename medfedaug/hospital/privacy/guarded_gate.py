@@ -82,6 +82,7 @@ class GuardedGate(Gate):
         self.identity, self.origin, self.history = identity, origin, history
         self.min_patients = PrivacyPolicy().min_images
         self._admitted: list[RunConfig] = []
+        self._approved: list[RunConfig | ComparisonConfig] = []
         self._trainings = 0
         self._accounts: dict[SiteTrainer, Account] = {}  # an evaluation has one for each run
 
@@ -113,6 +114,8 @@ class GuardedGate(Gate):
             self._wait(entry, should_stop)
         self.book.begin(approved, self.job)
         self._admitted.append(config)
+        if approved not in self._approved:
+            self._approved.append(approved)
 
     def _approved_as(self, config: RunConfig) -> RunConfig | ComparisonConfig:
         """Return the settings that the site's administrator approves."""
@@ -196,8 +199,8 @@ class GuardedGate(Gate):
 
     def incoming(self, request: Request) -> None:
         """Check a request's size, the job's number of trainings, and that nobody has refused it meanwhile."""
-        for config in self._admitted:
-            self._check_verdict(self._approved_as(config))
+        for config in self._approved:
+            self._check_verdict(config)
         if request.task == TRAIN:
             self._trainings += 1
             self.rules.check_trainings(self.site, self._trainings)
