@@ -61,7 +61,7 @@ def test_a_method_for_each_cause_of_differences_is_tried(data, tmp_path):
 
 
 def test_a_method_that_does_not_go_with_the_network_is_left_out_unless_it_is_asked_for(data, tmp_path):
-    plain = ('network_args={"norm":"instance"}',)  # without parameters: FedBN keeps nothing
+    plain = ('network_args={"norm":["instance",{"affine":false}]}',)  # no parameters for FedBN to keep
     made = make_trainings(Request(data=data, out=tmp_path, settings=plain))
     assert "fedbn" not in made.config.methods
     assert "fedbn" in made.left_out["fedbn"]

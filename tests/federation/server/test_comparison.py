@@ -106,7 +106,7 @@ def scored(run, tmp_path, gains, *, learned=True, rounds=8, seconds=1.0, **more)
         made.append((str(turn.training), turn.rounds))
         metric = 0.5 * learned
         for index, site in enumerate("ABC"):
-            gain = gains[name] + 0.002 * (index - 1) * (name != "fedavg") + 0.001 * seed
+            gain = gains[name] + (0.002 * (index - 1) + 0.001 * seed) * (name != "fedavg")
             difference = {"difference": gain, "low": gain - 0.01, "high": gain + 0.01, "patients": 5}
             turn.scores[site] = {"dice": metric + gain, "compared": difference if name != "fedavg" else {}}
         turn.started -= seconds

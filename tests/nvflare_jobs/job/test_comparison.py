@@ -59,6 +59,11 @@ def config(data):
     return ComparisonConfig(run=run, methods=methods)
 
 
+def ledger_of(data, name):
+    """The ledger of a site, to which its images belong in all tests."""
+    return data.parent / f"{name}_{LEDGER_FILE}"
+
+
 def guarded(name, data, config, folder, rules=None):
     """A site behind its guard, and its book of jobs."""
     policy = PrivacyPolicy(min_images=3)
@@ -68,7 +73,7 @@ def guarded(name, data, config, folder, rules=None):
     gate.comparison = config
 
     def trainer(run):
-        privacy = SitePrivacy(policy, folder / LEDGER_FILE)
+        privacy = SitePrivacy(policy, ledger_of(data, name))
         return SiteTrainer(run, data, "cpu", folder, privacy, threads=1)
 
     return ComparisonSite(name, config, trainer, folder, gate), book
@@ -86,7 +91,7 @@ def test_hospitals_send_means_and_their_differences_and_nothing_of_a_case(data, 
     )
     for name, gain in plain["gains"].items():
         assert record["gains"][name] == pytest.approx(gain)
-    ledger = PrivacyLedger(tmp_path / "site_A" / LEDGER_FILE).entries()
+    ledger = PrivacyLedger(ledger_of(data, "site_A")).entries()
     assert {entry.release.split for entry in ledger} <= {"", "training", "validation"}
     assert sum(entry.release.kind == "differences" for entry in ledger) == 2 * 2 * 2  # methods, seeds, stages
 
@@ -117,7 +122,7 @@ def test_a_refused_comparison_trains_nothing(data, config, tmp_path):
     comparison = Comparison(config, tmp_path)
     request = next(comparison.turns()).server.prepare()
     request.training = "ditto/0"
-    assert "ditto" in site.answer(request).error
+    assert "the site's rule methods allows fedavg" in site.answer(request).error
     assert not book.entries()
 
 
