@@ -34,11 +34,7 @@ html_title = f"medfedaug {__version__}"
 html_show_sourcelink = False
 html_static_path = ["static"]
 html_css_files = ["pages.css"]
-exclude_patterns = [
-    "build",
-    "results/shift/table.md",
-    "results/shift/polarity",
-]  # written by scripts
+exclude_patterns = ["build"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 default_role = "code"

@@ -4,8 +4,9 @@ python docs/prose.py                # every file that has more than its budget
 python docs/prose.py --show FILE    # what is found in one file
 python docs/prose.py --lower        # budgets down to today's numbers, and rows for new files
 
-``prose.csv`` has the budget of each file: words of a page, and findings. A finding is a phrase of `PHRASES`
-or a first word of `OPENINGS`. A file without a row has no budget.
+``prose.csv`` has the budget of each file: words and long sentences of a page, and findings. A finding is a
+phrase of `PHRASES` or a first word of `OPENINGS`. A long sentence has more than `LONG` words; tables do not
+count. A file without a row has no budget.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET = ROOT / "docs/prose.csv"
+COLUMNS = ("words", "long sentences", "findings")
+LONG = 30
 _STEP = 100  # words, to which budgets are rounded up: a page may change
 CODE = ("medfedaug", "models", "nvflare_jobs", "transforms")
 
@@ -64,6 +67,19 @@ def prose(page: str) -> str:
     return re.sub(r"\]\([^)]*\)", "]", page)
 
 
+def long_sentences(page: str) -> list[str]:
+    """Return the sentences of a page's paragraphs and lists with more than `LONG` words; code is one word."""
+    page = re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
+    page = prose(re.sub(r"`[^`]+`", "Code", page))
+    lines = (line for line in page.splitlines() if not line.lstrip().startswith(("|", "#", "!", ":::")))
+    blocks = re.split(r"\n\s*\n|\n(?=\s*(?:[-*>]|\d+\.)\s)", "\n".join(lines))
+    found = []
+    for block in blocks:
+        parts = re.split(r"(?<=[.!?:;])\**\s+", " ".join(block.split()))
+        found += [part for part in parts if len(part.split()) > LONG and "·" not in part]
+    return found
+
+
 def texts(source: str) -> Iterator[tuple[str, bool]]:
     """Yield the docstrings and the longer texts of a module, each with a flag for those with a first word."""
     tree = ast.parse(source)
@@ -105,42 +121,53 @@ def _told(match: re.Match[str]) -> str:
     return f"...{around!r}: {[*PHRASES.values()][(match.lastindex or 1) - 1]}"
 
 
-def measured() -> dict[str, tuple[int, int]]:
-    """Return the words and the findings of every file; words are those of pages."""
+def measured() -> dict[str, tuple[int, int, int]]:
+    """Return the words, the long sentences and the findings of every file; sources have only findings."""
     numbers = {}
     for path in (*pages(), *sources()):
-        words = len(prose(path.read_text(encoding="utf-8")).split()) if path.suffix == ".md" else 0
-        numbers[path.relative_to(ROOT).as_posix()] = words, len(findings(path))
+        words = long = 0
+        if path.suffix == ".md":
+            content = path.read_text(encoding="utf-8")
+            words, long = len(prose(content).split()), len(long_sentences(content))
+        numbers[path.relative_to(ROOT).as_posix()] = words, long, len(findings(path))
     return numbers
+
+
+def budgets() -> dict[str, list[int]]:
+    """Return the budget of each file; a column that the file lacks limits nothing."""
+    if not BUDGET.exists():
+        return {}
+    with BUDGET.open(newline="", encoding="utf-8") as file:
+        return {
+            row["file"]: [int(row.get(column, sys.maxsize)) for column in COLUMNS]
+            for row in csv.DictReader(file)
+        }
 
 
 def main() -> int:
     """Compare with the budget."""
     if sys.argv[1:2] == ["--show"]:
-        print("\n".join(findings(Path(sys.argv[2]).resolve())))
+        path = Path(sys.argv[2]).resolve()
+        long = long_sentences(path.read_text(encoding="utf-8")) if path.suffix == ".md" else []
+        print("\n".join([*findings(path), *(f"{len(part.split())} words: {part}" for part in long)]))
         return 0
-    numbers, budget = measured(), {}
-    if BUDGET.exists():
-        with BUDGET.open(newline="", encoding="utf-8") as file:
-            budget = {row["file"]: (int(row["words"]), int(row["findings"])) for row in csv.DictReader(file)}
+    numbers, budget = measured(), budgets()
     if "--lower" in sys.argv:
         with BUDGET.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(("file", "words", "findings"))
+            writer.writerow(("file", *COLUMNS))
             for name, now in sorted(numbers.items()):
-                rounded = -(-now[0] // _STEP) * _STEP, now[1]
-                words, found = (min(pair) for pair in zip(rounded, budget.get(name, rounded), strict=True))
-                if words or found:
-                    writer.writerow((name, words, found))
+                rounded = -(-now[0] // _STEP) * _STEP, *now[1:]
+                row = [min(pair) for pair in zip(rounded, budget.get(name, rounded), strict=True)]
+                if any(row):
+                    writer.writerow((name, *row))
         return 0
     wrong = []
-    for name, (words, found) in numbers.items():
-        most_words, most = budget.get(name, (0, 0))
-        if words > most_words:
-            wrong.append(f"{name}: {words} words, budget {most_words}: shorten it, or raise docs/prose.csv")
-        if found > most:
-            wrong.append(f"{name}: {found} findings, budget {most}: python docs/prose.py --show {name}")
-    print("\n".join(wrong) or f"{len(numbers)} files within their budgets of words and findings")
+    for name, now in numbers.items():
+        for column, number, most in zip(COLUMNS, now, budget.get(name, [0] * len(COLUMNS)), strict=True):
+            if number > most:
+                wrong.append(f"{name}: {number} {column}, budget {most}: python docs/prose.py --show {name}")
+    print("\n".join(wrong) or f"{len(numbers)} files within their budgets")
     return bool(wrong)
 
 

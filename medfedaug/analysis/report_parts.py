@@ -74,9 +74,15 @@ class ReportParts:
         """Append the comparisons of the sites' own evaluations."""
 
     def add_images(
-        self, body: ET.Element, groups: Groups, data: Path, device: str, local_features: Any
+        self,
+        body: ET.Element,
+        groups: Groups,
+        example: ET.Element,
+        data: Path,
+        device: str,
+        local_features: Any,
     ) -> None:
-        """Append pictures of the sites' images, and of the runs' models on them."""
+        """Append pictures of the sites' images and of the models on them."""
 
 
 @cache

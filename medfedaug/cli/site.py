@@ -53,7 +53,12 @@ def configure(
         ),
     ] = None,
     forbid_code: Annotated[
-        bool, typer.Option("--forbid-code", help="Refuse jobs with code.", rich_help_panel=JobRules.PANEL)
+        bool,
+        typer.Option(
+            "--forbid-code",
+            help="Refuse jobs with code, as a site with --epsilon does.",
+            rich_help_panel=JobRules.PANEL,
+        ),
     ] = False,
     only_medfedaug: Annotated[
         bool,

@@ -114,7 +114,7 @@ def close_commands() -> None:
     def refuse(_self: Any, req: Message, app_ctx: Any) -> Message:
         return error_reply("this site answers no such command")
 
-    ShellCommandProcessor.process = ReportEnvProcessor.process = refuse  # type: ignore[method-assign]
+    ShellCommandProcessor.process = ReportEnvProcessor.process = refuse
 
 
 class _ClosedLoader(ConfigLoader):

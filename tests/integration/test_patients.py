@@ -163,3 +163,13 @@ def test_the_least_number_of_cases_of_a_job_is_one_of_patients():
         rules.check_cases("A", (10, 2))
     with pytest.raises(JobRefused, match="2 cases would train, and"):
         rules.check_cases("A", (1, 1))
+
+
+def test_numbers_of_cases_leave_by_their_patients(tested_patients, tiny_config):
+    """Six test cases are of three patients, two training cases of two, and one validation case of one."""
+    folder, _ = tested_patients
+    privacy = SitePrivacy(PrivacyPolicy(min_images=2))
+    trainer = SiteTrainer(tiny_config(classes=("background", "lesion")), folder, "cpu", privacy=privacy)
+    reply = Site("A", trainer).answer(Request("prepare", run="0" * 32))
+    assert reply.error == ""
+    assert reply.metrics["cases"] == {"training": 2, "test": 6}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,15 +25,15 @@ STAYS, AWAY = HOSPITALS[:2]
 
 
 @contextmanager
-def deployed(tmp_path: Path, *hospitals: str, more: Sequence[list] = ()) -> Iterator[Rehearsal]:
-    """Provisioned hospitals, of which one takes a minute for a few steps of round 2; and more faults."""
+def deployed(tmp_path: Path, *hospitals: str) -> Iterator[Rehearsal]:
+    """Provisioned hospitals, of which one takes a minute for a few steps of round 2."""
     with Deployment(tmp_path / "work", hospitals=hospitals) as system:
         system.provision()
         system.make_data()
         system.configure(only_ours=True, forbid_code=True)
         system.environment["PYTHONPATH"] = str(FAULTS)
         system.environment["MEDFEDAUG_FAULT_MARKS"] = str(system.work)
-        system.environment["MEDFEDAUG_FAULTS"] = json.dumps([[AWAY, "train", 2, "hang halfway", 60], *more])
+        system.environment["MEDFEDAUG_FAULTS"] = json.dumps([[AWAY, "train", 2, "hang halfway", 60]])
         system.start_kits()
         yield system
         system.shut_down()
@@ -81,32 +81,6 @@ def test_the_others_go_on_without_one_that_is_down_and_a_server_that_was_down_le
         assert standings[job] == "abnormal"
         assert [*standings.values()].count("finished") == 1
         system.wait_for_clients()  # which the server can shut down then
-
-
-@pytest.mark.slow
-def test_a_hospital_that_was_down_in_a_round_under_secure_aggregation_is_in_later_sums(tmp_path):
-    """Its keys ended with its process: no key is published twice, and its round is summed without it."""
-    faults = [[name, "keys", 1, "write keys", 0] for name in HOSPITALS]
-    faults.append([STAYS, "train", 3, "hang", 120])  # until the other is back
-    with deployed(tmp_path, *HOSPITALS, more=faults) as system:
-        system.configure_sites("--secure-only")
-        limits = ("--min-sites", "3", "--round-timeout", "7200", "--rounds", "4", "--secure-aggregation")
-        job = system.submit(system.export("masked", "fedfa+", *limits))
-        system.await_event(job, event="trained", round=2, site=STAYS)
-        system.switch_off(AWAY)
-        system.await_event(job, event="round_finished", round=2)
-        system.switch_on(AWAY)
-        system.await_event(job, event="returned", site=AWAY)
-        system.wait(job)
-        results = json.loads((system.collect(job) / "results.json").read_text())
-        summed = [entry["methods"]["masks"]["summed"] for entry in results["rounds"]]
-        others = sorted({*HOSPITALS} - {AWAY})
-        assert summed == [sorted(HOSPITALS), others, others, sorted(HOSPITALS)]
-        assert set(results["test"]["sites"]) == set(HOSPITALS)
-        written = [json.loads(line) for line in (system.work / "keys").read_text().splitlines()]
-        assert sum(site == AWAY for site, _ in written) == 3  # of the rounds that it took part in
-        keys = [key for _, pair in written for key in pair]
-        assert len(keys) == len(set(keys)) == 2 * (4 + 4 + 3 + 4)
 
 
 def watched(system: Rehearsal, name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from sweeps import planned
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
 from medfedaug.federation import SiteTrainer
+from medfedaug.federation.site.local_training import LocalTraining
+from medfedaug.methods.census import Census
 from medfedaug.tasks import make_task
 
 
@@ -44,19 +47,6 @@ def test_weight_decay_is_an_l2_term_of_the_gradient(office):
     key = next(key for key in plain if key.endswith("weight") and not key.startswith("start"))
     expected = plain[key] - 0.01 * 0.5 * plain[f"start {key}"]
     torch.testing.assert_close(decayed[key], expected)
-
-
-def test_augmentation_takes_the_label_map_along():
-    config = RunConfig(augmentation="flip_rotate")
-    augment = make_task(config, normalised=True).augmentation()
-    image = torch.zeros(1, 32, 32)
-    image[0, 4:12, 18:26] = 1.0
-    sample = {"image": image, "label": image.to(torch.uint8)}
-    augment.set_random_state(0)
-    (turned,) = augment([sample])
-    assert turned["label"].dtype == torch.uint8
-    assert not torch.equal(turned["label"], sample["label"])
-    assert (turned["image"].round() != turned["label"]).float().mean() < 0.01
 
 
 @pytest.mark.parametrize(
@@ -94,3 +84,19 @@ def test_left_and_right_are_exchanged(task, axis):
     drawn = [augment([{"image": image, "label": image}])[0]["image"] for _ in range(8)]
     assert {torch.equal(x, image) for x in drawn} == {True, False}
     assert make_task(RunConfig(task=task), normalised=True).augmentation() is None
+
+
+@pytest.mark.parametrize(
+    ("share", "weights", "count"), [(1.0, [3, 4], 7), (0.5, [3, 2], 5), (1e-9, [3, 4e-9], 3)]
+)
+def test_the_weight_of_a_case_without_outlines_is_a_part_of_its_samples(share, weights, count):
+    """The patients behind the number of samples have these weights: with hardly any, nobody else counts."""
+    training = object.__new__(LocalTraining)
+    training.config = SimpleNamespace(unlabelled_weight=share)
+    cases = [SimpleNamespace(annotated=None), SimpleNamespace(annotated=())]
+    training.folder = SimpleNamespace(cases={"training": cases})
+    samples = SimpleNamespace(by_case=lambda: [range(3), range(4)])
+    assert training.weights_of_cases(samples) == pytest.approx(weights)
+    assert training.count(samples) == count
+    behind = Census(["A", "B"]).of_cases(training.weights_of_cases(samples))
+    assert int(behind.number) == (1 if share < 0.01 else 2)

@@ -215,6 +215,13 @@ def test_no_role_may_send_code_and_all_keep_their_other_rights(kits):
     assert forbid_code(policy) == (policy, [])
 
 
+def test_a_site_with_an_account_runs_no_code_of_jobs(kits):
+    """Code would send what it likes, past noise and account."""
+    files = open_kit(kits / "hospital-a").plan({"privacy": {"epsilon": 8.0}})
+    (policy,) = (file.wanted for file in files if file.path.name == "authorization.json")
+    assert not any(permitted(policy, role, "byoc") for role in policy["permissions"])
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [("nowhere", "no such folder"), (".", "not an NVFlare kit"), ("lead@example.org", "administrator's kit")],

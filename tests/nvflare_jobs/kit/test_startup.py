@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import time
 from pathlib import Path
 
 import certificates
@@ -19,7 +18,7 @@ from medfedaug.errors import RunFailed
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.nvflare_jobs.kit.kit_process import ProcessRecord, find_process, find_trouble
-from medfedaug.nvflare_jobs.kit.kit_start import start, stop
+from medfedaug.nvflare_jobs.kit.kit_start import restart, start, stop
 from medfedaug.nvflare_jobs.kit.startup import check_connection, check_startup
 
 NAME = "hospital-a"
@@ -244,18 +243,16 @@ def test_behind_a_proxy_a_kit_starts_and_says_why_it_is_not_connected(tmp_path, 
         monkeypatch.delenv("https_proxy")
         start(system.kit(SERVER))
         monkeypatch.setenv("https_proxy", proxy.url)
-        proxy.allows, begun = False, time.monotonic()
+        proxy.allows = False
         with pytest.raises(RunFailed, match=r"does not reach the server: .* 403 Forbidden"):
             start(kit)
-        assert time.monotonic() - begun < 15
         system.until(lambda: find_process(kit) is not None, "the process does not come")
         system.until(lambda: ProcessRecord.load(kit) is not None, "no record")
         assert find_trouble(kit, server=False).startswith("the server has not answered")
         (server,) = [check for check in examine(kit, connect=True) if check.name == "server"]
         assert server.ok is False
-        stop(kit)
         asked, proxy.allows = len(proxy.asked), True
-        assert "not answered" not in start(kit)
+        assert "not answered" not in restart(kit)
         assert set(proxy.asked[asked:]) == {
             target["servers"][0]["service"]["target"]
         }  # gRPC took this way, too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
@@ -29,12 +30,6 @@ def aloud(printed: str) -> str:
     return found[-1].strip().lower()
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    """The administrator's folder, and one for what travels."""
-    return tmp_path_factory.mktemp("federation")
-
-
 @pytest.fixture(autouse=True)
 def _nvflare_here(request, monkeypatch):
     """Run NVFlare's commands in this process, except in the test whose hospital has its own Python."""
@@ -52,53 +47,39 @@ def _nvflare_here(request, monkeypatch):
 
 
 @pytest.fixture
-def places(federation, tmp_path, run, monkeypatch):
-    """A hospital of its own for each test, and the administrator's project, which all tests share."""
-    monkeypatch.setenv("HOME", str(federation / "home"))
-    project = federation / "project"
-    if not project.exists():
-        code, out, err = run(
-            "enrol", "project", "--server", "fl.example.org", "--port", "9000", "--own-keys", project
-        )
-        assert code == 0, err
-        assert "next: each participant runs medfedaug enrol request NAME" in " ".join(out.split())
-    hospital = tmp_path / "hospital"
+def places(tmp_path, run, monkeypatch):
+    """The administrator's project, and a hospital, which is the working folder."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    project, hospital = tmp_path / "project", tmp_path / "hospital"
+    server = ("--server", "fl.example.org", "--port", "9000")
+    code, out, err = run("enrol", "project", *server, "--own-keys", project)
+    assert code == 0, err
+    assert "next: each participant runs medfedaug enrol request NAME" in " ".join(out.split())
     hospital.mkdir()
     monkeypatch.chdir(hospital)
     return project, hospital, tmp_path
 
 
 @pytest.fixture
-def evil(places, federation, run):
-    """The project of somebody else, which all tests share."""
-    folder = federation / "evil"
-    if not folder.exists():
-        assert run("enrol", "project", "--own-keys", folder, "--server", "evil.example.org")[0] == 0
+def evil(places, run):
+    """The project of somebody else."""
+    folder = places[2] / "evil"
+    assert run("enrol", "project", "--own-keys", folder, "--server", "evil.example.org")[0] == 0
     return folder
 
 
 @pytest.fixture
-def basel(places, federation, run):
-    """The open request of a hospital, which all tests share; the file, and the fingerprint as it is read."""
-    shared, said = federation / "requests", federation / "said"
-    if not shared.exists():
-        said.write_text(asked(run)[1])
-        shutil.copytree("requests", shared)
-    else:
-        shutil.copytree(shared, "requests")
-    return Path("requests/basel/basel.request.zip"), said.read_text()
+def basel(places, run):
+    """The open request of a hospital: the file, and the fingerprint as it is read."""
+    return asked(run)
 
 
 @pytest.fixture
-def answered(basel, places, federation, tmp_path, run):
-    """The signed answer to the request, which all tests share, and the root's fingerprint as it is read."""
-    shared, root, (request, said) = federation / "basel.signed.zip", federation / "root", basel
-    if not shared.exists():
-        answer, read = signed(run, request, said, places[0])
-        root.write_text(read)
-        shutil.move(answer, shared)
+def answered(basel, places, tmp_path, run):
+    """The signed answer to the request, and the root's fingerprint as it is read."""
+    answer, root = signed(run, *basel, places[0])
     (tmp_path / "answer").mkdir()
-    return Path(shutil.copy(shared, tmp_path / "answer")), root.read_text()
+    return Path(shutil.move(answer, tmp_path / "answer")), root
 
 
 def asked(run, name="basel", *options):
@@ -109,8 +90,7 @@ def asked(run, name="basel", *options):
 
 
 def signed(run, request, said, project, *options):
-    known = ("--another-key", "--project", project)  # tests share a project
-    code, out, err = run("enrol", "sign", request, *options, *known, "--fingerprint", said)
+    code, out, err = run("enrol", "sign", request, *options, "--project", project, "--fingerprint", said)
     assert code == 0, err
     return request.with_name(request.name.replace("request", "signed")), aloud(out)
 
@@ -143,7 +123,7 @@ def test_a_hospital_enrols_and_its_key_never_leaves_it(places, run):
     settings = (kit / "local/medfedaug.json").read_text()
     before = (kit / "startup/client.crt").read_bytes()
     request, said = asked(run)
-    answer, root = signed(run, request, said, project)
+    answer, root = signed(run, request, said, project, "--another-key")
     code, out, err = run("enrol", "accept", answer, "--fingerprint", root)
     assert code == 0, err
     assert "next: medfedaug site restart basel" in " ".join(out.split())
@@ -183,7 +163,7 @@ def test_a_request_that_was_exchanged_on_its_way_is_not_signed(places, basel, ru
     forged = run("enrol", "request", "basel", "--requests", elsewhere)
     assert forged[0] == 0
     code, _, err = run(
-        *("enrol", "sign", elsewhere / "basel/basel.request.zip", "--project", project, "--another-key"),
+        *("enrol", "sign", elsewhere / "basel/basel.request.zip", "--project", project),
         *("--fingerprint", said),
     )
     assert code == 2
@@ -191,24 +171,41 @@ def test_a_request_that_was_exchanged_on_its_way_is_not_signed(places, basel, ru
     assert not list(work.rglob("*.signed.zip"))
 
 
-def test_a_request_that_was_changed_on_its_way_is_not_signed_even_where_the_telephone_was_forged(
-    places, basel, run
-):
-    """Its key stays, and its name or its part in the federation differs: NVFlare compares the parts."""
+CRAFTED = {
+    "nothing": (lambda r, y: (r, y), {}),
+    "another name": (lambda r, y: ({**r, "name": "bern"}, y), {}),
+    "a server": (lambda r, y: ({**r, "kind": "server", "cert_type": "server"}, y), {}),
+    "a lead": (lambda r, y: ({**r, "cert_role": "lead"}, y), {}),
+    "an administrator in the list": (lambda r, y: (r, y.replace("client", "admin")), {}),
+    "two participants": (lambda r, y: (r, f"{y}\n- name: x@y.org\n  type: admin\n  org: o\n"), {}),
+    "code in the list": (lambda r, y: (r, y.replace("basel", "!!python/name:os.system", 1)), {}),
+    "another project": (lambda r, y: ({**r, "project": "other"}, y), {}),
+    "a path of the identity": (lambda r, y: ({**r, "request_id": "../../x"}, y), {}),
+    "a file outside": (lambda r, y: (r, y), {"../../outside": "x"}),
+    "a private key": (lambda r, y: (r, y), {"basel.key": "k"}),
+}
+
+
+@pytest.mark.parametrize("crafted", CRAFTED)
+def test_a_crafted_request_is_not_signed_even_where_the_telephone_was_forged(places, basel, run, crafted):
+    """Its key stays, and its name or its part in the federation differs, or a file is where none belongs."""
     project, _, work = places
-    request, _ = basel
+    edit, more = CRAFTED[crafted]
     forged = work / "forged.request.zip"
-    with zipfile.ZipFile(request) as before, zipfile.ZipFile(forged, "w") as after:
-        for entry in before.namelist():
-            content = before.read(entry)
-            if entry == "request.json":
-                content = content.replace(b'"basel"', b'"bern"')
-            after.writestr(entry.replace("basel", "bern"), content)
-    agreed = read_request(forged).fingerprint
-    code, _, err = run("enrol", "sign", forged, "--project", project, "--fingerprint", agreed)
-    assert code == 2
-    assert "nvflare cert" in err
-    assert not list(work.rglob("*.signed.zip"))
+    with zipfile.ZipFile(basel[0]) as before:
+        content = {entry: before.read(entry) for entry in before.namelist()}
+    request, parts = edit(json.loads(content["request.json"]), content["site.yaml"].decode())
+    request["site_yaml_sha256"] = hashlib.sha256(parts.encode()).hexdigest()
+    content |= {"request.json": json.dumps(request).encode(), "site.yaml": parts.encode()}
+    with zipfile.ZipFile(forged, "w") as after:
+        for entry, value in {**content, **more}.items():
+            after.writestr(entry.replace("basel", request["name"]), value)
+    said = hashlib.sha256(content["request.json"]).hexdigest()
+    code, _, err = run("enrol", "sign", forged, "--project", project, "--fingerprint", said)
+    assert code == (0 if crafted == "nothing" else 2), err
+    assert "Traceback" not in err
+    assert bool(list(work.rglob("*.signed.zip"))) is (crafted == "nothing")
+    assert not list(work.rglob("outside"))
 
 
 def test_an_answer_with_another_root_makes_no_kit(places, basel, answered, run, evil):
@@ -268,7 +265,7 @@ def test_a_file_that_is_no_request_is_refused_in_one_line(places, run, content):
 def test_nothing_is_signed_or_accepted_where_nobody_compares(places, basel, answered, run):
     project, hospital, _ = places
     request, said = basel
-    code, out, err = run("enrol", "sign", request, "--project", project, "--another-key")
+    code, out, err = run("enrol", "sign", request, "--project", project)
     assert code == 2
     assert aloud(out) == said
     assert "give --fingerprint" in err
@@ -291,7 +288,7 @@ def test_a_person_at_a_terminal_compares(places, basel, run, monkeypatch, agrees
     terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr(enrol, "sys", terminal)
     monkeypatch.setattr(typer, "confirm", confirm)
-    code, _, _ = run("enrol", "sign", request, "--project", project, "--another-key")
+    code, _, _ = run("enrol", "sign", request, "--project", project)
     assert questions == [("Does the other side read the same on the telephone?", True)]
     assert (code == 0) is agrees
     assert bool(list(request.parent.glob("*.signed.zip"))) is agrees

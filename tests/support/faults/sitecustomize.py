@@ -11,11 +11,9 @@ import sys
 import time
 
 _MODULE = "medfedaug.federation.site.site"
-LASTING = {"write keys"}
-"""What a site does again whenever it is asked, from the planned round on."""
 
 
-def _cause(fault, seconds, reply, site):
+def _cause(fault, seconds, reply):
     import torch
 
     if fault == "raise":
@@ -36,21 +34,17 @@ def _cause(fault, seconds, reply, site):
         reply.weights[name] = -torch.ones_like(reply.weights[name])
     if fault == "metrics":  # names that events have too
         reply.metrics.update({"event": "finished", "site": "A", "round": 99, "nested": {"deep": {"x": 1}}})
-    if fault == "write keys":  # no fault: what a site publishes under secure aggregation
-        with open(os.path.join(os.environ["MEDFEDAUG_FAULT_MARKS"], "keys"), "a") as file:
-            file.write(json.dumps([site, [reply.masks[kind].hex() for kind in ("cipher", "mask")]]) + "\n")
     return reply
 
 
 def _install(module):
-    do = module.Site._do
+    do = module.Site._train
     faults = json.loads(os.environ.get("MEDFEDAUG_FAULTS", "[]"))
 
     def faulty(self, request, should_stop):
-        mine = [f for f in faults if f[:2] == [self.name, request.task]]
-        planned = [f for f in mine if f[2] == request.round or (f[3] in LASTING and f[2] < request.round)]
-        # The others each only once, also when the process was restarted in between.
-        pending = [f for f in planned if f[3] in LASTING or not os.path.exists(_mark(f))]
+        planned = [f for f in faults if f[:3] == [self.name, request.task, request.round]]
+        # Each only once, also when the process was restarted in between.
+        pending = [f for f in planned if not os.path.exists(_mark(f))]
         for f in pending:
             open(_mark(f), "w").close()
         for f in pending:
@@ -58,10 +52,10 @@ def _install(module):
                 should_stop = _halfway(should_stop, f[4])
         reply = None if pending and pending[0][3] in ("raise", "die") else do(self, request, should_stop)
         for f in pending:
-            reply = _cause(f[3], f[4], reply, self.name)
+            reply = _cause(f[3], f[4], reply)
         return reply
 
-    module.Site._do = faulty
+    module.Site._train = faulty
 
 
 def _halfway(should_stop, seconds, steps=3):
