@@ -48,7 +48,7 @@ def compare(
     with err_console.status(f"reading {data}"):
         from medfedaug.analysis.gain_page import GainTable, explained
         from medfedaug.config.run import Execution
-        from medfedaug.research.comparison.short_trainings import PAGE, Request, compare_methods
+        from medfedaug.research.sweeps.short_trainings import PAGE, Request, compare_methods
         from medfedaug.simulate import check_device
         from medfedaug.utils.files import write_json
 

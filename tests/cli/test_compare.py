@@ -15,7 +15,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.partial_phantom import annotate_apart
 from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import ConfigError
-from medfedaug.research.comparison.short_trainings import Request, Timing, make_trainings, planned_rounds
+from medfedaug.research.sweeps.short_trainings import Request, Timing, make_trainings, planned_rounds
 
 
 @pytest.fixture(scope="module")
