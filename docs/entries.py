@@ -15,7 +15,6 @@ from typing import Any
 
 from medfedaug.research.papers.papers import entries
 from medfedaug.research.papers.presets import PRESETS
-from medfedaug.research.papers.published import published_rows
 
 PAGE = Path(__file__).with_name("papers.md")
 STEPS = runpy.run_path(str(PAGE.parents[1] / "benchmarks/step_times.py"))
@@ -38,26 +37,12 @@ def _row(*cells: str) -> str:
 
 def protocol_table() -> Iterator[str]:
     """Yield the rows of the protocols."""
-    yield _row(
-        "NAME", "data set", "network", "rounds x local", "published numbers", "one run, one core", "H100"
-    )
-    yield _row(*["---"] * 7)
+    yield _row("NAME", "data set", "network", "rounds x local", "one run, one core", "H100")
+    yield _row(*["---"] * 6)
     for preset in PRESETS.values():
-        tables: dict[str, list[str]] = {}
-        for row in published_rows(preset):
-            paper, _, table = row.source.replace(" Table ", " ").partition(" ")
-            tables.setdefault(paper, []).append(table)
-        printed = (
-            ", ".join(f"{paper} {', '.join(dict.fromkeys(names))}" for paper, names in tables.items()) or "–"
-        )
         durations = [duration([STEPS["work"](preset)], device) for device in STEPS["DEVICES"]]
         yield _row(
-            f"`{preset.name}`",
-            preset.benchmark,
-            preset.config["network"],
-            preset.schedule,
-            printed,
-            *durations,
+            f"`{preset.name}`", preset.benchmark, preset.config["network"], preset.schedule, *durations
         )
 
 

@@ -18,8 +18,8 @@ import json
 
 from shell import run, workspace
 
-from medfedaug.data.partial_phantom import annotate_apart
 from medfedaug.data.phantom import make_phantom
+from medfedaug.research.datasets.partial_phantom import annotate_apart
 
 here = workspace()
 make_phantom(here / "data", sites=3, patients=8, shape=(48, 48, 6), classes=4, shift=0)

@@ -6,21 +6,21 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from medfedaug.cli.options import Given
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access
 
 DicomWeb = Annotated[
-    str | None, typer.Option(metavar="URL", help="DICOMweb service.", rich_help_panel=Access.PANEL)
+    str | None, Option(metavar="URL", help="DICOMweb service.", rich_help_panel=Access.PANEL)
 ]
 Dimse = Annotated[
-    str | None, typer.Option(metavar="AET@HOST:PORT", help="DIMSE archive.", rich_help_panel=Access.PANEL)
+    str | None, Option(metavar="AET@HOST:PORT", help="DIMSE archive.", rich_help_panel=Access.PANEL)
 ]
 TokenFile = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         metavar="FILE",
         help="File with a bearer token for DICOMweb, instead of --user; or set MEDFEDAUG_PACS_TOKEN.",
         rich_help_panel=Access.PANEL,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from medfedaug.cli.archive_options import DicomWeb, Dimse, TokenFile, archive_access
 from medfedaug.cli.console import say
@@ -32,7 +32,7 @@ def predict(
     images: Images = None,
     studies: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID.",
             rich_help_panel=Access.PANEL,
@@ -40,7 +40,7 @@ def predict(
     ] = None,
     channel: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="NAME=REGEX|UID",
             help="A channel's series, instead of --series; repeatable.",
             rich_help_panel=Access.PANEL,

@@ -65,6 +65,7 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
         ),
         Entry("core", "evaluate:evaluate", "evaluate --model runs/fedrdn --data data"),
         Entry("core", "report:report", "report runs/* --reference fedrdn"),
+        Entry("core", "clean:clean", "clean runs"),
         Entry("core", "schema:schema", "schema experiment > experiment.schema.json", hidden=True),
     ),
     "For hospitals: own images, and a site of a federation": (
@@ -104,9 +105,14 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
 """All commands, by the panels of ``medfedaug --help``."""
 
 
+def has_layer(name: str) -> bool:
+    """Return whether this copy of the package has a layer."""
+    return find_spec(LAYERS[name]) is not None
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands of the layers that this copy has; of two entries with a name the later one counts."""
-    layers = {layer for layer, package in LAYERS.items() if find_spec(package)}
+    layers = [*filter(has_layer, LAYERS)]
     found: dict[tuple[str, str], tuple[str, Entry]] = {}
     for panel, entries in COMMANDS.items():
         for entry in entries:

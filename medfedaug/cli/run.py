@@ -11,6 +11,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from medfedaug.cli.catalogue import check_methods, check_network
 from medfedaug.cli.console import Table, err_console, number, out_console, print_scores, say
@@ -68,7 +69,7 @@ _NVFLARE = "nvflare"
 def simulate(
     context: typer.Context,
     data: Data,
-    out: Annotated[Path, typer.Option(help="Folder for results, model and report.")],
+    out: Annotated[Path, Option(help="Folder for results, model and report.")],
     *,
     given: Given,
     methods: Methods = None,
@@ -77,28 +78,20 @@ def simulate(
     plan: PlanFile = None,
     plan_memory: PlanMemory = None,
     bundle: Bundle = None,
-    task: Annotated[
-        str | None, typer.Option(help="segmentation or classification; by default the data's.", hidden=True)
-    ] = None,
-    engine: Annotated[
-        str, typer.Option(metavar="NAME", help="nvflare, inprocess, or a package's engine.")
-    ] = _NVFLARE,
+    task: Annotated[str | None, Option(help="By default the data's task.", hidden=True)] = None,
+    engine: Annotated[str, Option(metavar="NAME", help="nvflare, inprocess, ...")] = _NVFLARE,
     device: Device = "auto",
     init: Init = None,
     loop: Loop = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="With --loop: run one batch and print its connections.", hidden=True),
+        Option("--check", help="With --loop: run one batch and print its connections.", hidden=True),
     ] = False,
     tracking: Tracking = None,
     pictures: Pictures = True,
     report: Report = True,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")
-    ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted run; a finished one is shown.")
-    ] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace the results of an earlier run.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Continue an interrupted run.")] = False,
 ) -> None:
     """Train a federation on this machine, and test it at every site."""
     options, arguments = _settings(
@@ -175,16 +168,14 @@ def simulate(
 @takes(RunConfig, Plan, Execution, without=("min_sites", "round_timeout", "limit", "site_speed"))
 def export(
     context: typer.Context,
-    out: Annotated[Path, typer.Option(help="Job folder to write, for nvflare job submit.")],
+    out: Annotated[Path, Option(help="Job folder to write, for nvflare job submit.")],
     *,
     given: Given,
     methods: Methods = None,
     config: Config = None,
     evaluate: Annotated[
         Path | None,
-        typer.Option(
-            metavar="MODEL", callback=existing_run, help="A finished run to score, instead of a run."
-        ),
+        Option(metavar="MODEL", callback=existing_run, help="A finished run to score, instead of a run."),
     ] = None,
     local: Local = None,
     compare: Annotated[
@@ -203,15 +194,9 @@ def export(
     plan: PlanFile = None,
     plan_memory: PlanMemory = None,
     bundle: Bundle = None,
-    min_sites: Annotated[
-        int, typer.Option(min=2, metavar="N", help="Sites to wait for, and good updates of a round.")
-    ] = 2,
-    round_timeout: Annotated[
-        float, typer.Option(min=0, metavar="X", help="Seconds to wait for a site; 0 for no limit.")
-    ] = 7200,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue this run from the server's checkpoint.")
-    ] = False,
+    min_sites: Annotated[int, Option(min=2, metavar="N", help="Sites that a round needs.")] = 2,
+    round_timeout: Annotated[float, Option(min=0, metavar="X", help="Seconds to wait for a site.")] = 7200,
+    resume: Annotated[bool, Option("--resume", help="Continue this interrupted run.")] = False,
     init: Init = None,
     loop: Loop = None,
     tracking: Tracking = None,
@@ -264,9 +249,9 @@ def export(
     if settled is not plain:
         say("five sites or more: the trimmed mean averages the models (trimmed_mean)")
     elif min_sites == 3 and with_trimmed_mean(settled, 5) is not settled:
-        say("three sites: the plain mean, which one hostile site spoils; a median withstands one (median)")
+        say("three sites: the plain mean averages the models; --methods median withstands one hostile site")
     elif min_sites == 4 and with_trimmed_mean(settled, 5) is not settled:
-        say("four sites: the plain mean, which one hostile site spoils; five can have the trimmed mean")
+        say("four sites: the plain mean averages the models; five can have the trimmed mean")
     initial = None
     if init is not None:
         initial = InitialWeights.read(init, Composition(settled).network.state_dict())

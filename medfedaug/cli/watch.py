@@ -13,6 +13,7 @@ import typer
 from rich.console import Group
 from rich.live import Live
 from rich.text import Text
+from typer import Argument, Option
 
 from medfedaug.cli.console import Table, err_console, out_console, say, wrapped
 from medfedaug.cli.progress import duration
@@ -27,12 +28,12 @@ _QUIET = 60.0  # seconds without an event after which a note appears
 
 
 def watch(
-    kit: Annotated[Path, typer.Argument(metavar="KIT", help="An NVFlare kit, or the folder of a job in it.")],
+    kit: Annotated[Path, Argument(metavar="KIT", help="An NVFlare kit, or the folder of a job in it.")],
     prometheus: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="NAME.prom to write every 15 seconds for node_exporter."),
+        Option(metavar="FILE", help="NAME.prom to write every 15 seconds for node_exporter."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Show or write the state, and end.")] = False,
+    once: Annotated[bool, Option("--once", help="Show or write the state, and end.")] = False,
 ) -> None:
     """Watch the latest job of a kit: rounds, sites, losses and scores, until it ends.
 
@@ -55,7 +56,7 @@ def watch(
             return
         here = kit.resolve()
         if once or not any((folder / "startup").is_dir() for folder in (here, *here.parents)):
-            raise ConfigError(f"{kit}: no job of ours has run here, or its folder is gone")
+            raise ConfigError(f"{kit}: no medfedaug job has run here, or its folder is gone")
         if not live:
             say("waiting for a job")
     watched, position = Watched(), 0

@@ -161,7 +161,7 @@ def _kit_files(kit: Kit) -> Iterator[Check]:
             yield Check("logs", True, "stay here")
     if roles := forbid_code(policy)[1]:
         text = f"jobs may carry code of {', '.join(roles)}"
-        yield Check("policy", None, text, f"{configure} --forbid-code")
+        yield Check("policy", None, text, configure)
     else:
         yield Check("policy", True, "jobs may not carry code")
 

@@ -12,9 +12,9 @@ from running import TINY_AXES, TINY_OPTIONS
 from medfedaug.analysis.gain_page import conclusions
 from medfedaug.config.comparison import ComparisonConfig, parse_budget
 from medfedaug.config.run import RunConfig
-from medfedaug.data.partial_phantom import annotate_apart
 from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import ConfigError
+from medfedaug.research.datasets.partial_phantom import annotate_apart
 from medfedaug.research.sweeps.short_trainings import Request, Timing, make_trainings, planned_rounds
 
 

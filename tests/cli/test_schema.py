@@ -112,7 +112,6 @@ def test_examples_of_the_pages_are_valid(tmp_path):
 def test_what_the_command_writes_is_valid(run, phantom_dir, tmp_path):
     kit = Hospital(tmp_path / "site_A", phantom_dir / "site_A").kit
     (kit / "local/resources.json.default").write_text('{"components": []}')
-    (kit / "local/authorization.json.default").write_text('{"permissions": {}}')
     code, _, err = run(
         *("site", "configure", kit, "--data", phantom_dir / "site_A", "--memory", 1),
         *("--epsilon", 8, "--max-rounds", 30, "--allow-methods", "fedavg,fedfa", "--approve"),

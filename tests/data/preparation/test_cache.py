@@ -24,6 +24,7 @@ from medfedaug.data.volumes import VolumeFolder
 from medfedaug.tasks import ClassificationTask, SegmentationTask
 
 
+@pytest.mark.all_layers
 def test_slices_of_one_patient_have_label_maps_of_their_own(tmp_path, monkeypatch):
     write = benchmark_files.write_volume
 
@@ -60,6 +61,7 @@ def test_a_label_is_the_place_among_the_classes_of_the_run(make_photos, tmp_path
     assert places == [1, 2]
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize("kind", ["dicom", "mhd"])
 def test_voxels_that_were_written_anew_in_place_are_read_anew(make_site, tmp_path, kind):
     folder = make_site("A", cases=(1, 1, 1))
