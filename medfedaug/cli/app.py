@@ -115,11 +115,7 @@ It serves hospitals that join a federation, researchers, and users of MONAI.
 To begin:
   medfedaug demo                  see the harm of one odd scanner, and a remedy, in two minutes
   medfedaug inspect --data DIR    look at your own images first: one folder for each hospital
-<<<<<<< HEAD
-  medfedaug compare --data DIR    measure training alone, together and remedies on them
-=======
   medfedaug compare --data DIR    then measure what training together, and each remedy, would bring
->>>>>>> main
 
 All commands: medfedaug --help. Research software, not a medical device."""
 

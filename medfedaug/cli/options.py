@@ -122,28 +122,10 @@ Assignments = Annotated[
     list[str] | None,
     Option("--set", metavar="NAME=VALUE", help="METHOD.ARG=VALUE, or a setting; repeatable."),
 ]
-<<<<<<< HEAD
-SiteNames = Annotated[
-    bool, typer.Option("--site-names", help="Name the sites in the model card, instead of site 1, site 2.")
-]
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to this JSON file.")
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="YAML with settings, or a run's results.json."),
-]
-Tracking = Annotated[str | None, typer.Option(help="Log metrics to tensorboard or mlflow.", hidden=True)]
-=======
-Trained = Annotated[
-    list[str] | None,
-    Option("--set", metavar="NAME=VALUE", help="A setting of every training, as in `benchmark`."),
-]
 SiteNames = Annotated[bool, Option("--site-names", help="Name the sites in the model card.")]
 JsonFile = Annotated[Path | None, Option("--json", metavar="FILE", help="Also write JSON.")]
 Config = Annotated[Path | None, Option(metavar="FILE", help="YAML with settings, or a run's results.json.")]
 Tracking = Annotated[str | None, Option(help="Log metrics to tensorboard or mlflow.", hidden=True)]
->>>>>>> main
 
 
 def takes(
