@@ -20,7 +20,6 @@ from medfedaug.config.comparison import (
 )
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.federation import federation_settings
 from medfedaug.data.file_hashes import check_same_files, fingerprint_sites
 from medfedaug.data.preparation.decoded_cache import keep_decoded
@@ -29,6 +28,7 @@ from medfedaug.federation.composition import Composition
 from medfedaug.federation.in_process import compare_in_process, run_in_process
 from medfedaug.federation.job_folder import COMPARED, STATE
 from medfedaug.methods.registry import parse_methods
+from medfedaug.research.datasets.benchmarks import open_benchmark
 from medfedaug.research.sweeps.experiment import make_experiment
 from medfedaug.research.sweeps.run_list import parse_methods_list
 from medfedaug.runs.folder import only_process
