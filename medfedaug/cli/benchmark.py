@@ -156,7 +156,7 @@ def _experiments(
     name: str | None, file: Path | None, given: dict[str, Any], settings: list[str]
 ) -> list[Experiment]:
     """Return the experiments of a command: one, or one for each of an entry's protocols with data."""
-    from medfedaug.data.benchmarks import is_available
+    from medfedaug.research.datasets.benchmarks import is_available
     from medfedaug.research.papers.papers import find_entry
     from medfedaug.research.papers.presets import PRESETS
     from medfedaug.research.sweeps.experiment import make_experiment
@@ -262,7 +262,7 @@ def _print_list(name: str | None, data: Path | None) -> None:
         presets = [PRESETS[p] for p in known[0].protocols] if known else [find_preset(name)]
     data_notes: dict[str, str] = {}
     if data is not None:
-        from medfedaug.data.benchmarks import is_available  # imports PyTorch
+        from medfedaug.research.datasets.benchmarks import is_available  # imports PyTorch
 
         with err_console.status("looking"):
             for benchmark_ in {preset.benchmark for preset in presets}:

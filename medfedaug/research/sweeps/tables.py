@@ -11,7 +11,6 @@ from typing import Any
 from medfedaug.analysis import MetricTable, Score, Table, metric_table, summary_table, write_report
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.config.run import RunConfig
-from medfedaug.data.benchmarks import find_benchmark
 from medfedaug.errors import ConfigError
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.methods import parse_methods
@@ -19,6 +18,7 @@ from medfedaug.metrics.registry import LOCAL
 from medfedaug.research.comparison import patient_table
 from medfedaug.research.comparison.class_table import ClassTable, class_table
 from medfedaug.research.comparison.patient_table import PatientTable
+from medfedaug.research.datasets.benchmarks import find_benchmark
 from medfedaug.research.papers.presets import Preset
 from medfedaug.research.papers.published import PrintedScore, Published, published_rows
 from medfedaug.research.sweeps.cross_site import cross_site
