@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,6 @@ from medfedaug.cli.progress import SweepProgress, resumable
 from medfedaug.errors import RunFailed, warn
 
 if TYPE_CHECKING:
-    from medfedaug.analysis.score_table import Table
     from medfedaug.analysis.text_table import TextTable
     from medfedaug.research.papers.preset import Preset
     from medfedaug.research.sweeps.experiment import Experiment
@@ -108,7 +107,7 @@ def benchmark(
             memory=memory,
             threads=threads,
             pictures=pictures,
-            advise=lambda scores, first=sentences: first,  # type: ignore[misc]
+            sentences=sentences,
         )
         for table in outcome.tables.values():
             out_console.print(table)
@@ -156,7 +155,7 @@ def _experiments(
     name: str | None, file: Path | None, given: dict[str, Any], settings: list[str]
 ) -> list[Experiment]:
     """Return the experiments of a command: one, or one for each of an entry's protocols with data."""
-    from medfedaug.data.benchmarks import is_available
+    from medfedaug.research.datasets.benchmarks import is_available
     from medfedaug.research.papers.papers import find_entry
     from medfedaug.research.papers.presets import PRESETS
     from medfedaug.research.sweeps.experiment import make_experiment
@@ -204,7 +203,7 @@ def run_experiment(
     memory: float,
     threads: int,
     pictures: bool,
-    advise: Callable[[Table], list[str]] = lambda scores: [],
+    sentences: Sequence[str] = (),
 ) -> Outcome:
     """Make the runs of an experiment, with progress, then tables and page."""
     from medfedaug.config.run import Execution
@@ -241,7 +240,7 @@ def run_experiment(
                 across=experiment.cross_site,
                 device=device,
                 failed=failed,
-                advise=advise,
+                sentences=sentences,
             )
     failure = ""
     if failed:

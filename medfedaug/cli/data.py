@@ -128,9 +128,8 @@ def statistics(
     overwrite: Annotated[bool, Option("--overwrite", help="Replace sites that the file has.")] = False,
 ) -> None:
     """Compute the channel statistics of a site's training images."""
-    from medfedaug.data.benchmarks import is_federation
     from medfedaug.data.federation import arrange
-    from medfedaug.data.folders import is_site
+    from medfedaug.data.folders import is_federation, is_site
     from medfedaug.data.intensity_scales import uneven_sites
     from medfedaug.data.preparation.preparation import Preparation
     from medfedaug.data.sites import find_sites, open_site, site_statistics

@@ -14,7 +14,7 @@ import medfedaug
 from medfedaug.cli.catalogue import Described, check_name, definition, source_of
 from medfedaug.cli.methods import print_list, print_one, print_paragraph
 from medfedaug.cli.source import Parameter, Source
-from medfedaug.data.published import COMMON_OPTIONS, FOLDS, OPTION_TEXTS
+from medfedaug.research.datasets.published import COMMON_OPTIONS, FOLDS, OPTION_TEXTS
 from medfedaug.research.papers.presets import PRESETS
 
 

@@ -106,10 +106,6 @@ Assignments = Annotated[
     list[str] | None,
     Option("--set", metavar="NAME=VALUE", help="METHOD.ARG=VALUE, or a setting; repeatable."),
 ]
-Trained = Annotated[
-    list[str] | None,
-    Option("--set", metavar="NAME=VALUE", help="A setting of every training, as in `benchmark`."),
-]
 SiteNames = Annotated[bool, Option("--site-names", help="Name the sites in the model card.")]
 JsonFile = Annotated[Path | None, Option("--json", metavar="FILE", help="Also write JSON.")]
 Config = Annotated[Path | None, Option(metavar="FILE", help="YAML with settings, or a run's results.json.")]

@@ -72,7 +72,12 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
         Entry("hospital", "import_:import_", "import --folder dicom --studies studies.csv --out site_A"),
         Entry("core", "init:init", "init data/site_A"),
         Entry("research", "data:inspect", "inspect --data data"),
-        Entry("research", "compare:compare", "compare --data data"),
+        Entry(
+            "research",
+            "compare:compare",
+            "compare --data data --methods fedrdn ditto --budget 10min",
+            in_a_row=True,
+        ),
         Entry("core", "predict:predict", "predict --model runs/fedrdn --images new --out predicted"),
         Entry(
             "hospital", "predict_archive:predict", "predict --model runs/fedrdn --images new --out predicted"

@@ -259,11 +259,12 @@ def jobs(
         return
     table = Table("hash", "seen", "approval", "jobs", "methods", "rounds", "purpose")
     for entry in entries:
-        methods = ", ".join(method["name"] for method in entry.config["methods"])
+        methods = ", ".join(entry.methods)
+        methods = f"compare {methods}" if entry.compares else methods
         seen = datetime.fromtimestamp(entry.seen).isoformat(" ", "minutes")
         states = Counter(job_state(entry, name, book).split(":")[0] for name in entry.runs)
         runs = ", ".join(f"{count} {state}" for state, count in states.items()) or "none has begun"
-        rounds, purpose = str(entry.config["rounds"]), str(entry.config.get("purpose", ""))
+        rounds, purpose = str(entry.run["rounds"]), str(entry.run.get("purpose", ""))
         table.add_row(entry.hash[:12], seen, entry.verdict, runs, methods, rounds, purpose)
     out_console.print(table)
     if settings.privacy.epsilon is None:

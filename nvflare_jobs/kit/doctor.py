@@ -25,7 +25,6 @@ from medfedaug._version import __version__
 from medfedaug.config.bundle_reference import AllowedBundle, short_hash
 from medfedaug.config.training_scripts import find_loop
 from medfedaug.data.base import SPLITS, Case, SiteFolder
-from medfedaug.data.benchmarks import BENCHMARKS
 from medfedaug.data.dataset_json import unseen_note
 from medfedaug.data.intensity_scales import find_uneven_scales
 from medfedaug.data.io.formats import BUILT_IN_SUFFIXES, plugin_format
@@ -280,7 +279,7 @@ def _data(kit: Kit | None, folder: Path | None, settings: SiteSettings) -> Itera
     for warning in caught:
         if issubclass(warning.category, MedFedAugWarning):
             yield Check("data", None, str(warning.message))
-    if kit is not None and site.benchmark not in BENCHMARKS:
+    if kit is not None and not site.published:
         yield _account(site, kit.ledger())
     decoding = _decoding(site)
     yield decoding

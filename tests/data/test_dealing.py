@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from benchmark_files import counts, picture
 
-from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.errors import DataError
+from medfedaug.research.datasets.benchmarks import open_benchmark
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 

@@ -64,6 +64,7 @@ def test_a_model_of_its_own_is_held_near_the_global_one_of_the_round(federate, t
         assert_same({key: state[key] for key in rounds[0].model}, rounds[selected - 1].model)
 
 
+@pytest.mark.all_layers
 def test_the_global_model_equals_the_run_without_ditto_to_the_bit(phantom_dir, tiny_config):
     methods = "scaffold,fedfa,mixup,fedsam"
     args = {**TINY_ARGS, "dropout": 0.2}
@@ -89,6 +90,7 @@ def test_a_site_that_did_not_train_is_scored_with_the_global_model(federate):
         assert_same({key: own[key] for key in run.models[1]}, run.replies[1][site].weights, atol=1e-7)
 
 
+@pytest.mark.all_layers
 def test_the_personal_pass_has_the_mixed_labels_of_the_batch(federate):
     """One step of MixUp and Ditto: v and w begin alike, so that they end alike."""
     run = federate("mixup,ditto", rounds=1, sizes={"A": 5, "B": 5})

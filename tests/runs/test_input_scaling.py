@@ -102,6 +102,7 @@ def test_different_input_is_never_compared_without_saying_so(runs, run, tmp_path
     assert "‡" not in out + (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.all_layers
 def test_a_method_is_compared_with_the_fedavg_that_saw_the_same_input(runs):
     folders = [runs(*name) for name in (("fedavg", "by_method"), ("fedavg", "raw"), ("fedrdn", "by_method"))]
     loaded = [load_run(folder) for folder in folders]

@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder, by_patient
-from medfedaug.data.benchmarks import is_federation, open_federation
 from medfedaug.data.checks.duplicates import find_copies
 from medfedaug.data.dataset_json import unseen_note
-from medfedaug.data.folders import is_site, site_folders
+from medfedaug.data.folders import is_federation, is_site, site_folders
 from medfedaug.data.intensity_scales import most_uneven
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.preparation.decoded_cache import keep_decoded
@@ -31,6 +30,7 @@ from medfedaug.research.comparison.case_comparison import (
     odd_site,
     row_quantiles,
 )
+from medfedaug.research.datasets.benchmarks import open_federation
 from medfedaug.runs.slice_image import windowed
 from medfedaug.statistics import image_moments
 

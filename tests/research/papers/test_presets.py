@@ -13,8 +13,8 @@ import pytest
 from benchmark_files import picture, write_fedbn
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.benchmarks import BENCHMARKS, open_benchmark
 from medfedaug.methods import build_methods
+from medfedaug.research.datasets.benchmarks import BENCHMARKS, open_benchmark
 from medfedaug.research.papers.axes import parse_axis
 from medfedaug.research.papers.presets import PRESETS
 from medfedaug.research.sweeps import run_list

@@ -8,10 +8,10 @@ import pytest
 from benchmark_files import counts, write_cifar, write_pacs
 from running import SHARED
 
-from medfedaug.data.benchmarks import BENCHMARKS, open_benchmark, write_federation
 from medfedaug.data.folders import MARKER
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import ConfigError, DataError
+from medfedaug.research.datasets.benchmarks import BENCHMARKS, open_benchmark, write_federation
 
 
 @pytest.mark.skipif(
