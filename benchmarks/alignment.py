@@ -38,7 +38,6 @@ from measure import hardware, parser
 from torch import Tensor
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.benchmarks import find_root, open_benchmark, write_federation
 from medfedaug.data.federation import federation_settings
 from medfedaug.data.phantom import make_phantom
 from medfedaug.data.preparation.decoded_cache import keep_decoded
@@ -47,6 +46,7 @@ from medfedaug.federation import run_in_process
 from medfedaug.methods import parse_methods
 from medfedaug.methods.base import Step
 from medfedaug.methods.fedfa_h import FedFAhSite
+from medfedaug.research.datasets.benchmarks import find_root, open_benchmark, write_federation
 from medfedaug.research.papers.axes import parse_axis
 from medfedaug.research.papers.presets import PRESETS
 from medfedaug.research.sweeps.run_list import plan

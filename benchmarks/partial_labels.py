@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from measure import hardware, parser
 
-from medfedaug.data.partial_phantom import TRUTH, annotate_apart
 from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.methods import parse_methods
 from medfedaug.metrics.significance import paired_t_test
 from medfedaug.research.comparison.crossed import crossed_test, holm
 from medfedaug.research.comparison.verdict import Elsewhere, chance, judge
+from medfedaug.research.datasets.partial_phantom import TRUTH, annotate_apart
 from medfedaug.runs.evaluate import evaluate_model
 from medfedaug.simulate import configure, simulate
 

@@ -34,11 +34,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.benchmarks import find_root, open_benchmark, write_federation
 from medfedaug.data.federation import federation_settings
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.federation import FederationServer, SiteTrainer, run_in_process
 from medfedaug.methods import parse_methods
+from medfedaug.research.datasets.benchmarks import find_root, open_benchmark, write_federation
 from medfedaug.research.papers.axes import parse_axis
 from medfedaug.research.papers.presets import PRESETS
 from medfedaug.research.sweeps.run_list import plan

@@ -7,10 +7,10 @@ r"""Gain against shift: phantom sites whose scanners are more and more apart, wi
 Each seed and each setting of the phantom's dial (`medfedaug phantom --shift`) give a federation of four sites
 with other patients, other scanners and other initial weights. `--odd` moves only the scanner whose contrast
 is farthest from the middle, and the other three are alike. With `--inverted N` the images of the last N sites
-are inverted, and the table compares these (`polarity.md`). The distance of the sites is that of `medfedaug
-inspect`. A method's gain is its test Dice minus FedAvg's on the same federation: the mean over the sites, and
-the gain of the site that is farthest from the others. `numbers.json` has every run; `table.md` and two
-pictures summarise them. Runs that are in `numbers.json` already are not repeated.
+are inverted, and the printed table compares these. The distance of the sites is that of `medfedaug inspect`.
+A method's gain is its test Dice minus FedAvg's on the same federation: the mean over the sites, and the gain
+of the site that is farthest from the others. `numbers.json` has every run; printed tables and two pictures
+summarise them. Runs that are in `numbers.json` already are not repeated.
 """
 
 from __future__ import annotations
@@ -280,7 +280,6 @@ def main() -> None:
         shutil.rmtree(data, ignore_errors=True)
     write_json(numbers, record)
     if options.inverted:
-        (options.out / "polarity.md").write_text(polarity_table(runs) + "\n")
         print(polarity_table(runs))
         return
     rows, tables = [], []
@@ -294,7 +293,6 @@ def main() -> None:
         draw(measured, here, real, options.out / picture, place)
         tables.append(table(measured, here, place))
         rows += here
-    (options.out / "table.md").write_text("\n\n".join(tables) + "\n")
     print(*tables, sep="\n\n")
     if options.csv and rows:
         with options.csv.open("w", newline="", encoding="utf-8") as file:

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from statistics import fmean
 
-from medfedaug.data.partial_phantom import annotate_apart
 from medfedaug.data.phantom import make_phantom
+from medfedaug.research.datasets.partial_phantom import annotate_apart
 from medfedaug.simulate import simulate
 from medfedaug.utils.files import write_json
 

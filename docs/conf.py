@@ -22,8 +22,8 @@ from docutils import nodes  # noqa: E402
 from docutils.parsers.rst import Directive  # noqa: E402
 from docutils.statemachine import StringList  # noqa: E402
 
+from medfedaug.cli.docstrings import plain  # noqa: E402
 from medfedaug.config.options import settings_table  # noqa: E402
-from medfedaug.utils.docstrings import plain  # noqa: E402
 
 project = "medfedaug"
 copyright = "the medfedaug authors"
@@ -34,11 +34,7 @@ html_title = f"medfedaug {__version__}"
 html_show_sourcelink = False
 html_static_path = ["static"]
 html_css_files = ["pages.css"]
-exclude_patterns = [
-    "build",
-    "results/shift/table.md",
-    "results/shift/polarity",
-]  # written by scripts
+exclude_patterns = ["build"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 default_role = "code"

@@ -10,13 +10,11 @@ from __future__ import annotations
 import re
 import runpy
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from medfedaug.research.papers.papers import entries
 from medfedaug.research.papers.presets import PRESETS
-from medfedaug.research.papers.published import published_rows
 
 PAGE = Path(__file__).with_name("papers.md")
 STEPS = runpy.run_path(str(PAGE.parents[1] / "benchmarks/step_times.py"))
@@ -39,53 +37,30 @@ def _row(*cells: str) -> str:
 
 def protocol_table() -> Iterator[str]:
     """Yield the rows of the protocols."""
-    yield _row(
-        "NAME", "data set", "network", "rounds x local", "published numbers", "one run, one core", "H100"
-    )
-    yield _row(*["---"] * 7)
+    yield _row("NAME", "data set", "network", "rounds x local", "one run, one core", "H100")
+    yield _row(*["---"] * 6)
     for preset in PRESETS.values():
-        tables: dict[str, list[str]] = {}
-        for row in published_rows(preset):
-            paper, _, table = row.source.replace(" Table ", " ").partition(" ")
-            tables.setdefault(paper, []).append(table)
-        printed = (
-            ", ".join(f"{paper} {', '.join(dict.fromkeys(names))}" for paper, names in tables.items()) or "–"
-        )
         durations = [duration([STEPS["work"](preset)], device) for device in STEPS["DEVICES"]]
         yield _row(
-            f"`{preset.name}`",
-            preset.benchmark,
-            preset.config["network"],
-            preset.schedule,
-            printed,
-            *durations,
+            f"`{preset.name}`", preset.benchmark, preset.config["network"], preset.schedule, *durations
         )
 
 
-def entry_tables() -> Iterator[str]:
-    """Yield the entries of each paper: a table of those that can run, and the others with their reasons."""
-    for paper, group in groupby(entries().values(), lambda entry: entry.source.split(" ")[0]):
-        listed = list(group)
-        heading = _row("entry", "subject", "runs by protocol", "published rows", "two cores", "H100")
-        yield from (f"### {paper}", "", heading, _row(*["---"] * 6))
-        for entry in listed:
-            if not entry.reason:
-                runs = {protocol: STEPS["runs"](entry, protocol) for protocol in entry.protocols}
-                counts = ", ".join(f"`{protocol}` {len(settings)}" for protocol, settings in runs.items())
-                work = [STEPS["work"](PRESETS[name], one) for name in runs for one in runs[name]]
-                cpu, gpu = duration(work, "cpu", at_once=2), duration(work, "cuda")
-                printed = len(entry.published) or "–"
-                yield _row(f"`{entry.name}`", entry.title, counts, f"{printed}", cpu, gpu)
-        yield ""
-        for reason, those in groupby(sorted(listed, key=lambda one: one.reason), lambda one: one.reason):
-            if reason:
-                yield f"- {', '.join(f'`{one.name}`' for one in those)} cannot be run: {reason}."
-        yield ""
+def entry_table() -> Iterator[str]:
+    """Yield the entries that can run, with the runs of one seed and their duration."""
+    yield _row("entry", "subject", "runs", "two cores", "H100")
+    yield _row(*["---"] * 5)
+    for entry in entries().values():
+        if not entry.reason:
+            runs = [(name, one) for name in entry.protocols for one in STEPS["runs"](entry, name)]
+            work = [STEPS["work"](PRESETS[name], one) for name, one in runs]
+            cpu, gpu = duration(work, "cpu", at_once=2), duration(work, "cuda")
+            yield _row(f"`{entry.name}`", entry.title, f"{len(runs)}", cpu, gpu)
 
 
 def written(text: str) -> str:
     """Return the page with its present tables."""
-    for mark, lines in (("protocols", protocol_table()), ("entries", entry_tables())):
+    for mark, lines in (("protocols", protocol_table()), ("entries", entry_table())):
         content = "\n".join(lines).strip()
         text, number = re.subn(
             rf"(<!-- {mark}: .*? -->\n).*?(\n<!-- end -->)",

@@ -74,7 +74,7 @@ def replace_own(error: MedFedAugError, stand_in: Callable[[str], str]) -> str:
 
 
 class ConfigError(MedFedAugError):
-    """Impossible run: an unknown method, network or option, or a combination of them."""
+    """Impossible run: an unknown method, network or option, or an impossible combination."""
 
 
 class DataError(MedFedAugError):

@@ -21,7 +21,6 @@ from medfedaug.config.plan import Plan
 from medfedaug.config.run import BY_PLAN, Execution, RunConfig, asked_settings, task_defaults
 from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import SiteFolder, is_own_data
-from medfedaug.data.benchmarks import OWN_DATA, is_federation, read_federation
 from medfedaug.data.federation import arrange, federation_settings
 from medfedaug.data.file_hashes import (
     check_same_files,
@@ -29,6 +28,7 @@ from medfedaug.data.file_hashes import (
     fingerprint_files,
     fingerprint_sites,
 )
+from medfedaug.data.folders import is_federation
 from medfedaug.data.intensity_scales import uneven_sites
 from medfedaug.data.sites import check_voxels, find_sites
 from medfedaug.errors import ConfigError, RunFailed, first_line, warn
@@ -60,6 +60,7 @@ from medfedaug.runs.prediction.loaded_run import LoadedRun
 from medfedaug.runs.results_schema import check_finished
 from medfedaug.statistics import save_statistics
 from medfedaug.utils.files import parse_json, remove_unfinished, write_json
+from medfedaug.utils.layers import added_module
 from medfedaug.utils.validation import not_known
 
 __all__ = ["Simulation", "configure", "run_simulation", "simulate"]
@@ -469,7 +470,7 @@ def _begin(prepared: _Prepared) -> _Prepared:
     else:
         keep_fingerprint(state, fingerprint_files(run.sites))
     # The publisher of a benchmark has prepared its intensities, and so has a Bundle.
-    published = is_federation(run.data_dir) and read_federation(run.data_dir)[0] != OWN_DATA
+    published = any(site.published for site in run.sites)
     uneven = {} if published or run.config.bundle else uneven_sites(run.sites)
     for site, scales in uneven.items():
         prepared.emit(event="uneven", site=site, reason=scales.sentence(prepared.input_scale))
@@ -501,7 +502,8 @@ def _finish(prepared: _Prepared, work: Path, results: dict[str, Any]) -> dict[st
     results[_FILES] = prepared.made_with
     results["data"] = run.data_dir.resolve().name
     if is_federation(run.data_dir):
-        results["data"], _, results["data_options"] = read_federation(run.data_dir)
+        benchmarks = added_module("datasets.benchmarks", str(run.data_dir))
+        results["data"], _, results["data_options"] = benchmarks.read_federation(run.data_dir)
     if prepared.uneven:
         results["input"]["uneven"] = prepared.uneven
     if not (work / STATISTICS).exists():  # no method exchanged them

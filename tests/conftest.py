@@ -25,11 +25,14 @@ _LAYERS = [name for name in ("hospital", "research") if not (_TESTS.parent / "me
 
 
 def _above_the_core() -> re.Pattern[str]:
-    """The words in a test that runs with all layers only: their modules, and helpers that import them."""
-    layers = r"medfedaug\.(hospital|research|nvflare_jobs)\b"
-    helpers = [f.stem for f in (_TESTS / "support").glob("*.py") if re.search(layers, f.read_text("utf-8"))]
-    helpers.remove("shared_fixtures")
-    return re.compile(rf"{layers}|^(?:from|import) (?:{'|'.join(helpers)})\b", re.MULTILINE)
+    """Match a file that imports another layer, by itself or by a helper."""
+    found, before = re.compile(r"medfedaug\.(hospital|research|nvflare_jobs)\b"), set[str]()
+    texts = {file.stem: file.read_text("utf-8") for file in (_TESTS / "support").glob("*.py")}
+    del texts["shared_fixtures"]  # imports them where a test asks for it
+    while helpers := {name for name, text in texts.items() if found.search(text)} - before:
+        before |= helpers
+        found = re.compile(rf"{found.pattern}|^(?:from|import) (?:{'|'.join(helpers)})\b", re.MULTILINE)
+    return found
 
 
 def pytest_ignore_collect(collection_path):
@@ -47,3 +50,5 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """Begin with the longest files, lest one of them be left over for a single process at the end."""
     items.sort(key=lambda item: item.path.name not in _FIRST)
+    if _LAYERS:
+        items[:] = [item for item in items if item.get_closest_marker("all_layers") is None]

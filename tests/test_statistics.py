@@ -45,14 +45,6 @@ def test_statistics_equal_numpy(dtype):
     np.testing.assert_allclose(result.std.numpy(), std, rtol=1e-12)
 
 
-def test_every_image_counts_once_and_std_is_the_mean_of_stds():
-    small, large = np.array([[0.0, 2.0]]), np.full((1, 10, 10), 9.0)
-    large[0, 0, 0] = 19.0
-    result = channel_statistics([small, large])
-    assert result.mean.item() == pytest.approx((1.0 + 9.1) / 2)
-    assert result.std.item() == pytest.approx((1.0 + large.std()) / 2)
-
-
 def test_precision_survives_a_large_offset():
     images = [np.random.default_rng(i).normal(1e6, 1.0, (1, 8, 8, 8)).astype(np.float32) for i in range(3)]
     np.testing.assert_allclose(channel_statistics(images).std.numpy(), reference(images)[1], rtol=1e-9)
@@ -78,11 +70,9 @@ def test_tensors_and_metatensors_are_read_and_left_alone():
         ([np.ones((1, 4)), np.ones((2, 4))], "image 1 has 2 channels, the images before it 1"),
         ([np.ones((1, 4)), np.array([[1.0, np.nan]])], "image 1 has voxels that are not finite"),
         ([np.array([[1.0, np.inf]])], "image 0 has voxels that are not finite"),
-        ([np.array([[np.inf, -np.inf]])], "image 0 has voxels that are not finite"),
         ([np.ones(4)], r"image 0: expected shape \(C, \*spatial\), got \[4\]"),
         ([np.ones((1, 0))], r"image 0: expected shape \(C, \*spatial\), got \[1, 0\]"),
         ([np.ones((1, 4), dtype=complex)], "image 0 has dtype complex128"),
-        ([torch.ones((1, 4), dtype=torch.complex64)], "image 0 has dtype torch.complex64"),
         ([np.array([["a"]])], "image 0 has dtype"),
     ],
 )
@@ -168,15 +158,12 @@ def test_impossible_shapes(mean, std, message):
     ("values", "message"),
     [
         ({"mean": [0.0, np.nan]}, "mean of channel 1 is nan"),
-        ({"mean": [-np.inf, 0.0]}, "mean of channel 0 is -inf"),
         ({"mean": [0.0, 1e30]}, "mean of channel 1 is 1e[+]30"),
         ({"std": [0.0, 0.0]}, "deviation of channel 0 is 0.0"),
         ({"std": [-1.0, 1.0]}, "deviation of channel 0 is -1.0"),
         ({"std": [1.0, np.nan]}, "deviation of channel 1 is nan"),
-        ({"std": [np.inf, 1.0]}, "deviation of channel 0 is inf"),
         ({"std": [1e-300, 1.0]}, "deviation of channel 0 is 1e-300"),
         ({"count": 0}, "count is 0"),
-        ({"count": -3}, "count is -3"),
         ({"count": 1.5}, "count is 1.5"),
         ({"count": True}, "count is True"),
     ],
@@ -212,7 +199,6 @@ def test_round_trip_is_exact(tmp_path):
         ({}, "no site"),
         ({"": ChannelStatistics([0.0], [1.0], 1)}, "name of a site"),
         ({"A": PAIR}, "site 'A': expected ChannelStatistics"),
-        ({"A": ChannelStatistics([0.0], [0.0], 1)}, "site 'A': standard deviation"),
         (
             {"A": ChannelStatistics([0.0], [1.0], 1), "B": ChannelStatistics([0.0] * 3, [1.0] * 3, 1)},
             "site 'B' has 3 channels, site 'A' has 1",
@@ -238,21 +224,16 @@ def file_with(sites, **other):
         ("[" * 100_000, ""),
         (file_with({"DU": PAIR}, format="other"), "not a statistics file"),
         (file_with({"DU": PAIR}, version=2), "version is 2, this release reads 1"),
-        (file_with({"DU": PAIR}, version=True), "version is True"),
         (file_with([PAIR]), '"sites" to be a mapping'),
         (file_with({}), "no site"),
         (file_with({"DU": [[0.5], [0.25]]}), "site 'DU': expected a mapping"),
         (file_with({"DU": {"mean": [0.5], "std": [0.25]}}), "site 'DU': expected the keys"),
-        (file_with({"DU": {**PAIR, "mean": 0.5}}), "site 'DU': expected mean of shape"),
         (file_with({"DU": {**PAIR, "mean": [None]}}), "site 'DU': mean is not a sequence of numbers"),
         (file_with({"DU": {**PAIR, "mean": [10**400]}}), "site 'DU': mean is not a sequence of numbers"),
-        (file_with({"DU": {**PAIR, "mean": [0.5, 0.5]}}), "site 'DU': .*2 and 1"),
-        (file_with({"DU": {**PAIR, "std": [-0.1]}}), "site 'DU': standard deviation of channel 0 is -0.1"),
         (
             file_with({"DU": PAIR}).replace("0.25", "1e400"),
             "site 'DU': standard deviation of channel 0 is inf",
         ),
-        (file_with({"DU": {**PAIR, "count": "12"}}), "site 'DU': count is '12'"),
         (
             file_with({"DU": PAIR, "CU": {"mean": [0, 0], "std": [1, 1], "count": 1}}),
             "site 'CU' has 2 channels",

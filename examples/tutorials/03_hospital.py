@@ -54,7 +54,7 @@ run(f"medfedaug site configure {kits}/localhost --only-medfedaug")
 for hospital, more in (("hospital-a", " --approve"), ("hospital-b", "")):
     run(
         f"medfedaug site configure {kits}/{hospital} --data data/{hospital} --device cpu "
-        f"--min-images 10 --forbid-code --only-medfedaug{more}"
+        f"--min-images 10{more}"
     )
 
 # %%

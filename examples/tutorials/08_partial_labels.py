@@ -18,8 +18,8 @@ import json
 
 from shell import run, workspace
 
-from medfedaug.data.partial_phantom import annotate_apart
 from medfedaug.data.phantom import make_phantom
+from medfedaug.research.datasets.partial_phantom import annotate_apart
 
 here = workspace()
 make_phantom(here / "data", sites=3, patients=8, shape=(48, 48, 6), classes=4, shift=0)
@@ -73,8 +73,8 @@ print(*json.loads((here / "predicted/predictions.json").read_text())["notes"], s
 
 # %%
 # A hospital without any outline takes part with its images: methods that learn from these are `condist` and
-# `teacher`, and all others say so before anything is trained. ``medfedaug compare`` tries a federation
-# without and with such a site.
+# `teacher`, and all others say so before anything is trained. ``medfedaug compare --methods
+# condist teacher --set unlabelled_weight=1`` measures what such a site brings.
 #
 # Do not take a borrowed structure on trust: outline it in some test cases of this hospital, and name them in
 # their rows (``"labelled": [...]``). It is then scored here, too.

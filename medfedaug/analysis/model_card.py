@@ -36,7 +36,7 @@ _USE = (
     "The sites that trained the weights decide under which terms they may be used; the run records none.",
 )
 _NOTHING = "–"
-_DATA = ("site", "patients", "studies", "training samples", "edges of a voxel, mm", "test cases with scores")
+_DATA = ("site", "patients", "studies", "training samples", "voxel size, mm", "test cases with scores")
 _SAID = {
     ("modality", "body part", "scanners", "years"): ("modality", "body_part", "scanners", "years"),
     ("patients who are included", "who drew the outlines"): ("inclusion", "annotators"),

@@ -35,7 +35,10 @@ h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; border-bottom: 1px solid var(--
 h3 { font-size: 1rem; margin: 1.2rem 0 .3rem }
 .warning { border-left: .3rem solid #c0392b; padding-left: .6rem; font-weight: 600 }
 p { margin: .5rem 0 } .soft, figcaption { color: var(--soft); font-size: .875rem }
-.wide { overflow-x: auto; margin: .6rem 0 }
+/* A shadow at the right edge where a table continues. */
+.wide { overflow-x: auto; margin: .6rem 0;
+  background: linear-gradient(to left, var(--page) 40%, transparent) right / 2rem 100% no-repeat local,
+    linear-gradient(to left, rgb(128 128 128 / .45), transparent) right / .7rem 100% no-repeat scroll }
 /* Whole pixels: a column that stays in place is rounded apart from the others. */
 table { border-collapse: separate; border-spacing: 0; font-size: .875rem; line-height: 20px;
   font-variant-numeric: tabular-nums }
@@ -50,6 +53,8 @@ table.words td { text-align: left } table.words th { text-align: left }
 table.words td:last-child { min-width: 12rem; overflow-wrap: anywhere }
 figure { margin: 1rem 0 }
 details { margin: .4rem 0; font-size: .875rem } summary { cursor: pointer; color: var(--soft) }
+details.section { font-size: inherit; margin: .8rem 0 } details.section > summary { color: inherit }
+details.section > summary h2 { display: inline; border: none; font-size: 1.05rem }
 dt { font-weight: 600 } dd { margin: 0 0 .4rem; color: var(--soft) }
 .answer { font-size: 1.15rem }
 pre { overflow-x: auto; background: var(--band); padding: .6rem; font-size: .8rem; line-height: 1.35 }
@@ -62,6 +67,7 @@ img { width: 100%; height: auto; display: block } figure.small img { max-width: 
 /* On paper nothing can be scrolled: names of rows break where they must. */
 @page { size: A4; margin: 14mm }
 @media print {
+  details.section::details-content { content-visibility: visible; block-size: auto }
   html, body { font-size: 13px } body { max-width: none; padding: 0 }
   .wide { overflow: visible } table { line-height: 1.4 } th, td { padding: 3px 7px }
   th:first-child, td:first-child { position: static; background: none }
@@ -112,11 +118,15 @@ def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: str
     return child
 
 
-def start_section(body: ET.Element, title: str) -> ET.Element:
-    """Append a section with its heading."""
+def start_section(body: ET.Element, title: str, *, folded: bool = False) -> ET.Element:
+    """Append a section with its heading; a folded one shows its heading until a reader opens it."""
     section = add(body, "section")
-    add(section, "h2", title)
-    return section
+    if not folded:
+        add(section, "h2", title)
+        return section
+    content = add(section, "details", **{"class": "section"})
+    add(add(content, "summary"), "h2", title)
+    return content
 
 
 def remark(parent: ET.Element, text: str) -> None:
@@ -125,7 +135,14 @@ def remark(parent: ET.Element, text: str) -> None:
 
 
 def end_page(body: ET.Element) -> None:
-    """Append the version that wrote the page."""
+    """Append the version that wrote the page, and remove remarks that stand further up already."""
+    said: set[str] = set()
+    for parent in [*body.iter()]:
+        for child in [*parent]:
+            if child.tag == "p" and child.get("class") == "soft" and child.text:
+                if child.text in said:
+                    parent.remove(child)
+                said.add(child.text)
     remark(body, f"medfedaug {__version__}")
 
 
@@ -159,7 +176,7 @@ def _classes(names: Sequence[str]) -> dict[str, str]:
 
 
 def text_table(section: ET.Element, content: TextTable) -> None:
-    """Append a table with its notes, and its folded text in other formats."""
+    """Append a table with its notes, and its folded numbers as CSV."""
     # No line break within "± 0.012" or an interval; narrow columns break before them.
     body = [
         [line[0], *(cell.replace("± ", "±\u00a0").replace(", ", ",\u00a0") for cell in line[1:])]
@@ -168,7 +185,7 @@ def text_table(section: ET.Element, content: TextTable) -> None:
     table(section, content.cells()[0], body)
     for note in content.notes:
         remark(section, note)
-    details(section, "As Markdown, CSV, LaTeX", (content.markdown(), content.csv(), content.latex()))
+    details(section, "As CSV", (content.csv(),))
 
 
 def figure(

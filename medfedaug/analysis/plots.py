@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from medfedaug.analysis.grouping import group_runs
 from medfedaug.metrics.registry import find_metric
+from medfedaug.metrics.significance import mean_interval
 from medfedaug.runs.run import Run
 
 # Okabe and Ito's palette without black and yellow, each of which is invisible on one of the two backgrounds.
@@ -24,6 +25,7 @@ _DASHES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
 _Style = tuple[str, Literal["-", "--", "-.", ":"]]
 _SPLITS = {"val": "validation", "test": "test"}
 _MOST_SITES = 12
+_FEWEST = 3  # patients of an interval; that of two is nearly always the whole axis
 _PANEL_WIDTH, _PANEL_HEIGHT = 3.0, 2.2  # inches
 
 
@@ -54,6 +56,47 @@ def learning_curves(runs: Sequence[Run], *, split: str = "val", width: float = 9
     figure.supylabel(f"{find_metric(runs[0].chosen_by).title}, {_SPLITS[split]}", fontsize=10)
     dot = Line2D([], [], linestyle="none", marker="o", markersize=4.5, color="0.5", label="selected round")
     _legend(figure, groups, width, dot)
+    return figure
+
+
+def site_scores(groups: Mapping[str, Sequence[Run]], *, width: float = 9.0) -> Figure:
+    """Draw the test score of each method at each site, with its 95% interval over the patients.
+
+    A case counts with the mean of its scores over seeds and folds; the interval is Student's
+    (`medfedaug.metrics.significance.mean_interval`), and missing for fewer than three cases.
+
+    Args:
+        groups: runs by method, at most a dozen sites in all.
+        width: width of the figure in inches.
+    """
+    metric = find_metric(next(iter(groups.values()))[0].metric)
+    sites = sorted({site for members in groups.values() for run in members for site in run.sites})
+    step = min(0.18, 0.7 / len(groups))
+    figure = Figure(figsize=(width, 1.0 + len(sites) * max(0.32, 0.16 * len(groups))), layout="constrained")
+    panel = figure.add_subplot()
+    for index, (members, (colour, _)) in enumerate(zip(groups.values(), _styles(), strict=False)):
+        places = [place + (index - (len(groups) - 1) / 2) * step for place in range(len(sites))]
+        for place, site in zip(places, sites, strict=True):
+            values = [score for run in members if (score := run.sites.get(site)) is not None]
+            if not values:
+                continue
+            panel.plot(sum(values) / len(values), place, "o", color=colour, markersize=6)
+            cases: dict[str, list[float]] = {}
+            for run in members:
+                for case, score in run.case_scores.get(site, {}).items():
+                    if score is not None:
+                        cases.setdefault(case, []).append(score)
+            means = [sum(some) / len(some) for some in cases.values()]
+            if len(means) >= _FEWEST and (interval := mean_interval(means, metric.largest)) is not None:
+                panel.plot(interval, (place, place), color=colour, linewidth=1.6)
+    tidy(panel)
+    panel.set_yticks(range(len(sites)), [plain_label(site) for site in sites])
+    panel.invert_yaxis()
+    if metric.largest:
+        low, high = panel.get_xlim()
+        panel.set_xlim(max(low, 0.0), min(high, metric.largest))
+    panel.set_xlabel(f"{metric.title}, test cases", fontsize=10)
+    _legend(figure, groups, width)
     return figure
 
 
@@ -139,6 +182,7 @@ def _panels(titles: Sequence[str], width: float) -> tuple[Figure, list[Axes]]:
     narrow = width < 5  # a phone: two small panels in a row show more than one large panel
     columns = min(len(titles), 2 if narrow else int(width / _PANEL_WIDTH))
     rows = math.ceil(len(titles) / columns)
+    columns = math.ceil(len(titles) / rows)  # no panel has a row for itself if another division fits
     height = 1.8 if narrow else _PANEL_HEIGHT
     figure = Figure(figsize=(width, rows * height + 0.5), layout="constrained")
     panels = [figure.add_subplot(rows, columns, index + 1) for index in range(len(titles))]
@@ -244,7 +288,7 @@ def legend_columns(labels: Sequence[str], width: float) -> int:
     return max(1, min(len(labels), int(width / (0.6 + 0.075 * max(map(len, labels))))))
 
 
-def _legend(figure: Figure, groups: dict[str, list[Run]], width: float, *more: Line2D) -> None:
+def _legend(figure: Figure, groups: Mapping[str, Sequence[Run]], width: float, *more: Line2D) -> None:
     handles = []
     for (label, members), (colour, dashes) in zip(groups.items(), _styles(), strict=False):
         text = plain_label(label) + (f" ({_repetitions(members)})" if len(members) > 1 else "")

@@ -17,7 +17,7 @@ from medfedaug.analysis import page
 from medfedaug.analysis.grouping import experiment, group_runs
 from medfedaug.analysis.metric_table import metric_table
 from medfedaug.analysis.plan_page import add_plan
-from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves, metric_by_bytes
+from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves, metric_by_bytes, site_scores
 from medfedaug.analysis.report_parts import Groups, report_parts
 from medfedaug.analysis.report_summary import answer, words_in
 from medfedaug.analysis.score_table import MOST_SITES, summary_table
@@ -50,8 +50,8 @@ def write_report(
         run_dirs: the runs' folders, folders that contain them at any depth, or loaded runs.
         out_html: the page to write; an existing page is replaced.
         data: the folder with the sites' folders, or with a benchmark's files. The page then also shows the
-            intensities of the sites, and for the first run of each method the features of their images and
-            the worst and the best case.
+            test case on which methods differ most, the intensities of the sites, and for the first run of
+            each method the features of their images and the worst and the best case.
         device: the device of the models, with ``data``.
         notes: paragraphs that a reader must know first, and tables as lines of cells, the headings first.
         reduced: how all runs are reduced, compared with the full experiment
@@ -90,7 +90,7 @@ def write_report(
 
 def _page(
     runs: Sequence[Run],
-    images: Callable[[ET.Element, Groups], None] | None,
+    images: Callable[[ET.Element, Groups, ET.Element], None] | None,
     notes: Sequence[str | Sequence[Sequence[str]]],
     reduced: str,
     evaluations: Sequence[Mapping[str, Any]],
@@ -103,6 +103,10 @@ def _page(
     html, body = page.start_page(title)
     scores = replace(summary_table(runs, reference), reduced=reduced)
     page.add(body, "p", answer(scores), **{"class": "answer"})
+    if len({site for run in runs for site in run.sites}) <= MOST_SITES and any(run.sites for run in runs):
+        caption = "A line is the 95% interval of the mean over a site's test patients."
+        page.figure(body, partial(site_scores, groups), "Test score by site and method", caption)
+    example = page.add(body, "section")
     for note in (_lead(runs), *notes, *_uneven(runs), *_stalled(runs), *_late(runs)):
         if isinstance(note, str):
             page.add(body, "p", note)
@@ -115,12 +119,12 @@ def _page(
     if len(groups) > 1 and not silent:
         parts.add_comparisons(body, members, reduced, reference)
     parts.add_classes(body, members, reduced, reference)
-    section = page.start_section(body, "All metrics, worst site and spread over sites")
+    section = page.start_section(body, "All metrics, worst site and spread over sites", folded=True)
     page.text_table(section, replace(metric_table(members), reduced=reduced))
     for append in (_curves, _traffic, _gamma):
         append(body, groups)
     if images is not None:
-        images(body, groups)
+        images(body, groups, example)
     if any("planned" in run.context for run in runs):
         _plan(page.add(body, "section"), groups)
     for append in (_troubles, _runs, _configuration):
@@ -219,7 +223,7 @@ def _traffic(body: ET.Element, groups: dict[str, list[Run]]) -> None:
             lines.append([label, part, *map(_size, (up / turns, down / turns, up + down))])
     if not lines:
         return
-    section = page.start_section(body, "Bytes")
+    section = page.start_section(body, "Bytes", folded=True)
     header = ["method", "part", "up, per site and round", "down, per site and round", "all sites, whole run"]
     page.table(section, header, lines)
     page.remark(
@@ -243,7 +247,7 @@ def _gamma(body: ET.Element, groups: dict[str, list[Run]]) -> None:
     runs = {label: members[0] for label, members in groups.items() if members[0].gamma()}
     if not runs:
         return
-    section = page.start_section(body, "γ by layer")
+    section = page.start_section(body, "γ by layer", folded=True)
     page.remark(
         section,
         "γ scales the noise on a channel's statistics by how much the sites disagree on that channel. The "
@@ -303,7 +307,7 @@ def _ranges(numbers: Iterable[int]) -> str:
 
 
 def _runs(body: ET.Element, groups: dict[str, list[Run]]) -> None:
-    section = page.start_section(body, "Runs")
+    section = page.start_section(body, "Runs", folded=True)
     lines = []
     in_turn = any(run.in_turn for members in groups.values() for run in members)
     for label, members in groups.items():
@@ -329,7 +333,7 @@ def _runs(body: ET.Element, groups: dict[str, list[Run]]) -> None:
 
 
 def _configuration(body: ET.Element, groups: dict[str, list[Run]]) -> None:
-    section = page.start_section(body, "Configuration")
+    section = page.start_section(body, "Configuration", folded=True)
     # Seeds and folds are listed for each run above; threads are from the first run.
     first = {
         label: {"methods": run.config["methods"], "input": str(run.input), **_settled([run, *others])}

@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from medfedaug.metrics.significance import PairedTest
 from medfedaug.runs.run import Run
 from medfedaug.utils.layers import added_modules
 
@@ -27,36 +26,18 @@ class Verdict(Protocol):
     def carried(self) -> Mapping[str, float | None]: ...
 
 
-class Compared(Protocol):
-    """Comparison of the scores of a method with a reference.
-
-    Attributes:
-        label: the method.
-        baseline: the reference.
-        difference: mean difference over the common seeds; ``None`` without any.
-        seeds: the test over seeds.
-        learned: whether the reference learned anything.
-        verdict: the verdict; ``None`` if the reference learned nothing.
-    """
-
-    label: str
-    baseline: str
-    difference: float | None
-    seeds: PairedTest | None
-    learned: bool
-
-    @property
-    def verdict(self) -> Verdict | None: ...
-
-
 class ReportParts:
     """No further parts; `medfedaug.research.comparison.report_parts` has those for studies."""
 
-    def compare(self, groups: Groups, reference: str) -> Sequence[Compared]:
-        """Compare the scores at the training sites, or at those left out, with a reference."""
+    def compare(self, groups: Groups, reference: str) -> Sequence[Any]:
+        """Compare the scores at the training sites, or at those left out, with a reference.
+
+        Returns:
+            `medfedaug.research.comparison.comparison.Comparison`, at most one for each method.
+        """
         return ()
 
-    def notes(self, compared: Sequence[Compared]) -> tuple[str, ...]:
+    def notes(self, compared: Sequence[Any]) -> tuple[str, ...]:
         """Return notes on comparisons."""
         return ()
 
@@ -74,9 +55,15 @@ class ReportParts:
         """Append the comparisons of the sites' own evaluations."""
 
     def add_images(
-        self, body: ET.Element, groups: Groups, data: Path, device: str, local_features: Any
+        self,
+        body: ET.Element,
+        groups: Groups,
+        example: ET.Element,
+        data: Path,
+        device: str,
+        local_features: Any,
     ) -> None:
-        """Append pictures of the sites' images, and of the runs' models on them."""
+        """Append pictures of the sites' images and of the models on them."""
 
 
 @cache

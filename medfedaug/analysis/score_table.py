@@ -8,12 +8,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 from medfedaug.analysis.grouping import Tested, group_runs, unscored_notes, whole_seeds
-from medfedaug.analysis.report_parts import Compared, Groups, Verdict, report_parts
+from medfedaug.analysis.report_parts import Groups, Verdict, report_parts
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at
 from medfedaug.metrics.registry import find_metric
-from medfedaug.metrics.significance import PairedTest, PatientTest
+from medfedaug.metrics.significance import PairedTest
 from medfedaug.runs.annotated import Annotated
 from medfedaug.runs.input_scaling import OTHER_INPUT, SCALED, Input, input_note
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
@@ -282,7 +282,7 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
     )
 
 
-def _baseline(compared: Mapping[str, Compared], groups: Groups, label: str) -> str:
+def _baseline(compared: Mapping[str, Any], groups: Groups, label: str) -> str:
     """Return the reference of a method; the first group where it has none."""
     return compared[label].baseline if label in compared else next(iter(groups))
 
@@ -296,7 +296,7 @@ def delta(reference: str) -> str:
     return f"Δ to {reference} [95% CI]"
 
 
-def difference_cells(test: PairedTest | PatientTest | None) -> list[str]:
+def difference_cells(test: Any) -> list[str]:
     """Return difference with interval, p-value and resolution, as text; empty without a test."""
     if test is None:
         return ["", "", ""]

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from medfedaug._version import __version__
 from medfedaug.cli.console import say
@@ -25,7 +26,8 @@ from medfedaug.utils.printable import log_printable, printable_lines
 
 app = typer.Typer(
     name="medfedaug",
-    help="Augmentation against feature shift for medical imaging sites that train together.",
+    help="Train one network across hospitals whose scanners differ, without pooling their images.\n\n"
+    "Begin with demo. For your own data the order is inspect, compare and, for volumes, plan.",
     invoke_without_command=True,
     pretty_exceptions_enable=False,
 )
@@ -55,7 +57,7 @@ def _notice_another_checkout() -> None:
     package, other = Path(__file__).parents[1], "medfedaug/_version.py"
     checkout = os.path.isfile("pyproject.toml") and os.path.isfile(other)
     if checkout and not os.path.samefile(other, package / "_version.py"):
-        _show_warning(f"this folder is a checkout of medfedaug, and the command runs the files in {package}")
+        _show_warning(f"this folder is a checkout of medfedaug, but the command runs the files in {package}")
 
 
 def _end_quickly() -> None:
@@ -108,12 +110,12 @@ def _version(show: bool) -> None:
 
 _BEGINNING = """\
 medfedaug trains one network across hospitals whose scanners differ, without pooling their images.
-It is for hospitals that join a federation, for researchers, and for users of MONAI.
+It serves hospitals that join a federation, researchers, and users of MONAI.
 
 To begin:
   medfedaug demo                  see the harm of one odd scanner, and a remedy, in two minutes
   medfedaug inspect --data DIR    look at your own images first: one folder for each hospital
-  medfedaug compare --data DIR    try training alone, plain averaging and the remedies on them
+  medfedaug compare --data DIR    then measure what training together, and each remedy, would bring
 
 All commands: medfedaug --help. Research software, not a medical device."""
 
@@ -122,7 +124,7 @@ All commands: medfedaug --help. Research software, not a medical device."""
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:

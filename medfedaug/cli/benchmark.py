@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from medfedaug.cli.catalogue import check_methods
 from medfedaug.cli.console import err_console, out_console, say
@@ -18,7 +18,6 @@ from medfedaug.cli.progress import SweepProgress, resumable
 from medfedaug.errors import RunFailed, warn
 
 if TYPE_CHECKING:
-    from medfedaug.analysis.score_table import Table
     from medfedaug.analysis.text_table import TextTable
     from medfedaug.research.papers.preset import Preset
     from medfedaug.research.sweeps.experiment import Experiment
@@ -27,83 +26,48 @@ if TYPE_CHECKING:
 
 
 def benchmark(
-    name: Annotated[
-        str | None, typer.Argument(help="A paper's table or figure, or a protocol; --list names them.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of sites' folders, or with a protocol of published files.")
-    ] = None,
-    methods: Annotated[
-        list[str] | None, typer.Option(help="Combinations of methods: fedavg fedrdn,fedfa+ ...")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for runs (METHODS/VARIANT/seed-K), tables and report.html.")
-    ] = None,
-    experiment: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="YAML with data, methods, settings, ...; options take precedence."),
-    ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="Each combination runs with seeds 0, 1, ... [default: 5]")
-    ] = None,
-    scale: Annotated[
-        float | None, typer.Option(help="Share of the protocol's rounds; below 1 marks results as reduced.")
-    ] = None,
+    name: Annotated[str | None, Argument(help="A paper's table or figure, or a protocol (--list).")] = None,
+    data: Annotated[Path | None, Option(help="Folder of sites, or a protocol's published files.")] = None,
+    methods: Annotated[list[str] | None, Option(help="Combinations of methods: fedavg fedrdn,fedfa")] = None,
+    out: Annotated[Path | None, Option(help="Folder for runs, tables and report.html.")] = None,
+    experiment: Annotated[Path | None, Option(metavar="FILE", help="YAML; options take precedence.")] = None,
+    seeds: Annotated[int | None, Option(min=1, help="Runs of each combination. [default: 5]")] = None,
+    scale: Annotated[float | None, Option(help="Share of the protocol's rounds.")] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="NAME=VALUE,...", help="METHOD.ARG, a setting, or an option of the data."
-        ),
+        Option("--set", metavar="NAME=VALUE,...", help="METHOD.ARG, a setting, or an option of the data."),
     ] = None,
-    plan_: Annotated[
-        str | None, typer.Option("--plan", metavar="FILE|auto", help="A plan of volumes, for custom data.")
-    ] = None,
-    holdout: Annotated[
-        list[str] | None, typer.Option(help="Sites to leave out in turn; all for all of them, none for none.")
-    ] = None,
-    folds: Annotated[
-        int | None,
-        typer.Option(min=0, help="Number of folds by patient, 3 or more: every patient is tested."),
-    ] = None,
-    cross_site: Annotated[
-        bool, typer.Option("--cross-site", help="Also test each site's local model at every site.")
-    ] = False,
-    engine: Annotated[
-        str, typer.Option(metavar="NAME", help="inprocess, which shares decoded images, or nvflare.")
-    ] = "inprocess",
+    plan_: Annotated[str | None, Option("--plan", metavar="FILE|auto", help="Plan of volumes.")] = None,
+    holdout: Annotated[list[str] | None, Option(help="Sites to leave out in turn; or all, none.")] = None,
+    folds: Annotated[int | None, Option(min=0, help="Folds by patient, 3 or more.")] = None,
+    cross_site: Annotated[bool, Option("--cross-site", help="Also test local models at every site.")] = False,
+    engine: Annotated[str, Option(metavar="NAME", help="inprocess or nvflare.")] = "inprocess",
     device: Device = "auto",
     search: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             callback=existing_file,
             help="YAML with ranges of settings to search, by validation only.",
         ),
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="Number of configurations that a search tries.")] = 20,
+    trials: Annotated[int, Option(min=1, help="Number of configurations that a search tries.")] = 20,
     workers: WorkersOption = None,
     each: Each = None,
-    memory: Annotated[
-        float, typer.Option(min=0, help="GiB of decoded images that each process keeps.")
-    ] = 4.0,
+    memory: Annotated[float, Option(min=0, help="GiB of decoded images that each process keeps.")] = 4.0,
     threads: Threads = 0,
     limit: Limit = None,
     init: Init = None,
     pictures: Pictures = True,
-    cost: Annotated[
-        bool, typer.Option("--cost", help="Measure instead of runs: time, parameters, bytes, memory.")
-    ] = False,
-    list_: Annotated[
-        bool,
-        typer.Option("--list", help="List papers' experiments, or one in detail; --data looks for data."),
-    ] = False,
+    cost: Annotated[bool, Option("--cost", help="Measure time, parameters, bytes, memory.")] = False,
+    list_: Annotated[bool, Option("--list", help="List papers' experiments, or show one.")] = False,
 ) -> None:
     """Compare methods x seeds x folds x settings, on your own data or in a paper's protocol.
 
-    An interrupted comparison is continued by the same command.
+    The same command continues an interrupted comparison.
     """
     if list_:
-        _print_list(name, data)
+        _print_list(name)
         return
     _check_names(name, methods or ())
     settings = [*(set_ or []), *([f"plan={plan_}"] if plan_ is not None else [])]
@@ -143,7 +107,7 @@ def benchmark(
             memory=memory,
             threads=threads,
             pictures=pictures,
-            advise=lambda scores, first=sentences: first,  # type: ignore[misc]
+            sentences=sentences,
         )
         for table in outcome.tables.values():
             out_console.print(table)
@@ -191,7 +155,7 @@ def _experiments(
     name: str | None, file: Path | None, given: dict[str, Any], settings: list[str]
 ) -> list[Experiment]:
     """Return the experiments of a command: one, or one for each of an entry's protocols with data."""
-    from medfedaug.data.benchmarks import is_available
+    from medfedaug.research.datasets.benchmarks import is_available
     from medfedaug.research.papers.papers import find_entry
     from medfedaug.research.papers.presets import PRESETS
     from medfedaug.research.sweeps.experiment import make_experiment
@@ -239,7 +203,7 @@ def run_experiment(
     memory: float,
     threads: int,
     pictures: bool,
-    advise: Callable[[Table], list[str]] = lambda scores: [],
+    sentences: Sequence[str] = (),
 ) -> Outcome:
     """Make the runs of an experiment, with progress, then tables and page."""
     from medfedaug.config.run import Execution
@@ -276,17 +240,17 @@ def run_experiment(
                 across=experiment.cross_site,
                 device=device,
                 failed=failed,
-                advise=advise,
+                sentences=sentences,
             )
     failure = ""
     if failed:
         folder, reason = next(iter(failed.items()))
-        failure = f"{len(failed)} of {len(runs)} runs failed, the first of them {folder}: {reason}"
+        failure = f"{len(failed)} of {len(runs)} runs failed; the first is {folder}: {reason}"
     finished = [experiment.out / run.folder for run in runs if run.folder not in failed]
     return Outcome(tables, notes, finished, failure)
 
 
-def _print_list(name: str | None, data: Path | None) -> None:
+def _print_list(name: str | None) -> None:
     """Print all protocols and entries, or one with its details."""
     from medfedaug.research.papers.papers import entries, find_entry
     from medfedaug.research.papers.presets import PRESETS, find_preset
@@ -295,21 +259,13 @@ def _print_list(name: str | None, data: Path | None) -> None:
     if name:
         known = [find_entry(name)] if ":" in name else []
         presets = [PRESETS[p] for p in known[0].protocols] if known else [find_preset(name)]
-    data_notes: dict[str, str] = {}
-    if data is not None:
-        from medfedaug.data.benchmarks import is_available  # imports PyTorch
-
-        with err_console.status("looking"):
-            for benchmark_ in {preset.benchmark for preset in presets}:
-                there = "there" if is_available(benchmark_, data) else "NOT there"
-                data_notes[benchmark_] = f"  data: {there}"
     for entry in known:
         say(f"{entry.name}  {entry.source}: {entry.title}")
         say("    " + (f"cannot be run: {entry.reason}" if entry.reason else ", ".join(entry.protocols)))
         for line in (f"{len(entry.published)} published rows", *entry.notes) if name else ():
             say(f"    - {line}")
     for preset in presets:
-        say(f"{preset.name}{data_notes.get(preset.benchmark, '')}")
+        say(preset.name)
         facts = (preset.benchmark, preset.protocol, preset.config["network"], preset.schedule, preset.source)
         say("    " + " · ".join((*facts, f"{preset.cost} a run on one core")))
         for comparison in known[0].comparisons(preset.name) if name and known else ():

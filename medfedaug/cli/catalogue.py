@@ -1,7 +1,7 @@
 """The methods and networks that a user can choose, described from their source files.
 
 Texts are docstrings; arguments and defaults are those of constructors. Nothing is imported: PyTorch and MONAI
-take seconds, and a package that adds a method is read like this one (`medfedaug.utils.source`).
+take seconds, and a package that adds a method is read like this one (`medfedaug.cli.source`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from medfedaug.cli.source import Definition, Parameter, Source, find_definition, read_source
 from medfedaug.errors import ConfigError
 from medfedaug.utils import plugins
-from medfedaug.utils.source import Definition, Parameter, Source, find_definition, read_source
 from medfedaug.utils.validation import match_case, not_known, split_names
 
 BESIDE_THE_MODEL, ONLY_FOR = "sent beside the model", "only for"
@@ -125,7 +125,8 @@ def _methods() -> dict[str, Definition]:
     """Find the built-in methods by name, in the list that docs/generate.py writes."""
     found = []
     for folder in ("methods", "research.methods"):
-        for node in source_of(f"medfedaug.{folder}.catalogue").tree.body:
+        listed = read_source(f"medfedaug.{folder}.catalogue")
+        for node in listed.tree.body if listed else ():
             if isinstance(node, ast.ImportFrom) and node.module != "__future__":
                 found.append(definition(f"{node.module}.{node.names[0].name}"))
     found.sort(key=lambda method: method.source.name.rpartition(".")[2])

@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from medfedaug.cli.console import Table, err_console, out_console, say
 from medfedaug.cli.loading import importing
@@ -28,41 +28,24 @@ class Stored(str, Enum):
 
 
 def phantom(
-    out: Annotated[Path, typer.Option(help="A new or empty folder.")],
-    sites: Annotated[int, typer.Option(min=1, help="Number of sites, each with its own scanner.")] = 4,
-    patients: Annotated[int, typer.Option(min=3, help="Patients per site.")] = 10,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same voxels.")] = 0,
-    classes: Annotated[
-        int,
-        typer.Option(
-            min=2, max=5, help="Classes: background, lesion, ventricles, deep grey and white matter."
-        ),
-    ] = 2,
-    spacing_varies: Annotated[
-        bool, typer.Option("--spacing-varies", help="Voxels of 1 mm, of 3 mm, slices of 6 mm, ..., by site.")
-    ] = False,
-    shift: Annotated[
-        float, typer.Option(min=0, max=3, help="Distance between scanners: 0 for equal ones, 1 as usual.")
-    ] = 1.0,
-    inverted: Annotated[
-        int, typer.Option(min=0, help="This many last sites store dark what the others store bright.")
-    ] = 0,
+    out: Annotated[Path, Option(help="A new or empty folder.")],
+    sites: Annotated[int, Option(min=1, help="Number of sites, each with its own scanner.")] = 4,
+    patients: Annotated[int, Option(min=3, help="Patients per site.")] = 10,
+    seed: Annotated[int, Option(help="The same seed gives the same voxels.")] = 0,
+    classes: Annotated[int, Option(min=2, max=5, help="Classes, with the background.")] = 2,
+    spacing_varies: Annotated[bool, Option("--spacing-varies", help="Vary voxel sizes by site.")] = False,
+    shift: Annotated[float, Option(min=0, max=3, help="Distance between scanners; 0 for none.")] = 1.0,
+    inverted: Annotated[int, Option(min=0, help="Number of last sites whose brightness is inverted.")] = 0,
     labelled_apart: Annotated[
-        bool, typer.Option("--labelled-apart", help="Each site outlines other structures; truth has all.")
+        bool, Option("--labelled-apart", help="Each site outlines other structures; truth/ has all.")
     ] = False,
-    unlabelled: Annotated[
-        list[str] | None, typer.Option(metavar="SITE", help="A site without outlines; repeatable.")
-    ] = None,
-    sparse: Annotated[
-        float, typer.Option(help="Share of the slices of a training volume that are outlined.")
-    ] = 1.0,
-    test_outlined: Annotated[
-        bool, typer.Option("--test-outlined", help="Leave test cases complete, to score borrowed structures.")
-    ] = False,
+    unlabelled: Annotated[list[str] | None, Option(metavar="SITE", help="Site without outlines.")] = None,
+    sparse: Annotated[float, Option(help="Share of outlined slices in training.")] = 1.0,
+    test_outlined: Annotated[bool, Option("--test-outlined", help="Leave test cases complete.")] = False,
 ) -> None:
     """Write a multi-site MRI phantom: NIfTI volumes, label maps and a dataset.json per site."""
-    from medfedaug.data.partial_phantom import annotate_apart
     from medfedaug.data.phantom import SPACINGS, make_phantom
+    from medfedaug.research.datasets.partial_phantom import annotate_apart
 
     spacings = SPACINGS if spacing_varies else None
     if inverted > sites:
@@ -91,15 +74,15 @@ def phantom(
 
 def inspect(
     data: SiteOrSites,
-    out: Annotated[
-        Path, typer.Option(help="The page to write; JSON without names of cases is written next to it.")
-    ] = Path("inspect.html"),
+    out: Annotated[Path, Option(help="Page to write, beside JSON without cases.")] = Path("inspect.html"),
     limit: Limit = None,
-    intensity: Annotated[
-        Stored, typer.Option(help="Scale of the images, as --intensity of a run; the shift is of these.")
-    ] = Stored.scale,
+    intensity: Annotated[Stored, Option(help="Scale of the images, as --intensity of a run.")] = Stored.scale,
 ) -> None:
-    """Inspect the data before training: geometry, classes, odd cases, and distances between sites."""
+    """Inspect the data: geometry, classes, odd cases, and distances between sites.
+
+    Begin with this command. Then medfedaug compare measures what a federation brings, and medfedaug plan
+    prepares the training on volumes.
+    """
     with importing():
         from medfedaug.data.sites import describe_federation
         from medfedaug.research.comparison.inspection import inspect_sites
@@ -138,24 +121,15 @@ def inspect(
 
 def statistics(
     data: SiteOrSites,
-    out: Annotated[
-        Path | None, typer.Option(help="JSON file to write or extend, by default statistics.json.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="JSON to write, by default statistics.json.")] = None,
     limit: Limit = None,
-    intensity: Annotated[
-        Stored, typer.Option(help="raw: images as stored; scale: each volume scaled to [0, 1].")
-    ] = Stored.raw,
-    image_size: Annotated[
-        int | None, typer.Option(min=16, help="The run's --image-size, to which images are resized first.")
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the statistics of sites that the file has.")
-    ] = False,
+    intensity: Annotated[Stored, Option(help="raw: as stored; scale: volumes to [0, 1].")] = Stored.raw,
+    image_size: Annotated[int | None, Option(min=16, help="The run's --image-size.")] = None,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace sites that the file has.")] = False,
 ) -> None:
     """Compute the channel statistics of a site's training images."""
-    from medfedaug.data.benchmarks import is_federation
     from medfedaug.data.federation import arrange
-    from medfedaug.data.folders import is_site
+    from medfedaug.data.folders import is_federation, is_site
     from medfedaug.data.intensity_scales import uneven_sites
     from medfedaug.data.preparation.preparation import Preparation
     from medfedaug.data.sites import find_sites, open_site, site_statistics
@@ -191,11 +165,11 @@ def statistics(
         raise ConfigError(f"{target}: {error}; choose another file with --out") from error
     images = "images as stored" if intensity is Stored.raw else "images scaled to [0, 1]"
     also = ", ".join(name for name in kept if name not in computed)
-    say(f"saved to {target}{f', which also has {also}' if also else ''}: of {images}, the input of FedRDNd")
+    say(f"saved to {target}: statistics of {images}{f'; the file also has {also}' if also else ''}")
     if replaced:
         say(f"replaced in {target}: {', '.join(replaced)}", "yellow")
     if intensity is Stored.raw:
-        say("for a pipeline that scales before FedRDNd: --intensity scale, or its own by channel_statistics")
+        say("if your pipeline rescales intensities, compute the statistics with --intensity scale")
 
 
 _OTHERS = tuple(
@@ -206,15 +180,15 @@ _OTHERS = tuple(
 @takes(RunConfig, Plan, without=_OTHERS)
 def plan(
     data: Data,
-    out: Annotated[Path, typer.Option(help="The plan, a JSON file; a page of this name has the reasons.")],
+    out: Annotated[Path, Option(help="JSON file for the plan; the reasons are in a page of this name.")],
     *,
     given: Given,
     plan_memory: PlanMemory = None,
 ) -> None:
     """Make a plan of volumes from the sites' data: spacing, and sizes of patches and batches.
 
-    It is the plan that `simulate --plan auto` makes of the same data: only the summaries that a site would
-    send enter it.
+    It comes after inspect and compare. `simulate --plan auto` makes the same plan: only the summaries that a
+    site would send enter it.
     """
     from medfedaug.analysis.plan_page import write_plan_page
     from medfedaug.config.plan import save_plan

@@ -8,18 +8,18 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 import medfedaug
 from medfedaug.cli.catalogue import Described, check_name, definition, source_of
 from medfedaug.cli.methods import print_list, print_one, print_paragraph
-from medfedaug.data.published import COMMON_OPTIONS, FOLDS, OPTION_TEXTS
+from medfedaug.cli.source import Parameter, Source
+from medfedaug.research.datasets.published import COMMON_OPTIONS, FOLDS, OPTION_TEXTS
 from medfedaug.research.papers.presets import PRESETS
-from medfedaug.utils.source import Parameter, Source
 
 
 def datasets(
-    name: Annotated[str | None, typer.Argument(help="A data set, to show address, layout, options.")] = None,
+    name: Annotated[str | None, Argument(help="A data set, to show address, layout, options.")] = None,
 ) -> None:
     """List published data sets, or show one: address, layout of its folder, options, protocols."""
     if name is None:

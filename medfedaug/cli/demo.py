@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from medfedaug.cli.catalogue import describe_method
 from medfedaug.cli.console import Table, err_console, out_console, say
@@ -40,22 +40,12 @@ _NEXT = (
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="A new or empty folder.")] = Path("demo"),
-    seed: Annotated[
-        int, typer.Option(min=0, help="Other patients and another training, with the same four scanners.")
-    ] = 0,
-    shift: Annotated[
-        float, typer.Option(min=0, max=3, help="Distance of the odd scanner from the others; 0 for none.")
-    ] = 2.0,
-    norm: Annotated[
-        str, typer.Option(help="Norm of the network: batch, or instance, which needs no remedy.")
-    ] = "batch",
-    method: Annotated[
-        str, typer.Option(help="The remedy: fedrdn, or another method, several separated by commas.")
-    ] = "fedrdn",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Three patients per site and one round: a test run.")
-    ] = False,
+    out: Annotated[Path, Option(help="A new or empty folder.")] = Path("demo"),
+    seed: Annotated[int, Option(min=0, help="Seed of patients and training.")] = 0,
+    shift: Annotated[float, Option(min=0, max=3, help="Distance of the odd scanner; 0 for none.")] = 2.0,
+    norm: Annotated[str, Option(help="Norm of the network: batch or instance.")] = "batch",
+    method: Annotated[str, Option(help="The remedy: methods, separated by commas.")] = "fedrdn",
+    quick: Annotated[bool, Option("--quick", help="Three patients per site, one round.")] = False,
     json_: JsonFile = None,
 ) -> None:
     """Show in two minutes the harm of one odd scanner to a federation, and the effect of a remedy."""
@@ -118,7 +108,7 @@ def demo(
         write_json(json_, {"odd": odd, "remedy": method, "sites": sites_})
     say("")
     say(f"The page, with pictures of truth and prediction: {page}")
-    say("Next, with the folder of your own sites in place of the phantom's:")
+    say("Next, with the folder of your own sites instead of the phantom's:")
     for purpose, command in _NEXT:
         say(f"  {command.format(method=quote(method), data=quote(str(out / 'data')))}   # {purpose}")
 
@@ -165,4 +155,4 @@ def _outcome(scores: dict[str, dict[str, float | None]], odd: str, method: str) 
         say(f"{odd} has no score.")
         return
     say(f"{odd}, whose scanner differs: {before:.2f} with {BASELINE}, {after:.2f} with {method}.")
-    say("One training of few patients is no verdict: that takes five seeds, and more patients.")
+    say("One training with few patients is no verdict, which takes five seeds and more patients.")

@@ -9,15 +9,14 @@ from shlex import quote
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from medfedaug.cli.console import err_console, say
 from medfedaug.cli.options import named_pairs
 from medfedaug.errors import ConfigError
 
-Fingerprint = Annotated[
-    str | None, typer.Option(metavar="SHA256", help="The other side's fingerprint; asked for by default.")
-]
-Requests = Annotated[Path, typer.Option(help="Folder of open requests, with their private keys.")]
+Fingerprint = Annotated[str | None, Option(metavar="SHA256", help="The other side's fingerprint.")]
+Requests = Annotated[Path, Option(help="Folder of open requests, with their private keys.")]
 
 
 class Kind(str, Enum):
@@ -30,12 +29,10 @@ class Kind(str, Enum):
 
 
 def request(
-    name: Annotated[
-        str, typer.Argument(help="Name of the site, host name of the server, or e-mail address.")
-    ],
-    kind: Annotated[Kind, typer.Option("--as", help="Part in the federation.")] = Kind.site,
-    project: Annotated[str, typer.Option(help="Name of the project.")] = "medfedaug",
-    port: Annotated[int, typer.Option(help="The server's one open port, for its own request.")] = 8002,
+    name: Annotated[str, Argument(help="Name of the site, host name of the server, or e-mail address.")],
+    kind: Annotated[Kind, Option("--as", help="Part in the federation.")] = Kind.site,
+    project: Annotated[str, Option(help="Name of the project.")] = "medfedaug",
+    port: Annotated[int, Option(help="The server's one open port, for its own request.")] = 8002,
     requests: Requests = Path("requests"),
 ) -> None:
     """Make a private key, which stays here, and a request to send to the project's administrator.
@@ -52,21 +49,13 @@ def request(
 
 
 def sign(
-    request: Annotated[Path, typer.Argument(help="A request, NAME.request.zip.")],
-    project: Annotated[
-        Path, typer.Option(help="The administrator's folder of the project, made by enrol project.")
-    ] = Path("project"),
-    kind: Annotated[Kind, typer.Option("--as", help="Expected part in the federation.")] = Kind.site,
+    request: Annotated[Path, Argument(help="A request, NAME.request.zip.")],
+    project: Annotated[Path, Option(help="Folder of enrol project.")] = Path("project"),
+    kind: Annotated[Kind, Option("--as", help="Expected part in the federation.")] = Kind.site,
     fingerprint: Fingerprint = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The answer; by default NAME.signed.zip next to it.")
-    ] = None,
-    days: Annotated[
-        int | None, typer.Option(min=1, help="Days for which the certificate is valid; by default 1095.")
-    ] = None,
-    again: Annotated[
-        bool, typer.Option("--another-key", help="Sign a second key for a name, as for a renewal.")
-    ] = False,
+    out: Annotated[Path | None, Option(help="The answer; by default NAME.signed.zip next to it.")] = None,
+    days: Annotated[int | None, Option(min=1, help="Days of validity; by default 1095.")] = None,
+    again: Annotated[bool, Option("--another-key", help="Sign a second key for a name.")] = False,
 ) -> None:
     """Sign a request after a comparison of its fingerprint on the telephone, and print the root's."""
     from medfedaug.nvflare_jobs.provisioning import enrolment
@@ -89,15 +78,11 @@ def sign(
 
 
 def accept(
-    signed: Annotated[Path, typer.Argument(help="The answer, NAME.signed.zip.")],
+    signed: Annotated[Path, Argument(help="The answer, NAME.signed.zip.")],
     fingerprint: Fingerprint = None,
     requests: Requests = Path("requests"),
-    kit: Annotated[
-        Path | None, typer.Option(help="Folder of the kit; by default the participant's name.")
-    ] = None,
-    another_root: Annotated[
-        bool, typer.Option("--another-root", help="Let a kit change to a project with another root.")
-    ] = False,
+    kit: Annotated[Path | None, Option(help="Folder of the kit; by default the participant's name.")] = None,
+    another_root: Annotated[bool, Option("--another-root", help="Let a kit change its root.")] = False,
 ) -> None:
     """Make the kit of an answer, or renew the certificate of an existing kit, and remove the request.
 
@@ -121,23 +106,17 @@ def accept(
 
 
 def project(
-    sites: Annotated[
-        str | None, typer.Option(help="Names of the sites, separated by commas; needed without --own-keys.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("project.yml"),
-    own_keys: Annotated[
-        Path | None, typer.Option(help="Root's folder instead: participants make their own private keys.")
-    ] = None,
-    server: Annotated[
-        str, typer.Option(help="The server's host name, as the sites resolve it.")
-    ] = "fl-server.example.org",
-    port: Annotated[int, typer.Option(help="The server's one open port.")] = 8002,
-    admin: Annotated[str, typer.Option(help="E-mail address of the administrator.")] = "admin@example.org",
-    lead: Annotated[str, typer.Option(help="E-mail address of the submitter.")] = "lead@example.org",
-    name: Annotated[str, typer.Option(help="Name of the project.")] = "medfedaug",
+    sites: Annotated[str | None, Option(help="Names of the sites, separated by commas.")] = None,
+    out: Annotated[Path, Option(help="The file to write.")] = Path("project.yml"),
+    own_keys: Annotated[Path | None, Option(help="Folder of the root, instead of --out.")] = None,
+    server: Annotated[str, Option(help="The server's host name.")] = "fl-server.example.org",
+    port: Annotated[int, Option(help="The server's one open port.")] = 8002,
+    admin: Annotated[str, Option(help="E-mail address of the administrator.")] = "admin@example.org",
+    lead: Annotated[str, Option(help="E-mail address of the submitter.")] = "lead@example.org",
+    name: Annotated[str, Option(help="Name of the project.")] = "medfedaug",
     relay: Annotated[
         list[str] | None,
-        typer.Option(metavar="HOST=SITE,SITE", help="Relay for these sites, not the server; repeatable."),
+        Option(metavar="HOST=SITE,SITE", help="Relay for these sites, not the server; repeatable."),
     ] = None,
 ) -> None:
     """Write the project file for kits from one machine; or with --own-keys make the root for enrolments."""
@@ -183,5 +162,6 @@ def _compare(fingerprint: str, expected: str | None, source: str) -> None:
         typer.confirm("Does the other side read the same on the telephone?", abort=True)
     elif not enrolment.same_fingerprint(fingerprint, expected):
         raise ConfigError(
-            f"the fingerprint of {source}, differs: here it is {text}. Somebody may have exchanged the file"
+            f"the fingerprint of {source}, differs: here it is {text}. Somebody may have replaced the file: "
+            "ask for a new one"
         )

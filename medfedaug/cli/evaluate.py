@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from medfedaug.cli.console import err_console, out_console, print_scores, say
 from medfedaug.cli.loading import importing
@@ -26,21 +26,16 @@ class Split(str, Enum):
 
 
 def evaluate(
-    model: Annotated[Path, typer.Option(callback=existing_run, help="The global_model.pt of a run.")],
+    model: Annotated[Path, Option(callback=existing_run, help="Folder of a run, or its model.")],
     data: SiteOrSites,
-    config: Annotated[
-        Path | None, typer.Option(help="The run's results.json; by default next to the model.")
-    ] = None,
-    split: Annotated[Split, typer.Option(help="Cases to score.")] = Split.test,
-    out: Annotated[Path | None, typer.Option(help="JSON file to write, with the score of each case.")] = None,
+    config: Annotated[Path | None, Option(help="The run's results.json.")] = None,
+    split: Annotated[Split, Option(help="Cases to score.")] = Split.test,
+    out: Annotated[Path | None, Option(help="JSON file to write, with the score of each case.")] = None,
     limit: Limit = None,
     device: Device = "auto",
     state: State = None,
     local: Local = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Each site by itself: inprocess, or nvflare with processes."),
-    ] = None,
+    engine: Annotated[str | None, Option(metavar="NAME", help="Test each site separately.")] = None,
 ) -> None:
     """Score a trained model on the images of one site or of several, or compare it with local models."""
     with importing():
@@ -50,7 +45,7 @@ def evaluate(
 
     if local or engine is not None:
         if split is not Split.test or limit is not None:
-            raise ConfigError("--local and --engine have no --split or --limit")
+            raise ConfigError("--local and --engine test all test cases: leave out --split and --limit")
         _evaluate_sites(
             out,
             model,
@@ -99,7 +94,7 @@ def _evaluate_sites(out: Path | None, model: Path, data: Path, **options: Any) -
     print_worth(worth_table(result))
     if out is not None:
         write_json(out, result)
-        say(f"{out}: medfedaug report {quote(str(out))} makes a page of it")
+        say(f"{out}; for a page: medfedaug report {quote(str(out))}")
 
 
 def print_worth(worth: WorthTable) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
+from typer import Option
 
 from medfedaug.cli.archive_options import DicomWeb, Dimse, TokenFile, archive_access
 from medfedaug.cli.console import Table, out_console, say
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 @takes(Access, ImportSettings)
 def import_(
-    out: Annotated[Path, typer.Option(help="The site's data folder.")],
+    out: Annotated[Path, Option(help="The site's data folder.")],
     *,
     given: Given,
     dicomweb: DicomWeb = None,
@@ -38,35 +39,26 @@ def import_(
     token_file: TokenFile = None,
     config: Config = None,
     studies: Annotated[
-        Path | None, typer.Option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID.")
+        Path | None, Option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID.")
     ] = None,
-    withdraw: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Remove the patients of this CSV, now and in later imports."),
-    ] = None,
-    folder: Annotated[Path | None, typer.Option(help="Folder of DICOM files, at any depth.")] = None,
+    withdraw: Annotated[Path | None, Option(metavar="FILE", help="CSV of patients to remove.")] = None,
+    folder: Annotated[Path | None, Option(help="Folder of DICOM files, at any depth.")] = None,
     channel: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="NAME=REGEX|UID",
             help="A channel's series, 'FLAIR=.*flair.*', instead of --series; repeatable. Channels are "
             "resampled to the grid of the first one, or of the one that label maps refer to.",
         ),
     ] = None,
-    segments: Annotated[
-        list[str] | None, typer.Option(help="Segment and class, 'Tumour core=tumour'; repeatable.")
-    ] = None,
+    segments: Annotated[list[str] | None, Option(help="Segment and class: 'Tumour core=tumour'.")] = None,
     cache: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="With --withdraw: the jobs' cache, or MEDFEDAUG_CACHE.", hidden=True
-        ),
+        Option(metavar="DIR", help="With --withdraw: the jobs' cache, or MEDFEDAUG_CACHE.", hidden=True),
     ] = None,
-    state: Annotated[
-        Path | None, typer.Option(help="Folder of the site's list and key; by default OUT.state.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the choice, and fetch nothing.")] = False,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the choice as JSON.")] = None,
+    state: Annotated[Path | None, Option(help="Folder of list and key; by default OUT.state.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the choice, and fetch nothing.")] = False,
+    json: Annotated[Path | None, Option(metavar="FILE", help="Write the choice as JSON.")] = None,
 ) -> None:
     """Make a site's data folder from studies of a PACS or a folder of DICOM files.
 

@@ -10,6 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from medfedaug.cli.console import Table, err_console, out_console, say
 from medfedaug.cli.options import existing_folder, split_pairs
@@ -22,28 +23,15 @@ _ROWS = 2
 
 
 def init(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            callback=existing_folder, help="A site's folder (nnU-Net, decathlon, ...), or several."
-        ),
-    ],
-    patient: Annotated[
-        str | None,
-        typer.Option(metavar="REGEX", help="Patient in a case's name, such as '(.+)_'; by default the case."),
-    ] = None,
+    folder: Annotated[Path, Argument(callback=existing_folder, help="Folder of a site, or of several.")],
+    patient: Annotated[str | None, Option(metavar="REGEX", help="Patient in a case's name: '(.+)_'.")] = None,
     labels: Annotated[
-        str | None, typer.Option(help="Classes, background first: names, or 0=background,255=lesion.")
+        str | None, Option(help="Classes, background first: names, or 0=background,255=lesion.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
-    series: Annotated[
-        str | None,
-        typer.Option(metavar="REGEX|UID", help="DICOM series of the image: its UID, or an expression."),
-    ] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Keep an existing dataset.json as dataset.before.json.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Write without asking.")] = False,
+    seed: Annotated[int, Option(help="Seed of the split.")] = 0,
+    series: Annotated[str | None, Option(metavar="REGEX|UID", help="DICOM series of the image.")] = None,
+    replace: Annotated[bool, Option("--replace", help="Replace an existing dataset.json.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Write without asking.")] = False,
 ) -> None:
     """Write the dataset.json of a folder with images and label maps, split by patient.
 
@@ -139,7 +127,7 @@ def _show(proposals: Sequence[Proposal]) -> None:
 
 
 def _classes(parts: Sequence[str]) -> Sequence[str] | Mapping[int, str]:
-    """Read the classes of ``--labels``: names alone, or names by value."""
+    """Read the classes of ``--labels``: only names, or names by value."""
     if not any("=" in part for part in parts):
         return [part.strip() for part in parts]
     pairs = split_pairs("--labels", "0=background,255=lesion", parts, form="VALUE=NAME", first=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from medfedaug.cli.catalogue import (
     BESIDE_THE_MODEL,
@@ -23,7 +23,7 @@ from medfedaug.errors import first_line
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="A method, to show its arguments and details.")] = None,
+    name: Annotated[str | None, Argument(help="A method, to show its arguments and details.")] = None,
 ) -> None:
     """List the methods for --methods, or show one: effect, arguments, and data that leave a site."""
     if name is None:
@@ -37,13 +37,8 @@ def methods(
 
 
 def networks(
-    name: Annotated[
-        str | None, typer.Argument(help="A network, or MONAI's class path, to show in detail.")
-    ] = None,
-    stages: Annotated[
-        bool,
-        typer.Option("--stages", help="Build the network, for its stages and size."),
-    ] = False,
+    name: Annotated[str | None, Argument(help="A network, or MONAI's class path, to show in detail.")] = None,
+    stages: Annotated[bool, Option("--stages", help="Build the network, for its stages and size.")] = False,
 ) -> None:
     """List the networks for --network, or show one: arguments, stages, sizes."""
     if name is None:

@@ -7,18 +7,20 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
 import yaml
+from typer import Option
 
+from medfedaug.cli.docstrings import plain
 from medfedaug.config.options import Settings, default_of, hints_of, kinds_of, read_text
-from medfedaug.config.plan import PLAN_MEMORY
+from medfedaug.config.plan import PLAN_MEMORY, Plan
 from medfedaug.data.dataset_json import is_lone_site
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.job_folder import GLOBAL_MODEL, RESULTS
-from medfedaug.utils.docstrings import plain
 from medfedaug.utils.validation import check_keys
 
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
@@ -59,100 +61,55 @@ def existing_run(path: Path | None) -> Path | None:
     return path
 
 
-Data = Annotated[
-    Path, typer.Option("--data", callback=folder_of_sites, help="Folder that holds one folder per site.")
-]
+Data = Annotated[Path, Option("--data", callback=folder_of_sites, help="Folder of sites' folders.")]
 SiteOrSites = Annotated[
     Path,
-    typer.Option("--data", callback=existing_folder, help="A site's folder, or a folder of sites' folders."),
+    Option("--data", callback=existing_folder, help="A site's folder, or a folder of sites' folders."),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto: CUDA if available.")]
+Device = Annotated[str, Option(help="cpu, cuda, cuda:1, or auto: CUDA if available.")]
 State = Annotated[
     Path | None,
-    typer.Option(
-        help="Folder of a site's own layers, such as its kit; by default MEDFEDAUG_STATE, or state/ next to "
-        "the model."
-    ),
+    Option(help="Folder of a site's own layers; by default MEDFEDAUG_STATE, or state/ beside the model."),
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most this many cases per split and site.")]
-Init = Annotated[
-    Path | None,
-    typer.Option(callback=existing_file, help="Weights to start from (torch.save, safetensors)."),
-]
-Loop = Annotated[
-    str | None, typer.Option(metavar="FILE.py|NAME", help="Custom training loop: a script or a name.")
-]
-Local = Annotated[
-    list[str] | None,
-    typer.Option(metavar="RUN|SITE=RUN", help="Sites' own models: a run, or one per site."),
-]
-Threads = Annotated[int, typer.Option(min=0, help="CPU threads per site; 0 shares the cores among sites.")]
+Limit = Annotated[int | None, Option(min=1, help="At most this many cases per split and site.")]
+Init = Annotated[Path | None, Option(callback=existing_file, help="Weights to start from.")]
+Loop = Annotated[str | None, Option(metavar="FILE.py|NAME", help="Custom training loop: a script or a name.")]
+Local = Annotated[list[str] | None, Option(metavar="RUN|SITE=RUN", help="Sites' own models.")]
+Threads = Annotated[int, Option(min=0, help="CPU threads per site; 0 shares the cores among sites.")]
 Workers = Annotated[
     str | None,
-    typer.Option(
-        "--workers",
-        metavar="WHERE",
-        help="Makers of the runs: a number of processes of this machine, slurm, slurm:PARTITION, or "
-        "dask://HOST:PORT. [default: 1]",
-    ),
+    Option(help="Number of processes, slurm, slurm:PARTITION, or dask://HOST:PORT. [default: 1]"),
 ]
-Each = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="Request to the cluster: gpus=1, mem=16G, or GPU=1 for Dask."),
-]
-Pictures = Annotated[
-    bool, typer.Option("--pictures/--no-pictures", help="Show sites' images in report.html.", hidden=True)
-]
-Report = Annotated[
-    bool, typer.Option("--report/--no-report", help="Write report.html now, or not.", hidden=True)
-]
+Each = Annotated[list[str] | None, Option(metavar="NAME=VALUE", help="Cluster request: gpus=1, mem=16G.")]
+Pictures = Annotated[bool, Option("--pictures/--no-pictures", help="Show images on the page.", hidden=True)]
+Report = Annotated[bool, Option("--report/--no-report", help="Write report.html now, or not.", hidden=True)]
 Bundle = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="DIR|NAME",
         help="MONAI Bundle that defines the training: a folder, or a name in MEDFEDAUG_BUNDLES. Its code "
         "runs here.",
         rich_help_panel="The run",
     ),
 ]
-Methods = Annotated[str | None, typer.Option(help="Methods, separated by commas: fedrdn,fedfa.")]
+Methods = Annotated[str | None, Option(help="Methods, separated by commas: fedrdn,fedfa.")]
+_plan = partial(Option, rich_help_panel=Plan.PANEL)
 PlanFile = Annotated[
     str | None,
-    typer.Option(
-        "--plan",
-        metavar="FILE|auto",
-        help="File of medfedaug plan; or auto: a plan from the sites' summaries.",
-        rich_help_panel="The plan of volumes",
-    ),
+    _plan("--plan", metavar="FILE|auto", help="File of medfedaug plan; or auto: from the sites' summaries."),
 ]
 PlanMemory = Annotated[
     float | None,
-    typer.Option(
-        min=0.01,
-        help=f"GiB that a training step may take at a site, for --plan auto; by default {PLAN_MEMORY:g}.",
-        rich_help_panel="The plan of volumes",
-        hidden=True,
-    ),
+    _plan(min=0.01, help=f"GiB of a training step, for --plan auto [default: {PLAN_MEMORY:g}].", hidden=True),
 ]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="METHOD.ARG=VALUE, or a setting; repeatable."),
+    Option("--set", metavar="NAME=VALUE", help="METHOD.ARG=VALUE, or a setting; repeatable."),
 ]
-Trained = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A setting of every training, as in `benchmark`."),
-]
-SiteNames = Annotated[
-    bool, typer.Option("--site-names", help="Name the sites in the model card, instead of site 1, site 2.")
-]
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to this JSON file.")
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="YAML with settings, or a run's results.json."),
-]
-Tracking = Annotated[str | None, typer.Option(help="Log metrics to tensorboard or mlflow.", hidden=True)]
+SiteNames = Annotated[bool, Option("--site-names", help="Name the sites in the model card.")]
+JsonFile = Annotated[Path | None, Option("--json", metavar="FILE", help="Also write JSON.")]
+Config = Annotated[Path | None, Option(metavar="FILE", help="YAML with settings, or a run's results.json.")]
+Tracking = Annotated[str | None, Option(help="Log metrics to tensorboard or mlflow.", hidden=True)]
 
 
 def takes(
@@ -262,7 +219,7 @@ def _parameter(cls: type[Settings], entry: dataclasses.Field[Any], text: str) ->
         text = f"{text} By default {value}{f', or {cls.OPEN}' if cls.OPEN else ''}."
     if cls.OPEN:
         kind, default = kind | None, None
-    option = typer.Option(
+    option = Option(
         *rules["flags"],
         help=text,
         min=least if kind is not str else None,
@@ -314,5 +271,5 @@ def named_pairs(
     pairs = split_pairs(option, example, given, first=first)
     values = dict(pairs)
     if len(values) < len(pairs):
-        raise ConfigError(f"{option} names one thing twice")
+        raise ConfigError(f"{option} has a name twice")
     return values

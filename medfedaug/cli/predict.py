@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
+from typer import Option
 
 from medfedaug.cli.console import Table, out_console, say
 from medfedaug.cli.options import Config, Given, State, existing_run, takes
@@ -24,13 +25,13 @@ _MOST_ROWS = 20
 
 Models = Annotated[
     list[Path],
-    typer.Option(
+    Option(
         callback=lambda paths: [existing_run(path) for path in paths],
         help="Run, model or folder of runs; repeatable: several are averaged.",
     ),
 ]
-Out = Annotated[Path, typer.Option(help="Folder for label maps, DICOM SEG and pictures.")]
-Images = Annotated[Path | None, typer.Option(help="Image, folder, DICOM series, or dataset.json; no labels.")]
+Out = Annotated[Path, Option(help="Folder for label maps, DICOM SEG and pictures.")]
+Images = Annotated[Path | None, Option(help="Image, folder, DICOM series, or dataset.json; no labels.")]
 
 
 @takes(PredictionOptions)
@@ -119,7 +120,7 @@ def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path, 
     if len(cases) > _MOST_ROWS:
         say(f"and {len(cases) - _MOST_ROWS} more in {out}/predictions.json")
     if len(cases) > 1 and ranked:
-        say("look at the first ones first: the model is least sure of them")
+        say("check the first cases first: the model is least sure there")
     say(f"the model: {test.score}")
     if test.warning:
         say(f"do not rely on these predictions: {test.warning}", "yellow", err=True)

@@ -92,8 +92,10 @@ class Clock:
             return f"time left: known after the {'next' if self.first else 'first'}"
         each = (self.last - self.begun) / (self.done - self.first)
         # The current unit has used the seconds since the last one, and ends later than now.
-        used = min(time.monotonic() - self.last, each)
-        return f"about {duration(each * (self.total - self.done) - used)} left"
+        remaining = each * (self.total - self.done) - min(time.monotonic() - self.last, each)
+        return (
+            f"about {duration(remaining)} left" if remaining else "the last one takes longer than the others"
+        )
 
 
 def duration(seconds: float) -> str:

@@ -42,7 +42,7 @@ LAYERS = {"core": "medfedaug.config", "hospital": "medfedaug.hospital", "researc
 """A package of each layer, by which the layer is found."""
 
 GROUPS = {
-    "site": "Run a site, or the server: the commands for an NVFlare kit, KIT.",
+    "site": "Run a hospital's site, or the server: commands for an NVFlare kit (KIT).",
     "enrol": "Enrol a participant, whose private key stays there: a command on each side, and a call.",
 }
 """The text of each group of commands."""
@@ -65,13 +65,19 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
         ),
         Entry("core", "evaluate:evaluate", "evaluate --model runs/fedrdn --data data"),
         Entry("core", "report:report", "report runs/* --reference fedrdn"),
+        Entry("core", "clean:clean", "clean runs"),
         Entry("core", "schema:schema", "schema experiment > experiment.schema.json", hidden=True),
     ),
     "For hospitals: own images, and a site of a federation": (
         Entry("hospital", "import_:import_", "import --folder dicom --studies studies.csv --out site_A"),
         Entry("core", "init:init", "init data/site_A"),
         Entry("research", "data:inspect", "inspect --data data"),
-        Entry("research", "compare:compare", "compare --data data"),
+        Entry(
+            "research",
+            "compare:compare",
+            "compare --data data --methods fedrdn ditto --budget 10min",
+            in_a_row=True,
+        ),
         Entry("core", "predict:predict", "predict --model runs/fedrdn --images new --out predicted"),
         Entry(
             "hospital", "predict_archive:predict", "predict --model runs/fedrdn --images new --out predicted"
@@ -99,9 +105,14 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
 """All commands, by the panels of ``medfedaug --help``."""
 
 
+def has_layer(name: str) -> bool:
+    """Return whether this copy of the package has a layer."""
+    return find_spec(LAYERS[name]) is not None
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands of the layers that this copy has; of two entries with a name the later one counts."""
-    layers = {layer for layer, package in LAYERS.items() if find_spec(package)}
+    layers = [*filter(has_layer, LAYERS)]
     found: dict[tuple[str, str], tuple[str, Entry]] = {}
     for panel, entries in COMMANDS.items():
         for entry in entries:

@@ -7,11 +7,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.evaluate import print_worth
 from medfedaug.cli.options import Device, SiteNames, existing_run
+from medfedaug.cli.registry import has_layer
 from medfedaug.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,32 +21,18 @@ if TYPE_CHECKING:
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Folders of runs or of a benchmark, and files evaluation.json.")
-    ],
+    runs: Annotated[list[Path], Argument(help="Folders of runs, and files evaluation.json.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="The page, by default report.html; with --card a folder, by default the run's."),
+        Option(help="The page, by default report.html; with --card a folder, by default the run's."),
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Sites' folders or a benchmark's files, for intensities and cases.")
-    ] = None,
-    tables: Annotated[
-        Path | None, typer.Option(help="Folder for the tables as Markdown, CSV and LaTeX.")
-    ] = None,
-    metric: Annotated[
-        str | None, typer.Option(help="Metric to compare: dice, hd95, ...; by default the validation's.")
-    ] = None,
-    reference: Annotated[
-        str, typer.Option(help="Methods that all others are compared with, joined by commas.")
-    ] = "fedavg",
-    features: Annotated[
-        bool, typer.Option("--features", help="With --data: features by t-SNE, also of sites' local models.")
-    ] = False,
+    data: Annotated[Path | None, Option(help="Sites' images, for pictures of cases.")] = None,
+    tables: Annotated[Path | None, Option(help="Folder for the tables as Markdown, CSV and LaTeX.")] = None,
+    metric: Annotated[str | None, Option(help="Metric to compare, such as dice or hd95.")] = None,
+    reference: Annotated[str, Option(help="Methods to compare the others with.")] = "fedavg",
+    features: Annotated[bool, Option("--features", help="With --data: features by t-SNE.")] = False,
     device: Device = "auto",
-    card: Annotated[
-        bool, typer.Option("--card", help="Write the model card of one run instead, as Markdown and HTML.")
-    ] = False,
+    card: Annotated[bool, Option("--card", help="Write the model card of one run.")] = False,
     site_names: SiteNames = False,
 ) -> None:
     """Show a run or compare several on one self-contained page.
@@ -57,7 +44,6 @@ def report(
         return
     page = out or Path("report.html")
     from medfedaug.analysis import write_report
-    from medfedaug.research.comparison.local_vs_global import find_evaluations
     from medfedaug.runs.load_results import find_runs, load_run
     from medfedaug.runs.run import BASELINE
 
@@ -65,7 +51,12 @@ def report(
         from medfedaug.methods.registry import parse_methods  # imports PyTorch
 
         reference = ",".join(spec["name"] for spec in parse_methods(reference))
-    evaluated, others = find_evaluations(runs)
+    evaluated: list[dict[str, Any]] = []
+    others = runs
+    if has_layer("research"):
+        from medfedaug.research.comparison.local_vs_global import find_evaluations
+
+        evaluated, others = find_evaluations(runs)
     loaded = [load_run(run, metric) for run in find_runs(others)]
     local = None
     if features:
@@ -112,21 +103,25 @@ def _print_tables(
 ) -> dict[str, TextTable]:
     """Print the tables of evaluations and of runs, and return them by the names of their files."""
     from medfedaug.analysis import metric_table, summary_table
-    from medfedaug.research.comparison import patient_table
-    from medfedaug.research.comparison.class_table import class_table
-    from medfedaug.research.comparison.local_vs_global import worth_table
 
     tables: dict[str, TextTable] = {}
     for index, content in enumerate(evaluations):
+        from medfedaug.research.comparison.local_vs_global import worth_table
+
         worth = worth_table(content)
         print_worth(worth)
         tables[f"worth_{index + 1}" if index else "worth"] = worth
     if runs:
-        patients, classes = patient_table(runs, reference), class_table(runs, reference)
-        tables |= {"scores": summary_table(runs, reference), "patients": patients}
-        tables |= {"classes": classes} if classes.rows else {}
+        tables["scores"] = summary_table(runs, reference)
+        if has_layer("research"):
+            from medfedaug.research.comparison import patient_table
+            from medfedaug.research.comparison.class_table import class_table
+
+            tables["patients"] = patient_table(runs, reference)
+            if (classes := class_table(runs, reference)).rows:
+                tables["classes"] = classes
         tables["metrics"] = metric_table(runs)
-        for table in (tables["scores"], tables["patients"], classes, tables["metrics"]):
-            if table.body:
+        for name, table in tables.items():
+            if table.body and not name.startswith("worth"):
                 out_console.print(table)
     return tables

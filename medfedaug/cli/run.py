@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from medfedaug.cli.catalogue import check_methods, check_network
 from medfedaug.cli.console import Table, err_console, number, out_console, print_scores, say
@@ -37,6 +38,7 @@ from medfedaug.cli.options import (
 )
 from medfedaug.cli.progress import RoundProgress, resumable
 from medfedaug.config.bundle_reference import content_hash, described_data, locate
+from medfedaug.config.comparison import REFERENCE, REMEDIES, ComparisonConfig, choose_methods, parse_budget
 from medfedaug.config.machine import Machine
 from medfedaug.config.options import read_text
 from medfedaug.config.plan import Plan, load_plan, planning_settings
@@ -46,6 +48,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.metrics.registry import UNSEEN
 from medfedaug.runs.recorded_run import RecordedRun
 from medfedaug.utils.files import parse_json
+from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import check_choice
 
 if TYPE_CHECKING:
@@ -66,7 +69,7 @@ _NVFLARE = "nvflare"
 def simulate(
     context: typer.Context,
     data: Data,
-    out: Annotated[Path, typer.Option(help="Folder for results, model and report.")],
+    out: Annotated[Path, Option(help="Folder for results, model and report.")],
     *,
     given: Given,
     methods: Methods = None,
@@ -75,28 +78,20 @@ def simulate(
     plan: PlanFile = None,
     plan_memory: PlanMemory = None,
     bundle: Bundle = None,
-    task: Annotated[
-        str | None, typer.Option(help="segmentation or classification; by default the data's.", hidden=True)
-    ] = None,
-    engine: Annotated[
-        str, typer.Option(metavar="NAME", help="nvflare, inprocess, or a package's engine.")
-    ] = _NVFLARE,
+    task: Annotated[str | None, Option(help="By default the data's task.", hidden=True)] = None,
+    engine: Annotated[str, Option(metavar="NAME", help="nvflare, inprocess, ...")] = _NVFLARE,
     device: Device = "auto",
     init: Init = None,
     loop: Loop = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="With --loop: run one batch and print its connections.", hidden=True),
+        Option("--check", help="With --loop: run one batch and print its connections.", hidden=True),
     ] = False,
     tracking: Tracking = None,
     pictures: Pictures = True,
     report: Report = True,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")
-    ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted run; a finished one is shown.")
-    ] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace the results of an earlier run.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Continue an interrupted run.")] = False,
 ) -> None:
     """Train a federation on this machine, and test it at every site."""
     options, arguments = _settings(
@@ -173,47 +168,52 @@ def simulate(
 @takes(RunConfig, Plan, Execution, without=("min_sites", "round_timeout", "limit", "site_speed"))
 def export(
     context: typer.Context,
-    out: Annotated[Path, typer.Option(help="Job folder to write, for nvflare job submit.")],
+    out: Annotated[Path, Option(help="Job folder to write, for nvflare job submit.")],
     *,
     given: Given,
     methods: Methods = None,
     config: Config = None,
     evaluate: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="MODEL", callback=existing_run, help="A finished run to score, instead of a run."
-        ),
+        Path | None, Option(metavar="RUN", callback=existing_run, help="Run to score.")
     ] = None,
     local: Local = None,
+    compare: Annotated[bool, Option("--compare", help="Compare methods as medfedaug compare does.")] = False,
+    budget: Annotated[str | None, Option(metavar="TIME", help="Time of --compare, such as 2h.")] = None,
     set_: Assignments = None,
     plan: PlanFile = None,
     plan_memory: PlanMemory = None,
     bundle: Bundle = None,
-    min_sites: Annotated[
-        int, typer.Option(min=2, metavar="N", help="Sites to wait for, and good updates of a round.")
-    ] = 2,
-    round_timeout: Annotated[
-        float, typer.Option(min=0, metavar="X", help="Seconds to wait for a site; 0 for no limit.")
-    ] = 7200,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue this run from the server's checkpoint.")
-    ] = False,
+    min_sites: Annotated[int, Option(min=2, metavar="N", help="Sites that a round needs.")] = 2,
+    round_timeout: Annotated[float, Option(min=0, metavar="X", help="Seconds to wait for a site.")] = 7200,
+    resume: Annotated[bool, Option("--resume", help="Continue this interrupted run.")] = False,
     init: Init = None,
     loop: Loop = None,
     tracking: Tracking = None,
 ) -> None:
-    """Write a run or an evaluation as an NVFlare job, without data, paths and code (except --loop)."""
+    """Write a run, an evaluation or a comparison as a job, without data, paths and code (except --loop)."""
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another folder")
     execution = Execution(**{**given[Execution], "min_sites": min_sites, "round_timeout": round_timeout})
     if evaluate is not None:
         _export_evaluation(context, evaluate, local or [], execution, out)
         return
-    if (methods is None and "methods" not in given[RunConfig]) or local:
-        raise ConfigError("a job is a run or an evaluation: give --methods, or --evaluate")
+    if budget is not None and not compare:
+        raise ConfigError("--budget is for a comparison (--compare); a run has --rounds")
+    names = (methods or " ".join(REMEDIES)).split() if compare else []
+    if (methods is None and "methods" not in given[RunConfig] and not compare) or local:
+        raise ConfigError(
+            "a job is a run, an evaluation or a comparison: give --methods, --evaluate or --compare"
+        )
+    listed = ",".join(dict.fromkeys(part for name in names for part in name.split(","))) or methods
     options, arguments = _settings(
-        given, methods, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
+        given, listed, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
     )
+    if compare:
+        for option, value in {"init": init, "loop": loop, "tracking": tracking, "resume": resume}.items():
+            if value:
+                raise ConfigError(f"--{option} is for a run, not for a comparison")
+        _export_comparison(context, names, options, arguments, budget, execution, out, needed=bool(methods))
+        return
     reference, script = loop_reference(loop) if loop is not None else (None, None)
     with importing():
         from medfedaug.federation.composition import (
@@ -238,9 +238,9 @@ def export(
     if settled is not plain:
         say("five sites or more: the trimmed mean averages the models (trimmed_mean)")
     elif min_sites == 3 and with_trimmed_mean(settled, 5) is not settled:
-        say("three sites: the plain mean, which one hostile site spoils; a median withstands one (median)")
+        say("three sites: the plain mean averages the models; --methods median withstands one hostile site")
     elif min_sites == 4 and with_trimmed_mean(settled, 5) is not settled:
-        say("four sites: the plain mean, which one hostile site spoils; five can have the trimmed mean")
+        say("four sites: the plain mean averages the models; five can have the trimmed mean")
     initial = None
     if init is not None:
         initial = InitialWeights.read(init, Composition(settled).network.state_dict())
@@ -266,15 +266,67 @@ def export(
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
 
 
-_EVALUATION_OPTIONS = {
-    "evaluate",
-    "local",
-    "out",
-    "threads",
-    "min_sites",
-    "round_timeout",
-    "grace",
-}
+def _export_comparison(
+    context: typer.Context,
+    names: Sequence[str],
+    options: dict[str, Any],
+    arguments: Mapping[str, dict[str, Any]],
+    budget: str | None,
+    execution: Execution,
+    out: Path,
+    *,
+    needed: bool,
+) -> None:
+    with importing():
+        from medfedaug.federation.composition import (
+            Composition,
+            check_counted,
+            with_step_limit,
+            with_trimmed_mean,
+        )
+        from medfedaug.methods import parse_methods
+        from medfedaug.nvflare_jobs.job.comparison import ComparisonRecipe
+        from medfedaug.simulate import usual_settings
+
+    if options["bundle"]:
+        described = described_data(options["bundle"])
+        options |= {name: value for name, value in described.items() if not is_given(context, name)}
+    run = RunConfig.from_dict(
+        usual_settings(options["task"], {**options, "methods": parse_methods(REFERENCE)}, own_data=True)
+    )
+
+    def configure(name: str) -> RunConfig:
+        parts = [part["name"] for part in parse_methods(name)]
+        chosen = {part: arguments[part] for part in parts if part in arguments}
+        config = replace(run, methods=tuple(parse_methods(name, chosen)))
+        Composition(config).check_apart("a job")
+        check_counted(config)
+        return with_trimmed_mean(config, execution.min_sites)
+
+    configs, left_out = choose_methods(names, configure, needed=needed)
+    limited = [with_step_limit(config) for config in configs.values()]
+    if "max_step" not in options and all(config.max_step for config in limited):
+        run = replace(run, max_step=limited[0].max_step)
+    comparison = ComparisonConfig(
+        run=run,
+        methods={name: list(config.methods) for name, config in configs.items()},
+        budget=parse_budget(budget) if budget else 0.0,
+    )
+    recipe = ComparisonRecipe(
+        config=comparison, name=out.name, min_clients=execution.min_sites, execution=execution
+    )
+    recipe.export(job_dir=str(out.parent))
+    for name, reason in left_out.items():
+        say(f"without {name}: {reason}")
+    time = f" within {budget}" if budget else ""
+    say(
+        f"{len(comparison.configs())} trainings ({', '.join(comparison.order)}; {comparison.seeds} seeds) of "
+        f"up to {counted(run.rounds, 'round')}{time}; the server writes compare.json"
+    )
+    say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
+
+
+_EVALUATION_OPTIONS = {"evaluate", "local", "out", "threads", "min_sites", "round_timeout", "grace"}
 
 
 def _export_evaluation(

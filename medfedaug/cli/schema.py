@@ -8,12 +8,13 @@ from enum import Enum
 from typing import Annotated, Any
 
 import typer
+from typer import Argument
 
+from medfedaug.cli.docstrings import plain
 from medfedaug.config.options import json_schema
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.site_description import SiteDescription
-from medfedaug.utils.docstrings import plain
 
 
 class File(str, Enum):
@@ -26,7 +27,7 @@ class File(str, Enum):
 
 
 def schema(
-    file: Annotated[File, typer.Argument(help="experiment, run, site-settings or site-description.")],
+    file: Annotated[File, Argument(help="experiment, run, site-settings or site-description.")],
 ) -> None:
     """Print the JSON Schema of a file, with which an editor completes and checks it.
 

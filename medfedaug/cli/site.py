@@ -6,11 +6,13 @@ import getpass
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
+from typer import Argument, Option
 
 from medfedaug.cli.console import Table, err_console, out_console, print_page, say
 from medfedaug.cli.options import Given, JsonFile, takes
@@ -21,9 +23,10 @@ from medfedaug.hospital.privacy.site_settings import SiteSettings
 if TYPE_CHECKING:
     from medfedaug.nvflare_jobs.kit.doctor import Check
 
-Kit = Annotated[Path, typer.Argument(metavar="KIT", help="An NVFlare kit, the server's or a site's.")]
-SiteKit = Annotated[Path, typer.Argument(metavar="KIT", help="A site's NVFlare kit.")]
-Timeout = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time to wait.")]
+Kit = Annotated[Path, Argument(metavar="KIT", help="An NVFlare kit, the server's or a site's.")]
+SiteKit = Annotated[Path, Argument(metavar="KIT", help="A site's NVFlare kit.")]
+_rule = partial(Option, rich_help_panel=JobRules.PANEL)
+Timeout = Annotated[float, Option(min=1, metavar="SECONDS", help="Longest time to wait.")]
 
 
 @takes(SiteSettings, PrivacyPolicy, JobRules)
@@ -33,39 +36,29 @@ def configure(
     given: Given,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="JSON like local/medfedaug.json; options take precedence."),
+        Option(metavar="FILE", help="JSON like local/medfedaug.json; options take precedence."),
     ] = None,
     describe: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="YAML that describes the site for the model card; leaves in every job.",
-            rich_help_panel=PrivacyPolicy.PANEL,
-        ),
+        Option(metavar="FILE", help="YAML about the site for the model card; leaves in every job."),
     ] = None,
     allow_bundle: Annotated[
         list[Path] | None,
-        typer.Option(
+        _rule(
             "--allow-bundle",
             metavar="DIR",
-            help="Let jobs use a MONAI Bundle with its present content; repeatable.",
-            rich_help_panel=JobRules.PANEL,
+            help="Let jobs use a Bundle as it is now; repeatable.",
         ),
     ] = None,
     forbid_code: Annotated[
-        bool, typer.Option("--forbid-code", help="Refuse jobs with code.", rich_help_panel=JobRules.PANEL)
-    ] = False,
+        bool,
+        _rule("--forbid-code/--allow-code", help="Refuse jobs with code, or allow it without --epsilon."),
+    ] = True,
     only_medfedaug: Annotated[
         bool,
-        typer.Option(
-            "--only-medfedaug/--also-nvflare",
-            help="Refuse classes of other packages, or allow NVFlare's.",
-            rich_help_panel=JobRules.PANEL,
-        ),
+        _rule("--only-medfedaug/--also-nvflare", help="Refuse other packages' classes, or allow NVFlare's."),
     ] = True,
-    check: Annotated[
-        bool, typer.Option("--check", help="Print missing parts and exit with 1 if any is; write nothing.")
-    ] = False,
+    check: Annotated[bool, Option("--check", help="Only check; exit code 1 if a part is missing.")] = False,
 ) -> None:
     """Prepare an NVFlare kit: allow-list, validator, launcher, data folder, limits."""
     from medfedaug.config.bundle_reference import AllowedBundle
@@ -117,7 +110,7 @@ def stop(kit: Kit, timeout: Timeout = 60.0) -> None:
 def restart(
     kit: Kit,
     timeout: Timeout = 60.0,
-    yes: Annotated[bool, typer.Option("--yes", help="Restart without asking, also while jobs run.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Restart without asking, also while jobs run.")] = False,
 ) -> None:
     """Restart a kit, and wait until it runs. While jobs run, name them and ask.
 
@@ -160,15 +153,11 @@ def _carry_out(action: Callable[[Path, float], str], kit: Path, timeout: float) 
 def doctor(
     kit: Annotated[
         Path | None,
-        typer.Argument(metavar="[KIT]", help="An NVFlare kit; without one, software and device are checked."),
+        Argument(metavar="[KIT]", help="An NVFlare kit; without one, software and device are checked."),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="The data folder, instead of the kit's.")] = None,
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Do not connect to the server, which may not be up yet.")
-    ] = False,
-    health: Annotated[
-        bool, typer.Option("--health", help="Check only that the kit's process works, as a healthcheck does.")
-    ] = False,
+    data: Annotated[Path | None, Option(help="The data folder, instead of the kit's.")] = None,
+    offline: Annotated[bool, Option("--offline", help="Do not connect to the server.")] = False,
+    health: Annotated[bool, Option("--health", help="Check only that the process works.")] = False,
     json_: JsonFile = None,
 ) -> None:
     """Check whether a site is ready: software, kit, its process, certificates, server, device, data, disk.
@@ -238,12 +227,8 @@ def _write_checks(path: Path, checks: Sequence[Check], kit: Path | None, *, read
 
 def jobs(
     kit: SiteKit,
-    job: Annotated[
-        str | None, typer.Argument(metavar="HASH", help="The first digits of a hash: only this job.")
-    ] = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Print records: purpose, submitters, decisions, releases.")
-    ] = False,
+    job: Annotated[str | None, Argument(metavar="HASH", help="Only the job with this hash.")] = None,
+    record: Annotated[bool, Option("--record", help="Print the jobs' records.")] = False,
 ) -> None:
     """List the jobs that a site has seen, with the code and releases of jobs that wait for approval.
 
@@ -274,11 +259,12 @@ def jobs(
         return
     table = Table("hash", "seen", "approval", "jobs", "methods", "rounds", "purpose")
     for entry in entries:
-        methods = ", ".join(method["name"] for method in entry.config["methods"])
+        methods = ", ".join(entry.methods)
+        methods = f"compare {methods}" if entry.compares else methods
         seen = datetime.fromtimestamp(entry.seen).isoformat(" ", "minutes")
         states = Counter(job_state(entry, name, book).split(":")[0] for name in entry.runs)
         runs = ", ".join(f"{count} {state}" for state, count in states.items()) or "none has begun"
-        rounds, purpose = str(entry.config["rounds"]), str(entry.config.get("purpose", ""))
+        rounds, purpose = str(entry.run["rounds"]), str(entry.run.get("purpose", ""))
         table.add_row(entry.hash[:12], seen, entry.verdict, runs, methods, rounds, purpose)
     out_console.print(table)
     if settings.privacy.epsilon is None:
@@ -291,11 +277,9 @@ def jobs(
 
 def approve(
     kit: SiteKit,
-    job: Annotated[str, typer.Argument(metavar="HASH", help="The first digits of the job's hash.")],
-    refuse: Annotated[bool, typer.Option("--refuse", help="Refuse it, also if it was approved.")] = False,
-    by: Annotated[
-        str | None, typer.Option(help="Person who decides, for the record; by default the system's user.")
-    ] = None,
+    job: Annotated[str, Argument(metavar="HASH", help="The first digits of the job's hash.")],
+    refuse: Annotated[bool, Option("--refuse", help="Refuse it, also if it was approved.")] = False,
+    by: Annotated[str | None, Option(help="Person who decides, for the record.")] = None,
 ) -> None:
     """Approve the configuration of a job that waits. The same configuration then never waits again."""
     from medfedaug.hospital.privacy.job_log import APPROVED, REFUSED
@@ -320,12 +304,8 @@ def _user() -> str:
 
 def ledger(
     kit: SiteKit,
-    every: Annotated[
-        bool, typer.Option("--every", help="Print a line for each release, with its hash.")
-    ] = False,
-    names: Annotated[
-        bool, typer.Option("--names", help="List the cases with the pseudonyms that the server knows.")
-    ] = False,
+    every: Annotated[bool, Option("--every", help="Print a line for each release, with its hash.")] = False,
+    names: Annotated[bool, Option("--names", help="List the cases' pseudonyms.")] = False,
 ) -> None:
     """List all releases of a site: job, method, kind, size, number of cases, and repetitions."""
     if names:
@@ -376,12 +356,12 @@ def _print_names(kit: Path) -> None:
 def clean(
     kit: Kit,
     older_than: Annotated[
-        float, typer.Option("--older-than", metavar="DAYS", min=1, help="Remove nothing that is younger.")
+        float, Option("--older-than", metavar="DAYS", min=1, help="Remove nothing that is younger.")
     ],
     results: Annotated[
-        bool, typer.Option("--results", help="Also remove finished jobs' results, perhaps the only copy.")
+        bool, Option("--results", help="Also remove finished jobs' results, perhaps the only copy.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove; without this option only list.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Remove; without this option only list.")] = False,
 ) -> None:
     """List remains of old jobs in a kit that may go, and those that stay with the reason; --yes removes.
 

@@ -13,6 +13,7 @@ import typer
 from rich.console import Group
 from rich.live import Live
 from rich.text import Text
+from typer import Argument, Option
 
 from medfedaug.cli.console import Table, err_console, out_console, say, wrapped
 from medfedaug.cli.progress import duration
@@ -27,12 +28,12 @@ _QUIET = 60.0  # seconds without an event after which a note appears
 
 
 def watch(
-    kit: Annotated[Path, typer.Argument(metavar="KIT", help="An NVFlare kit, or the folder of a job in it.")],
+    kit: Annotated[Path, Argument(metavar="KIT", help="An NVFlare kit, or the folder of a job in it.")],
     prometheus: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="NAME.prom to write every 15 seconds for node_exporter."),
+        Option(metavar="FILE", help="NAME.prom to write every 15 seconds for node_exporter."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Show or write the state, and end.")] = False,
+    once: Annotated[bool, Option("--once", help="Show or write the state, and end.")] = False,
 ) -> None:
     """Watch the latest job of a kit: rounds, sites, losses and scores, until it ends.
 
@@ -49,13 +50,16 @@ def watch(
 
     live = out_console.is_terminal and not once
     path = find_events(kit)
+    if path is not None and (ended := _ended_since(kit, path)):
+        say(ended)
+        return
     if path is None:
         if (kit / "results.json").is_file():
             say(f"{kit}: the run has finished; medfedaug report {kit} shows it")
             return
         here = kit.resolve()
         if once or not any((folder / "startup").is_dir() for folder in (here, *here.parents)):
-            raise ConfigError(f"{kit}: no job of ours has run here, or its folder is gone")
+            raise ConfigError(f"{kit}: no medfedaug job has run here, or its folder is gone")
         if not live:
             say("waiting for a job")
     watched, position = Watched(), 0
@@ -98,6 +102,23 @@ def _write_metrics(kit: Path, file: Path, once: bool) -> None:
             say(str(file))
             return
         time.sleep(_METRICS_PERIOD)
+
+
+def _ended_since(kit: Path, events: Path) -> str:
+    """Return a line on a job that ended at the server after the job with these events; empty for none."""
+    from medfedaug.errors import MedFedAugError
+    from medfedaug.nvflare_jobs.kit.job_states import newest_ended
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
+
+    try:
+        ended = newest_ended(open_kit(kit), events.parent.parent.name) if (kit / "startup").is_dir() else None
+    except MedFedAugError:
+        return ""
+    return (
+        f"{ended.name} ({ended.job}): {ended.state}; fetch it with: nvflare job download {ended.job}"
+        if ended
+        else ""
+    )
 
 
 def _awaits_approval(events: Path) -> bool:

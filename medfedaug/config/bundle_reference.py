@@ -325,7 +325,7 @@ def find(reference: Mapping[str, str], environment: Mapping[str, str] = os.envir
         where = "here" if _allowed is None else "allowed here"
         raise ConfigError(
             f"the Bundle {name} that is {where} has another content ({short_hash(bundle.hash)}) than the "
-            f"run's ({short_hash(wanted)}): all need the same version of it"
+            f"run's ({short_hash(wanted)}): all sites need the same version"
         )
     bundle.check()
     return bundle

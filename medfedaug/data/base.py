@@ -131,6 +131,11 @@ class SiteFolder(ABC):
         return "fixed"
 
     @property
+    def published(self) -> bool:
+        """Return whether the images are of a published data set."""
+        return self.benchmark not in ("", "phantom")
+
+    @property
     def trains(self) -> bool:
         """Return whether the site has training cases; an unseen site has test cases alone."""
         return bool(self.cases["training"])

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.benchmarks import is_federation, open_federation
-from medfedaug.data.folders import MARKER, open_folder, site_folders
+from medfedaug.data.folders import MARKER, is_federation, open_folder, site_folders
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
+from medfedaug.utils.layers import added_module
 from medfedaug.utils.validation import first_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def open_site(
     if not path.is_dir():
         raise DataError("no such folder", site=name, path=path)
     if is_federation(path):
-        sites = open_federation(path, limit)
+        sites = _open_federation(path, limit)
         if name not in sites:
             problem = f"no such site; there are {first_of(list(sites), 6)}"
             raise DataError(problem, site=name, path=path / MARKER)
@@ -37,11 +37,17 @@ def open_site(
     return open_folder(path, name, limit, check)
 
 
+def _open_federation(folder: Path, limit: int | None) -> dict[str, SiteFolder]:
+    benchmarks = added_module("datasets.benchmarks", f"{folder / MARKER}")
+    sites: dict[str, SiteFolder] = benchmarks.open_federation(folder, limit)
+    return sites
+
+
 def find_sites(data_dir: str | Path, limit: int | None = None) -> list[SiteFolder]:
     """Open the sites in ``data_dir``, sorted by name, or the sites of the benchmark that its marker names."""
     root = Path(data_dir)
     if is_federation(root):
-        return list(open_federation(root, limit).values())
+        return list(_open_federation(root, limit).values())
     return [open_site(path, limit=limit) for path in site_folders(root)]
 
 
@@ -77,7 +83,7 @@ def checked_statistics(site: SiteFolder, compute: Callable[[], ChannelStatistics
 def check_voxels(sites: Iterable[SiteFolder]) -> None:
     """Decode every image and label map of the sites' own data, once for each version of a file."""
     for site in sites:
-        if site.benchmark and site.benchmark != "phantom":
+        if site.published:
             continue
         present = frozenset[int]()
         for case in site.listed_cases:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.benchmarks import is_federation
 from medfedaug.data.dataset_json import read_test_images
+from medfedaug.data.folders import is_federation
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.io.formats import (
     SERIES,

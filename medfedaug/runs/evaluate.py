@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from medfedaug.data.benchmarks import is_federation
-from medfedaug.data.folders import is_site
+from medfedaug.data.folders import is_federation, is_site
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.messages.scoring import all_scores

@@ -141,10 +141,45 @@ def make_workspace(out: Path) -> Path:
 
 def remove_workspaces(out: Path) -> None:
     """Delete the workspaces of killed processes."""
+    for folder in _workspaces(out):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _workspaces(out: Path) -> list[Path]:
     pattern = re.compile(rf"\.{re.escape(out.name)}-[a-z0-9_]{{8}}")
-    for folder in out.resolve().parent.iterdir():
-        if pattern.fullmatch(folder.name) and (folder / _WORKSPACE).exists():
-            shutil.rmtree(folder, ignore_errors=True)
+    return [
+        folder
+        for folder in out.resolve().parent.iterdir()
+        if pattern.fullmatch(folder.name) and (folder / _WORKSPACE).exists()
+    ]
+
+
+def spare_files(out: Path) -> dict[Path, int]:
+    """Return what no command needs of a finished run, with sizes in bytes.
+
+    These are the model of the last round beside the selected one, and workspaces of killed processes.
+
+    Raises:
+        ConfigError: while another process makes the run, or when it is not finished.
+    """
+    if not is_json_with(out / RESULTS, "config", "rounds", "test"):
+        raise ConfigError(f"{out}: no finished run; name a folder with {RESULTS}")
+    if (out / _LOCK).exists():
+        with locked(out / _LOCK, f"{out}: another process is making this run"):
+            pass
+    last = out / FINAL_MODEL
+    models = [last, exchange_file(last)] if (out / GLOBAL_MODEL).exists() else []
+    spare = [*filter(Path.exists, models), *_workspaces(out)]
+    files = {path: [file for file in (path, *path.rglob("*")) if file.is_file()] for path in spare}
+    return {path: sum(file.stat().st_size for file in inside) for path, inside in files.items()}
+
+
+def free(path: Path) -> None:
+    """Delete a file or folder of `spare_files`."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def publish(work: Path, out: Path, names: Sequence[str] = ()) -> None:

@@ -16,7 +16,7 @@ OnEvent = Callable[[dict[str, Any]], None]
 """Takes a small dictionary for every event that a user may want to see."""
 
 LOSSES_STAY = "losses stay at the sites"
-"""Text in place of training losses, which leave a site only with its administrator's consent."""
+"""Text instead of training losses, which leave a site only with its administrator's consent."""
 
 
 def size_text(number: float) -> str:
@@ -181,7 +181,7 @@ class EventLines:
         sent = [f"the model ({size_text(event['model'])})"] if event["model"] else []
         sent += [f"{name}'s statistics ({size_text(n)})" for name, n in event["statistics"].items()]
         of = f" of {event['cases']} cases" if event["statistics"] else ""
-        nothing = "sent scores alone" if event["scores"] else "sent nothing"
+        nothing = "sent only scores" if event["scores"] else "sent nothing"
         end = f"sent {', '.join(sent)}{of}" if sent else nothing
         lines = [f"{begin}: {task}: {', '.join(parts)}; {end}"]
         if (reason := event.get("unscored", "")) != self._unscored_for and reason:

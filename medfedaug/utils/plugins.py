@@ -131,7 +131,7 @@ def find(group: str, name: str, built_in: Collection[str]) -> Plugin | None:
         return None
     if len(usable) > 1:
         packages = " and ".join(plugin.package for plugin in usable)
-        raise ConfigError(f"{_KINDS[group]} {name!r} is added by {packages}; uninstall one of them")
+        raise ConfigError(f"{_KINDS[group]} {name!r} is added by {packages}; uninstall one package")
     if plugins and not usable:
         raise ConfigError(
             f"{plugins[0].what} is not allowed here; the site's administrator allows it with: "

@@ -73,7 +73,7 @@ def split_names(what: str, text: str) -> list[str]:
 
 
 def match_case(name: str, known: Iterable[str]) -> str:
-    """Return the known name that differs from a name in capitals alone; an unknown name stays as it is.
+    """Return the known name that differs from a name only in capitals; an unknown name stays as it is.
 
     Example:
         >>> match_case("FedAvg", ("fedavg", "fedrdn")), match_case("lora", ("fedavg",))

@@ -25,7 +25,6 @@ from medfedaug._version import __version__
 from medfedaug.config.bundle_reference import AllowedBundle, short_hash
 from medfedaug.config.training_scripts import find_loop
 from medfedaug.data.base import SPLITS, Case, SiteFolder
-from medfedaug.data.benchmarks import BENCHMARKS
 from medfedaug.data.dataset_json import unseen_note
 from medfedaug.data.intensity_scales import find_uneven_scales
 from medfedaug.data.io.formats import BUILT_IN_SUFFIXES, plugin_format
@@ -161,7 +160,7 @@ def _kit_files(kit: Kit) -> Iterator[Check]:
             yield Check("logs", True, "stay here")
     if roles := forbid_code(policy)[1]:
         text = f"jobs may carry code of {', '.join(roles)}"
-        yield Check("policy", None, text, f"{configure} --forbid-code")
+        yield Check("policy", None, text, configure)
     else:
         yield Check("policy", True, "jobs may not carry code")
 
@@ -212,7 +211,9 @@ def _plugins(allowed: Sequence[str] | None) -> Iterator[Check]:
             advice = f"pip install {package}, or take it out of local/medfedaug.json."
             yield Check(name, False, "allowed, and adds nothing here that jobs could use", advice)
         elif package not in usable:
-            yield Check(name, None, f"{text}: jobs may not use them", "site-config --allow-plugin allows it.")
+            yield Check(
+                name, None, f"{text}: jobs may not use them", "site configure --allow-plugin allows it."
+            )
         else:
             yield _loaded(name, text, parts)
 
@@ -278,7 +279,7 @@ def _data(kit: Kit | None, folder: Path | None, settings: SiteSettings) -> Itera
     for warning in caught:
         if issubclass(warning.category, MedFedAugWarning):
             yield Check("data", None, str(warning.message))
-    if kit is not None and site.benchmark not in BENCHMARKS:
+    if kit is not None and not site.published:
         yield _account(site, kit.ledger())
     decoding = _decoding(site)
     yield decoding

@@ -108,7 +108,8 @@ class Kit:
             raise ConfigError(f"{self.path}: a server has no {', '.join(names)} of its own")
         if not self.server or changes:
             files.append(self._settings(to_json(changes)))
-        if forbid:
+        private = any((file.wanted.get("privacy") or {}).get("epsilon") is not None for file in files)
+        if forbid or private:  # code has no bound, and would leave the account of ε aside
             files.append(self._policy())
         return files
 

@@ -12,8 +12,9 @@ from results import content
 
 from medfedaug.analysis import metric_table, summary_table
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.metrics.significance import detectable_difference, sign_flip_test
+from medfedaug.metrics.significance import detectable_difference
 from medfedaug.research.comparison import patient_table
+from medfedaug.research.comparison.patient_tests import sign_flip_test
 from medfedaug.runs.load_results import find_runs, load_run
 
 

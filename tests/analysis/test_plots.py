@@ -6,6 +6,8 @@ import pytest
 from results import content
 
 from medfedaug.analysis import gamma_by_layer, learning_curves, metric_by_bytes
+from medfedaug.analysis.plots import site_scores
+from medfedaug.metrics.significance import mean_interval
 from medfedaug.runs.load_results import load_run
 
 
@@ -44,3 +46,17 @@ def test_metric_by_bytes_adds_up_what_was_sent(write):
     (panel,) = metric_by_bytes([load_run(write())]).axes
     assert list(panel.lines[0].get_xdata()) == [2, 4, 6]
     assert "MB" in panel.get_xlabel()
+
+
+def test_scores_by_site_have_an_interval_over_patients_averaged_over_seeds(write):
+    runs = []
+    for seed, more in enumerate((0.0, 0.1)):
+        data = content(seed=seed)
+        cases = {f"p{k}": 0.2 * k + more for k in range(4)}
+        data["test"]["sites"] = {"DU": {"dice": 0.3 + more, "cases": cases}, "HT": {"dice": 0.5, "cases": {}}}
+        runs.append(load_run(write(data)))
+    (panel,) = site_scores({"fedavg": runs}).axes
+    dot, line, other = panel.lines
+    assert (list(dot.get_xdata()), list(other.get_xdata())) == ([pytest.approx(0.35)], [0.5])
+    assert list(line.get_xdata()) == pytest.approx(mean_interval([0.05, 0.25, 0.45, 0.65], 1.0))
+    assert panel.get_xlim()[1] <= 1

@@ -43,7 +43,12 @@ def test_report_holds_everything_and_loads_nothing(write, tmp_path):
         "1.5 min",
     ):
         assert expected in page.text
-    assert page.tags.count("img") == 3
+    assert page.tags.count("img") == 4
+    remarks = [text for text in re.findall(r'<p class="soft">(.*?)</p>', text) if text]
+    assert len({*remarks}) == len(remarks)
+    folded = re.findall(r'<details class="section"><summary><h2>(.*?)</h2>', text)
+    assert "Configuration" in folded
+    assert "Dice on the test cases" not in folded
     assert ("name", "viewport") in page.attributes
     assert "prefers-color-scheme: dark" in text
     assert [p.name for p in out.parent.iterdir()] == ["report.html"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from results import Page, content
 
 from medfedaug.analysis import summary_table, write_report
@@ -13,6 +14,7 @@ def told(*folders) -> str:
     return answer(summary_table([load_run(folder) for folder in folders]))
 
 
+@pytest.mark.all_layers
 def test_the_answer_names_the_best_and_what_is_open(seeds):
     """Of three seeds the best method is named with its difference, and that it may be chance."""
     assert answer(summary_table(seeds)) == (
@@ -21,6 +23,7 @@ def test_the_answer_names_the_best_and_what_is_open(seeds):
     )
 
 
+@pytest.mark.all_layers
 def test_the_answer_of_several_methods(write):
     worse = {"DU": 0.4, "HT": 0.5}
     runs = [write(), write(methods=("fedrdn",), scores=worse), write(methods=("fedbn",), scores={"DU": 0.5})]
@@ -37,6 +40,7 @@ def test_the_answer_of_several_methods(write):
     assert text.endswith("The others: fedrdn -0.150.")
 
 
+@pytest.mark.all_layers
 def test_the_answer_follows_the_direction_of_the_metric(write):
     """A smaller distance is the better one."""
     far, near = content(), content(methods=("fedrdn",))
@@ -50,6 +54,7 @@ def test_the_answer_follows_the_direction_of_the_metric(write):
     )
 
 
+@pytest.mark.all_layers
 def test_the_page_begins_with_it_and_explains_its_words(write, tmp_path):
     folders = [write(unseen={"EZ": 0.3}), write(methods=("fedrdn",), scores={"DU": 0.6, "HT": 0.75})]
     page = Page(write_report(folders, tmp_path / "page.html").read_text())

@@ -12,6 +12,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.runs.load_results import load_run
 
 
+@pytest.mark.all_layers
 def test_table_against_numbers_by_hand(seeds):
     table = summary_table(seeds)
     assert [row.label for row in table.rows] == ["fedavg", "fedrdn"]
@@ -28,6 +29,7 @@ def test_table_against_numbers_by_hand(seeds):
     assert fedrdn.test.high - 0.02 == pytest.approx(4.302653 * 0.01 / math.sqrt(3), rel=1e-6)
 
 
+@pytest.mark.all_layers
 def test_markdown(seeds):
     lines = summary_table(seeds).markdown().splitlines()
     delta, compared = "Δ to fedavg [95% CI]", "p | could see | verdict |"
@@ -39,6 +41,7 @@ def test_markdown(seeds):
     assert lines[3].endswith("| global | 3 | 0.074 | 0.033 | open: 3 of 5 seeds, 2 of 20 patients |")
 
 
+@pytest.mark.all_layers
 def test_runs_on_other_files_are_told(write):
     def run(methods, seed, **files):
         return load_run(write({**content(methods=methods, seed=seed), "files": files}))
@@ -53,6 +56,7 @@ def test_runs_on_other_files_are_told(write):
     assert not any("fedfd_a" in n and "files" in n for n in summary_table([*same, earlier]).notes)
 
 
+@pytest.mark.all_layers
 def test_csv_has_full_precision(seeds):
     fedavg, fedrdn = csv.DictReader(io.StringIO(summary_table(seeds).csv()))
     assert fedavg["seeds"] == "0 1 2"

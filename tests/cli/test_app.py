@@ -58,6 +58,19 @@ def test_a_traceback_is_in_lines_that_no_text_of_others_can_forge():
     assert "\x1b" not in shown
 
 
+def test_an_interrupt_while_the_command_is_imported_prints_no_traceback():
+    script = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'medfedaug.cli': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from medfedaug.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout + done.stderr) == (130, "")
+
+
 def test_simulate_writes_the_promised_files_and_evaluate_reads_them(run, phantom_dir, tmp_path):
     """With NVFlare: `tests/integration/test_nvflare.py`."""
     out = tmp_path / "out"

@@ -13,11 +13,11 @@ from installed_package import installed as installed
 from installed_package import package as package
 
 from medfedaug.cli.catalogue import describe_method, describe_network
-from medfedaug.data.benchmarks import BENCHMARKS
 from medfedaug.methods import build_methods, method_names
 from medfedaug.methods.base import Method
 from medfedaug.methods.registry import built_in_methods
 from medfedaug.models import build_network, insert_ffa, network_names
+from medfedaug.research.datasets.benchmarks import BENCHMARKS
 from medfedaug.research.papers.presets import PRESETS
 
 

@@ -62,6 +62,9 @@ def test_the_remaining_time_follows_from_the_rounds_that_were_run_here(monkeypat
     assert clock.left() == "about 50 s left"
     now[0] = 300.0  # the next one is late
     assert clock.left() == "about 40 s left"
+    clock.count(9)
+    now[0] = 900.0
+    assert clock.left() == "the last one takes longer than the others"
     clock.count(10)  # the page is still to be drawn
     assert clock.left() == "nearly done"
 

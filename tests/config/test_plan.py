@@ -27,7 +27,6 @@ from medfedaug.federation.messages.messages import FINGERPRINT, Reply, namespace
 from medfedaug.federation.planning.fingerprint import fingerprint
 from medfedaug.federation.planning.plan_request import Planning
 from medfedaug.federation.planning.planner import make_plan, training_bytes
-from medfedaug.federation.pooled import PooledCarrier
 from medfedaug.federation.site.trainer import site_fingerprint
 from medfedaug.hospital.privacy import PrivacyPolicy
 from medfedaug.hospital.privacy.guard import SitePrivacy
@@ -114,29 +113,6 @@ def test_a_perfect_label_map_on_the_plans_grid_is_one_on_the_files(edges, obliqu
             place.size[0]
             < Preparation(Plan(orientation="RAS", spacing=(1, 1, 1))).placement(image, affine).size[0]
         )
-
-
-def test_a_network_sees_the_same_whatever_way_a_volume_is_stored(volumes_dir):
-    """Permuted axes, turned back by the plan: the label map is the same, turned, voxel by voxel."""
-    task = SegmentationTask(2, plan=Plan(spatial_dims=3, orientation="RAS", patch_size=(8, 8, 8)))
-    torch.manual_seed(0)
-    network = torch.nn.Conv3d(1, 2, 3, padding=1).eval()
-    image, affine = torch.rand(1, 9, 10, 11), torch.eye(4, dtype=torch.float64)
-    axes = (2, 0, 1)
-    other = image.permute(0, *(1 + axis for axis in axes)).flip(2)
-    turn = torch.zeros(4, 4, dtype=torch.float64)
-    for new, old in enumerate(axes):
-        turn[old, new] = 1
-    turn[3, 3] = 1
-    turn[:, 1] *= -1
-    turn[axes[1], 3] = image.shape[1 + axes[1]] - 1
-    labels = []
-    for volume, matrix in ((image, affine), (other, affine @ turn)):
-        place = task.preparation.placement(volume, matrix)
-        seen = place.forward(volume)
-        logits = task.logits(network, seen, torch.device("cpu"), 2, place)
-        labels.append(place.put_back(logits.argmax(dim=0, keepdim=True)))
-    assert torch.equal(labels[0].permute(0, *(1 + axis for axis in axes)).flip(2), labels[1])
 
 
 def test_windows_over_a_volume_give_what_a_network_without_a_view_gives():
@@ -354,34 +330,6 @@ def test_a_plan_is_made_by_the_federation_and_kept(volumes_dir, tmp_path, run):
     assert "plan: spacing" in err
     run.ok(*simulate, *flags, "--resume")
     assert "The plan" in (tmp_path / "run/report.html").read_text()
-
-
-def test_a_run_with_a_plan_of_its_own_is_continued_with_it(volumes_dir, tmp_path):
-    methods, carrier = "pooled,norm", PooledCarrier
-    config = volume_config(volumes_dir, methods, plan=Plan(), planning={"memory": 0.02}, rounds=2)
-    whole = train(config, volumes_dir, carrier=carrier)
-    events = []
-
-    def stop(event):
-        events.append(event["event"])
-        if event["event"] == "round_started" and event["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(config, volumes_dir, carrier=carrier, on_event=stop, state_dir=tmp_path / "state")
-    assert "planned" in events
-    events.clear()
-    again = train(
-        config,
-        volumes_dir,
-        carrier=carrier,
-        on_event=lambda e: events.append(e["event"]),
-        state_dir=tmp_path / "state",
-        resume=True,
-    )
-    assert "planned" not in events
-    assert again.config == whole.config
-    assert all(torch.equal(again.state[key], value) for key, value in whole.state.items())
 
 
 @pytest.mark.parametrize("min_sites", [0, 2])

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from benchmark_files import counts, picture
 
-from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.errors import DataError
+from medfedaug.research.datasets.benchmarks import open_benchmark
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 
@@ -23,6 +23,7 @@ def pacs(tmp_path_factory):
     return root
 
 
+@pytest.mark.all_layers
 def test_domains_are_dealt_evenly_to_clients_and_the_one_left_out_stays_whole(pacs):
     whole = {site.name: site for site in open_benchmark("pacs", pacs)}
     sites = open_benchmark("pacs", pacs, deal=4, unseen="photo")
@@ -38,6 +39,7 @@ def test_domains_are_dealt_evenly_to_clients_and_the_one_left_out_stays_whole(pa
     assert open_benchmark("pacs", pacs, deal=4, unseen="photo") == sites
 
 
+@pytest.mark.all_layers
 def test_a_small_alpha_gives_each_client_few_classes(pacs):
     sites = open_benchmark("pacs", pacs, deal=3, deal_alpha=0.05)
     assert all(sum(counts([site])[site.name]) == 40 for site in sites)
@@ -47,6 +49,7 @@ def test_a_small_alpha_gives_each_client_few_classes(pacs):
         open_benchmark("pacs", pacs, deal=60)
 
 
+@pytest.mark.all_layers
 def test_sites_of_two_domains(pacs):
     sites = open_benchmark("pacs", pacs, deal_domains=2, unseen="sketch")
     assert [site.name for site in sites] == [

@@ -53,6 +53,7 @@ def test_every_method_beside_fedrdn_and_fedfa(tiny_config, phantom_dir, name):
 
 
 # Features perturbed or drawn, a second pass, a second gradient and a generator meet here.
+@pytest.mark.all_layers
 @pytest.mark.parametrize(
     ("methods", "network"),
     [
@@ -83,6 +84,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize(("network", "method", "reason"), REFUSED)
 def test_a_network_that_a_method_cannot_use_is_refused(tiny_config, network, method, reason):
     args = SEGMENTING.get(network, {"img_size": 32, "hidden_size": 12, "mlp_dim": 8, "num_layers": 2})

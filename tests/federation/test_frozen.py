@@ -48,6 +48,7 @@ def is_frozen(key):
     return key.startswith("model.0.")
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize("methods", ["fedrdn,fedfa", "ditto", "fedbn secure"])
 def test_what_no_site_trains_travels_with_the_first_request_alone(tiny_config, data, watched, methods):
     methods, _, secure = methods.partition(" ")

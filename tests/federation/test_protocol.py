@@ -226,6 +226,7 @@ def test_patience_of_one_round_is_refused():
         RunConfig(patience=1)
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize("methods", ["fedbn,finetune", "pooled"])
 def test_test_scores_by_round_change_nothing_else(tiny_config, phantom_dir, methods):
     runs = run_pooled if methods == "pooled" else run_in_process

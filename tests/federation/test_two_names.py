@@ -30,6 +30,7 @@ def tensors(network, keys):
     return [id(state[key]) for key in keys]
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize("network", marked(SEGMENTING))
 def test_no_tensor_is_sent_twice_or_both_sent_and_kept(tiny_config, network):
     made = composition(
@@ -43,6 +44,7 @@ def test_no_tensor_is_sent_twice_or_both_sent_and_kept(tiny_config, network):
     assert floating <= {*sent, *kept}
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize("name", KEEPING)
 def test_what_a_method_keeps_leaves_a_site_under_no_name(tiny_config, name):
     args = {**FILTERS, "norm": "batch"}
@@ -64,6 +66,7 @@ def test_what_a_site_keeps_stays_when_it_receives_a_model(phantom_dir, tiny_conf
     assert all(float(value.min()) == float(value.max()) == 7.0 for value in kept)
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_global_model_has_what_was_trained_under_all_names(phantom_dir, tiny_config, tmp_path, masked):
     sites = [*SITES, "third"] if masked else SITES  # masks need three

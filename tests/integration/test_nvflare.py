@@ -93,7 +93,7 @@ def test_server_and_sites_say_in_their_logs_what_they_do_and_send(simulated):
     assert re.search(r"sent the model \(\S+ kB\), fedbn's statistics .*fedfa's .* of \d+ cases", trained)
     assert any("before training: prepare: " in line and "fedrdn's statistics" in line for line in site)
     tested = f"round {results['selected_round']}/3: test: dice "
-    assert any(tested in line and "sent scores alone" in line for line in site), site[-2:]
+    assert any(tested in line and "sent only scores" in line for line in site), site[-2:]
 
 
 def test_what_a_site_warns_of_is_told_once_to_the_user_and_is_in_its_own_log(simulated):
@@ -135,7 +135,7 @@ def test_watch_shows_a_job_from_the_kits_own_files(simulated, tmp_path):
     assert "round 3/3  loss" in out
     assert "site_A: tested: dice " in out
     (tmp_path / "empty").mkdir()
-    assert "no job of ours has run here" in command("site", "watch", tmp_path / "empty", "--once")[2]
+    assert "no medfedaug job has run here" in command("site", "watch", tmp_path / "empty", "--once")[2]
     assert "no such folder" in command("site", "watch", tmp_path / "nowhere")[2]
 
 

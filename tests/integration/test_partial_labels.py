@@ -11,7 +11,6 @@ from running import TINY_NETWORK, command
 
 from medfedaug.analysis.score_table import cells_note
 from medfedaug.config.run import RunConfig
-from medfedaug.data.partial_phantom import TRUTH, annotate_apart
 from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import MedFedAugWarning
@@ -21,6 +20,7 @@ from medfedaug.hospital.privacy.job_summary import summary
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.kit.kit import open_kit
+from medfedaug.research.datasets.partial_phantom import TRUTH, annotate_apart
 from medfedaug.runs.annotated import BORROWED, OWN, UNKNOWN, Annotated
 from medfedaug.runs.load_results import load_run
 from medfedaug.simulate import configure, simulate

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from medfedaug.data.base import Case
-from medfedaug.data.content_hash import case_identities
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, JobRefused
@@ -15,6 +14,7 @@ from medfedaug.federation.messages.messages import PREPARE, Request
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy import JobRules, PrivacyLedger, PrivacyPolicy
+from medfedaug.hospital.privacy.content_hash import case_identities
 from medfedaug.hospital.privacy.guard import SitePrivacy
 from medfedaug.runs.evaluate import evaluate_model
 from medfedaug.simulate import simulate

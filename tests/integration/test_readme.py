@@ -28,7 +28,7 @@ def scores(printed: str) -> dict[str, dict[str, float]]:
 
 @pytest.mark.slow  # two trainings as they are on the page
 def test_the_python_block_runs_as_pasted_and_dice_rises_as_its_output_says(tmp_path):
-    (phantom,) = (block.text for block in blocks("README.md", "bash") if "phantom" in block.text)
+    (phantom,) = (block.text for block in blocks("README.md", "bash") if "medfedaug phantom" in block.text)
     (code,) = (block.text for block in blocks("README.md", "python"))
     subprocess.run([sys.executable, "-m", *phantom.split()], cwd=tmp_path, check=True)
     done = subprocess.run(

@@ -82,7 +82,7 @@ SECURE = "secure aggregation: "
 REFUSED = {
     "noise": {
         "site site_A: {}: noise cannot be added to this exchange": "bin class_mean dac_sc feddg "
-        "feddg_ga fedharmo fedmix fednova scaffold",
+        "feddg_ga fedharmo fedmix fednova scaffold"
     },
     "private steps": {
         PRIVATE + "nothing bounds what one case changes in the local training of {}": "bin condist dac_sc "

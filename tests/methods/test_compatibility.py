@@ -44,6 +44,7 @@ def test_a_method_from_outside_trains_beside_others(flip, tiny_config, phantom_d
     assert any(not plain.state[key].equal(flipped.state[key]) for key in plain.state)
 
 
+@pytest.mark.all_layers
 def test_a_method_from_outside_is_refused_in_one_line(flip, run, phantom_dir, tmp_path):
     options = ("--methods", "fedrdn,flip", "--engine", "inprocess", "--out", tmp_path / "out")
     err = run.refused("simulate", "--data", phantom_dir, *options)
@@ -64,6 +65,7 @@ def test_a_word_that_nobody_knows_is_refused_with_the_nearest(outside_package):
         build_methods([{"name": "flip"}])
 
 
+@pytest.mark.all_layers
 def test_methods_declare_words_of_the_list_and_methods_that_exist():
     used = set()
     for method in registry.built_in_methods().values():

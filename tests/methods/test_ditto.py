@@ -32,7 +32,6 @@ def test_a_model_of_its_own_is_held_near_the_global_one_of_the_round(federate, t
         "ditto",
         plan=UNEVEN,
         settings={"ditto": {"weight": WEIGHT}},
-        network="reference_convolutional",
         states=tmp_path / "states",
         local_epochs=2,
         momentum=MOMENTUM,
@@ -65,6 +64,7 @@ def test_a_model_of_its_own_is_held_near_the_global_one_of_the_round(federate, t
         assert_same({key: state[key] for key in rounds[0].model}, rounds[selected - 1].model)
 
 
+@pytest.mark.all_layers
 def test_the_global_model_equals_the_run_without_ditto_to_the_bit(phantom_dir, tiny_config):
     methods = "scaffold,fedfa,mixup,fedsam"
     args = {**TINY_ARGS, "dropout": 0.2}
@@ -82,7 +82,6 @@ def test_the_global_model_equals_the_run_without_ditto_to_the_bit(phantom_dir, t
 def test_a_site_that_did_not_train_is_scored_with_the_global_model(federate):
     """With λ = 0, sites score as in training alone, until the server's first model."""
     options = {"rounds": 1, "sizes": {"A": 5, "B": 10, "D": 5}, "holdout": ("D",)}
-    options["network"] = "reference_convolutional"
     run = federate("ditto", settings={"ditto": {"weight": 0.0}}, **options)
     assert not run.sites["D"].trainer.parts["ditto"].own
     assert_tested(run, "D", {key: value.double() for key, value in run.models[1].items()}, lambda x: x / 255)
@@ -91,9 +90,10 @@ def test_a_site_that_did_not_train_is_scored_with_the_global_model(federate):
         assert_same({key: own[key] for key in run.models[1]}, run.replies[1][site].weights, atol=1e-7)
 
 
+@pytest.mark.all_layers
 def test_the_personal_pass_has_the_mixed_labels_of_the_batch(federate):
     """One step of MixUp and Ditto: v and w begin alike, so that they end alike."""
-    run = federate("mixup,ditto", network="reference_convolutional", rounds=1, sizes={"A": 5, "B": 5})
+    run = federate("mixup,ditto", rounds=1, sizes={"A": 5, "B": 5})
     for site in "AB":
         result, sent = run.sites[site].trainer.parts["ditto"].own, run.replies[1][site].weights
         assert len(run.batches[site, 1]) == 1

@@ -35,7 +35,7 @@ def test_the_loop_that_the_other_methods_share(federate):
 
 
 def test_integer_buffers_are_no_part_of_the_mean(federate):
-    run = federate("fedavg", network="reference_convolutional", rounds=2)
+    run = federate("fedavg", rounds=2)
     assert "encoder.0.1.num_batches_tracked" in run.initial
     assert set(run.models[2]) == set(entries(run.network()))
     assert int(run.server.state["encoder.0.1.num_batches_tracked"]) == 0

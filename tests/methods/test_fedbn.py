@@ -39,7 +39,6 @@ def by_hand(run, method):
 def federation(federate, method, unseen="none", with_method="", **changes):
     return federate(
         f"{method}{with_method}",
-        network="reference_convolutional",
         local_epochs=2,
         settings={method: {"unseen": unseen}},
         **{"plan": UNEVEN, "sizes": SIZES, "holdout": ("C",), **changes},

@@ -43,7 +43,7 @@ def spread(values, gamma, kind):
 def test_features_are_augmented_by_as_much_as_the_sites_differ(federate, kind, momentum):
     settings = {"fedfa": {"variance": kind, "momentum": momentum}}
     # B comes back with what it had: its statistics begin anew, as Algorithm 1 says.
-    run = federate("fedfa", plan=UNEVEN, settings=settings, network="reference_convolutional", local_epochs=2)
+    run = federate("fedfa", plan=UNEVEN, settings=settings, local_epochs=2)
     stages = ("enc1", "enc2")
     gamma = dict.fromkeys([(stage, which) for stage in stages for which in (0, 1)], torch.zeros(()))
     sent, active = {}, []

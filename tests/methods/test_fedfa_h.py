@@ -90,7 +90,7 @@ def by_hand(run, plan, reading="stored"):
 
 
 SETTINGS = {"fedfa_h": {"bins": BINS, "tau": TAU, "weight": WEIGHT, "range": "stored"}}
-NETWORK = {"network": "reference_convolutional", "learning_rate": 0.05}
+NETWORK = {"learning_rate": 0.05}
 # C joins late, B misses two rounds, A is always there; D comes for the last round alone.
 PLAN = [("A", "B"), ("A", "C"), ("A", "C"), ("A", "B", "C", "D")]
 

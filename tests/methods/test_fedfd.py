@@ -180,7 +180,7 @@ def test_methods_whose_loss_runs_the_network_again_come_last():
 @pytest.mark.parametrize("other", ["", ",silobn"])
 def test_a_federation_mixes_statistics_with_those_of_the_round_before(federate, other):
     settings = {"fedfd": {"lambda1": L1, "lambda2": L2}}
-    network = {"network": "reference_convolutional", "local_epochs": 2}
+    network = {"local_epochs": 2}
     run = federate(f"fedfd{other}", plan=UNEVEN, settings=settings, **network)
     shared, sent = {0: None}, {}
 

@@ -42,9 +42,7 @@ def test_inference_alternatives_need_no_adapters(tiny_config, phantom_dir, infer
 def test_each_step_of_the_network_is_followed_by_one_of_the_adapters(federate):
     """The main network as in FedFD; after each of its steps one of the adapters, z drawn for each image."""
     settings = {"fedfd_a": {"lambda1": L1, "lambda2": L2, "adapter_lr": 0.1, "adapter_momentum": 0.5}}
-    run = federate(
-        "fedfd_a", plan=UNEVEN, settings=settings, network="reference_convolutional", local_epochs=2
-    )
+    run = federate("fedfd_a", plan=UNEVEN, settings=settings, local_epochs=2)
     adapters, shared, sent = {}, {0: None}, {}
 
     def alpha(name, own, federation, z, weights):

@@ -7,13 +7,7 @@ from reference import UNEVEN, assert_models, descend, federated_averaging
 
 def test_sites_descend_on_the_loss_and_the_proximal_term(federate):
     mu = 0.7
-    run = federate(
-        "fedprox",
-        plan=UNEVEN,
-        settings={"fedprox": {"mu": mu}},
-        network="reference_convolutional",
-        local_epochs=3,
-    )
+    run = federate("fedprox", plan=UNEVEN, settings={"fedprox": {"mu": mu}}, local_epochs=3)
 
     def train(site, round_, network):
         start = [p.detach().clone() for p in network.parameters()]

@@ -32,12 +32,7 @@ def calibrated(network, x, statistics):
 @pytest.mark.parametrize(("exploration", "first"), [(0.3, 2), (0.0, 0)])
 def test_statistics_are_those_of_batches_first_and_then_fixed(federate, exploration, first):
     run = federate(
-        "fixbn",
-        plan=PLAN,
-        rounds=4,
-        settings={"fixbn": {"exploration": exploration}},
-        network="reference_convolutional",
-        local_epochs=2,
+        "fixbn", plan=PLAN, rounds=4, settings={"fixbn": {"exploration": exploration}}, local_epochs=2
     )
 
     def train(site, round_, network):
@@ -57,18 +52,13 @@ def test_statistics_are_those_of_batches_first_and_then_fixed(federate, explorat
 
 def test_without_a_second_stage_nothing_changes(federate):
     other = "fedbn"
-    options = {"plan": UNEVEN, "network": "reference_convolutional"}
+    options = {"plan": UNEVEN}
     whole = federate(f"{other},fixbn", settings={"fixbn": {"exploration": 1.0}}, **options)
     assert same(whole.models[3], federate(other, **options).models[3])
 
 
 def test_a_layer_that_keeps_statistics_at_the_site_fixes_its_own(federate):
-    run = federate(
-        "silobn,fixbn",
-        plan=UNEVEN,
-        settings={"fixbn": {"exploration": 0.0}},
-        network="reference_convolutional",
-    )
+    run = federate("silobn,fixbn", plan=UNEVEN, settings={"fixbn": {"exploration": 0.0}})
     for site in "ABC":
         state = run.sites[site].trainer.network.state_dict()
         for key in run.initial:

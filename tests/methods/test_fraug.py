@@ -176,7 +176,7 @@ def test_the_head_learns_from_synthetic_embeddings(federate, variant):
             **variant,
         }
     }
-    run = federate("fraug", plan=UNEVEN, settings=settings, network="reference_convolutional", local_epochs=3)
+    run = federate("fraug", plan=UNEVEN, settings=settings, local_epochs=3)
     method = next(m for m in Composition(run.config).methods if m.name == "fraug")
     first = {key.removeprefix("layers."): v for key, v in method.generator().state_dict().items()}
     sent, kept = {}, {}

@@ -18,7 +18,7 @@ def median(models, sites, weights, start):
 
 def test_every_entry_is_the_sites_median(federate):
     """Rounds of five, four and five sites; their numbers of samples differ and do not count."""
-    run = federate("median", PLAN, SITES, network="reference_convolutional")
+    run = federate("median", PLAN, SITES)
     assert_models(run, by_hand(run, median))
 
 

@@ -29,13 +29,7 @@ CASES = [
     ("moex", {"moex": {"prob": 0}}, "fedavg", {}, {}),
     # Passes without gradients draw nothing and change no statistics, also of layers that do.
     ("randaugment", {"randaugment": {"num_ops": 0}}, "fedavg", {}, {}),
-    (
-        "randconv",
-        {"randconv": {"mixing": False, "probability": 1.0, "consistency": 0.0}},
-        "fedavg",
-        {},
-        {},
-    ),
+    ("randconv", {"randconv": {"mixing": False, "probability": 1.0, "consistency": 0.0}}, "fedavg", {}, {}),
 ]
 
 
@@ -54,6 +48,7 @@ def run(tiny_config, phantom_dir):
     return once
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize(("methods", "idle", "plain", "settings", "options"), CASES)
 def test_a_method_without_effect_is_the_run_without_it_to_the_bit(
     run, methods, idle, plain, settings, options

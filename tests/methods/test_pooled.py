@@ -119,7 +119,7 @@ def test_what_makes_no_sense_is_refused(phantom_dir, tiny_config):
 
 
 def test_rounds_are_descent_on_everybodys_images(federate):
-    federation = federate("fedavg", network="reference_convolutional", local_epochs=2)
+    federation = federate("fedavg", local_epochs=2)
     methods = ({"name": Recorder.name}, {"name": "pooled"})
     Recorder.batches = {}
     server = run_pooled(replace(federation.config, methods=methods), federation.root, list("ABC"), "cpu")

@@ -14,53 +14,34 @@ from medfedaug.tasks import ClassificationTask
 
 ARGUMENTS = [
     ("condist", {"weight": -1}, "weight cannot be negative"),
-    ("condist", {"first_weight": -0.1}, "first_weight cannot be negative"),
     ("condist", {"temperature": 0}, "temperature must be positive"),
     ("dac_sc", {"content": 1.5}, "content must be at most 1"),
-    ("dac_sc", {"content": -0.1}, "content cannot be negative"),
     ("dac_sc", {"temperature": 0}, "temperature must be positive"),
     ("ditto", {"weight": -1}, "weight cannot be negative"),
     ("feddg", {"band": 0.5}, "band must be below 0.5, got 0.5"),
-    ("feddg", {"gamma": -1}, "gamma cannot be negative, got -1"),
     ("feddg", {"temperature": 0}, "temperature must be positive"),
-    ("feddg", {"group": 0}, "group must be at least 1, got 0"),
     ("feddg_ga", {"step": 2}, "step must be at most 1, got 2"),
     ("fedfa_h", {"bins": 1}, "bins"),
     ("fedfd", {"lambda1": 2}, "lambda1"),
-    ("fedfd", {"mixing": "both"}, "'both'"),
     ("fedfd", {"low": 2}, "above high"),
-    ("fedfd", {"distance": "max"}, "'max'"),
     ("fedfd_a", {"inference": "mixnorm"}, "'mixnorm'"),
     ("fedfd_a", {"alpha": 2}, "alpha"),
     ("fedproto", {"passes": "both"}, "passes must be 'training' or 'evaluation', got 'both'"),
     ("fedprox", {"mu": -1}, "mu cannot be negative"),
     ("fedrobust", {"penalty": 0}, "penalty must be positive"),
-    ("fedrobust", {"learning_rate": -1}, "learning_rate cannot be negative"),
     ("fedrobust", {"penalty": 20}, "learning_rate x penalty is 2;"),
-    ("fedrobust", {"over": "voxels"}, "over must be 'channels' or 'pixels', got 'voxels'"),
     ("fedsr", {"l2": -1}, "l2"),
-    ("fedsr", {"cmi": -1}, "cmi"),
-    ("fedsr", {"learning_rate": 0}, "learning_rate"),
     ("fixbn", {"exploration": 2}, "exploration must be at most 1, got 2"),
     ("fpl", {"temperature": 0}, "temperature"),
     ("fpl", {"contrastive": -1}, "contrastive"),
-    ("fpl", {"consistency": -1}, "consistency"),
-    ("fpl", {"passes": "both"}, "passes"),
-    ("fpl", {"distance": 1}, "distance"),
     ("fraug", {"alpha": -1}, "alpha"),
-    ("fraug", {"noise": 0}, "noise"),
-    ("fraug", {"prototype_rate": 0}, "prototype_rate"),
     ("fraug", {"embeddings": False, "prototypes": False}, "without embeddings and prototypes"),
-    ("partialfed", {"strategy": "adaptive"}, "strategy must be 'norm+head', "),
     ("partialfed", {"strategy": "bottom_up", "stages": 0}, "stages must be at least 1, got 0"),
     ("randconv", {"probability": 2}, "probability must be at most 1, got 2"),
     ("randconv", {"kernels": [2]}, "kernels are odd numbers from 1, got [2]"),
     ("rsc", {"features": 1.0}, "features must be below 1"),
-    ("rsc", {"images": -0.1}, "images cannot be negative"),
     ("teacher", {"weight": -1}, "weight cannot be negative"),
-    ("teacher", {"threshold": 0}, "threshold must be positive"),
     ("teacher", {"threshold": 1.1}, "threshold must be at most 1"),
-    ("teacher", {"decay": 1.1}, "decay must be at most 1"),
 ]
 
 # By word: the methods that require or provide it, and one that excludes it.
@@ -75,6 +56,7 @@ EXCLUDED = [
 ]
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize(("name", "args", "reason"), ARGUMENTS)
 def test_arguments_out_of_range_are_named(name, args, reason):
     with pytest.raises(ConfigError) as refused:
@@ -83,6 +65,7 @@ def test_arguments_out_of_range_are_named(name, args, reason):
     assert reason in str(refused.value)
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize(("word", "names", "excluding"), EXCLUDED)
 def test_methods_that_do_not_go_together_are_named_with_the_word(word, names, excluding):
     for name in names.split():

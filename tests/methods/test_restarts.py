@@ -15,6 +15,7 @@ PHOTOS = [
 ]
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize(("name", "settings", "options", "keys"), PHOTOS)
 def test_a_new_process_trains_as_the_old_one(photo_config, tmp_path, name, settings, options, keys):
     config = photo_config(name, {name: settings}, **options)
@@ -42,6 +43,7 @@ def test_a_new_process_trains_as_the_old_one(photo_config, tmp_path, name, setti
     assert not same(forgetful.parts[name].state(), state)
 
 
+@pytest.mark.all_layers
 def test_an_interrupted_run_continues_with_the_servers_state(phantom_dir, tiny_config, tmp_path):
     sites = ["site_A", "site_B"]
     whole = run_in_process(tiny_config("fedavgm", rounds=2), phantom_dir, sites, "cpu")

@@ -6,7 +6,7 @@ from reference import UNEVEN, assert_same, copied, descend, entries
 
 
 def test_every_site_goes_on_with_its_own_model(federate):
-    run = federate("single", plan=UNEVEN, network="reference_convolutional", local_epochs=2)
+    run = federate("single", plan=UNEVEN, local_epochs=2)
     assert all(not model for model in run.models)
     selected = run.server.selected_round
     for site in "ABC":

@@ -22,7 +22,7 @@ def test_every_entry_is_the_mean_without_the_outermost(federate, hostile, sites)
         return {k: torch.from_numpy(v[hostile : len(v) - hostile].mean(axis=0)) for k, v in values.items()}
 
     settings = {"trimmed_mean": {"hostile": hostile}}
-    run = federate("trimmed_mean", None, sites, settings, network="reference_convolutional", rounds=2)
+    run = federate("trimmed_mean", None, sites, settings, rounds=2)
     assert_models(run, by_hand(run, trimmed))
 
 

@@ -59,7 +59,9 @@ def losses(network, part):
 
 
 @pytest.mark.filterwarnings("ignore::medfedaug.errors.MedFedAugWarning")
-@pytest.mark.parametrize(("method", "graphs"), [("fedfa", 2), ("fedfd_a", 3)])
+@pytest.mark.parametrize(
+    ("method", "graphs"), [("fedfa", 2), pytest.param("fedfd_a", 3, marks=pytest.mark.slow)]
+)
 def test_a_network_compiles_without_graph_breaks(traced, method, graphs):
     """Training, FedFD's second pass and inference are one graph each, with the numbers of plain calls."""
     network, part = prepared(method)
@@ -102,6 +104,7 @@ def test_a_copy_of_a_compiled_network_is_plain(traced):
     assert torch.equal(other(torch.ones(1, 2))[0], other.bias)
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize(
     ("methods", "setting", "compiles"),
     [("fedavg", "on", True), ("fedavg", "auto", False), ("fedavg", "off", False), ("fedmix", "on", False)],

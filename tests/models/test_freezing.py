@@ -17,6 +17,7 @@ def matching(config):
     return {name for name in names for pattern in config.freeze if fnmatch.fnmatchcase(name, pattern)}
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize("methods", ["fedrdn,fedfa+,scaffold", "fedfd_a", "fedsam,fedavgm,fedprox", "fedbn"])
 def test_frozen_entries_neither_change_nor_travel_to_the_server(phantom_dir, tiny_config, methods):
     plain = tiny_config(methods, rounds=2, limit=1)

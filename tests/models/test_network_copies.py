@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from medfedaug.methods import build_methods, parse_methods
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize("name", ["dac_sc", "fedfa"])
 def test_hooks_that_come_later_in_another_process_do_not_replace_ours(name, monkeypatch):
     """PyTorch counts hooks from 0 in each process; those of an unpickled network are numbered already."""

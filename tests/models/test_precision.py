@@ -89,6 +89,7 @@ def test_a_run_sends_float32_and_differs_from_one_in_float32(phantom_dir, tiny_c
     assert (start - end).norm() < 0.2 * start.norm()
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize("methods", ["fraug", "fedsr,fpl,fedbn"])
 def test_what_methods_take_from_the_network_is_float32(photo_config, tmp_path, methods):
     """Features that hooks see are bfloat16; what is made of them, and sent, must not be."""

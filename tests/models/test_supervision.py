@@ -156,6 +156,7 @@ def test_a_site_trains_on_all_heads(phantom_dir):
 
 
 # Methods that run the network again, take gradients elsewhere or by the images, or look at the outputs.
+@pytest.mark.all_layers
 def test_methods_get_the_finest_head(phantom_dir):
     config = deep_config("dynunet", "fedrdn,fedfa+,fedfd,fedsam", rounds=2)
     server = run_in_process(config, phantom_dir, SITES, "cpu")

@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 import torch
-from finished_runs import FEW, simulated
+from finished_runs import simulated
 
 import medfedaug as mfa
 from medfedaug import __version__
@@ -121,8 +121,8 @@ def test_a_flipped_bit_is_found_without_its_hash_too(commands, copy):
     assert "differs from its checksum" in said
 
 
-def test_layers_that_a_site_kept_are_not_used_with_a_flipped_bit(run, phantom_dir, tmp_path):
-    made = simulated(phantom_dir, tmp_path / "run", "fedbn", "--network", "unet")
+def test_layers_that_a_site_kept_are_not_used_with_a_flipped_bit(run, fedbn_model, phantom_dir, tmp_path):
+    made = shutil.copytree(fedbn_model, tmp_path / "run")
     (kept,) = made.glob("state/site_A/*.pt")
     flip(kept, "/data/")
     err = run.refused("evaluate", "--model", made, "--data", phantom_dir, "--out", tmp_path / "s.json")
@@ -156,9 +156,8 @@ def test_a_notebook_has_results_table_network_and_predictions(made, run, phantom
     assert page.read_bytes() == (tmp_path / "command" / page.name).read_bytes()
 
 
-def test_a_network_whose_layers_stay_at_the_sites_is_that_of_a_site(phantom_dir, tmp_path):
-    folder = simulated(phantom_dir, tmp_path / "run", "fedbn", *FEW)
-    finished = mfa.load_run(folder)
+def test_a_network_whose_layers_stay_at_the_sites_is_that_of_a_site(fedbn_model):
+    finished = mfa.load_run(fedbn_model)
     with pytest.raises(ConfigError, match=r"fedbn: layers of the model stay at the sites; name one .*site_A"):
         finished.network()
     with pytest.raises(ConfigError, match="'nowhere' took no part in the run, whose sites are site_A"):

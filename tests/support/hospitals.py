@@ -43,6 +43,7 @@ class Hospital:
         (kit / "startup").mkdir(exist_ok=True)
         if not (kit / "startup/fed_client.json").exists():
             (kit / "startup/fed_client.json").write_text("{}")
+        (kit / "local/authorization.json.default").write_text('{"permissions": {}}')
         self.set(data=str(data), device="cpu", **settings)
         self.logged: list[str] = []
         self.signal = Signal()

@@ -31,8 +31,8 @@ from medfedaug.hospital.secure import masks as masks_module
 from medfedaug.hospital.secure.agreement import threshold
 from medfedaug.hospital.secure.keys import KeyPair, derived
 from medfedaug.hospital.secure.masks import RoundMasking
+from medfedaug.hospital.secure.secure_random import stream
 from medfedaug.hospital.secure.unmasking import ServerMasks
-from medfedaug.utils.secure_random import stream
 
 STEPS = (KEYS, SHARES, TRAIN, CONFIRM, OPEN)
 RUN = "0" * 32

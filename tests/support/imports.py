@@ -70,6 +70,7 @@ class Site:
 
     def load(self, patients: list[str], *options: Any, code: int = 0) -> str:
         """Import patients, and return what the command said, in one line."""
+        self.root.mkdir(parents=True, exist_ok=True)
         listed = self.root / "studies.csv"
         listed.write_text("PatientID\n" + "\n".join(patients) + "\n")
         status, out, err = self.run("import", *self.source, "--studies", listed, "--out", self.out, *options)

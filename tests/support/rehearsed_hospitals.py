@@ -211,8 +211,8 @@ class Rehearsal:
             only_ours: whether server and sites refuse jobs that name classes which our jobs do not need.
         """
         only = ["--only-medfedaug"] if only_ours else []
-        policy = ["--forbid-code"] if forbid_code else []
-        self.medfedaug("site", "configure", self.kit(SERVER), *only)
+        policy = ["--forbid-code" if forbid_code else "--allow-code"]
+        self.medfedaug("site", "configure", self.kit(SERVER), *only, "--allow-code")
         for name, data in self.data.items():
             kit = self.kit(name)
             self.medfedaug("site", "configure", kit, "--data", data, *_SITE, *only, *policy)
@@ -224,7 +224,7 @@ class Rehearsal:
 
     def configure_site(self, name: str, *options: str) -> None:
         """More options of ``medfedaug site configure``, for one hospital."""
-        self.medfedaug("site", "configure", self.kit(name), *options)
+        self.medfedaug("site", "configure", self.kit(name), "--allow-code", *options)
 
     def jobs_seen(self) -> set[str]:
         """The hashes of the jobs that have come to the first hospital."""

@@ -169,6 +169,12 @@ def model(tmp_path_factory, phantom_dir) -> Path:
 
 
 @pytest.fixture(scope="session")
+def fedbn_model(tmp_path_factory, phantom_dir) -> Path:
+    """A run over slices whose norm layers stay at the sites. Tests copy it."""
+    return simulated(phantom_dir, tmp_path_factory.mktemp("fedbn_model") / "run", "fedbn", *FEW)
+
+
+@pytest.fixture(scope="session")
 def orthanc(tmp_path_factory):
     """An archive for all tests of a session; each puts in patients and studies of its own."""
     with running_orthanc(tmp_path_factory.mktemp("orthanc")) as archive:
@@ -238,7 +244,7 @@ def federate(make_photos, tmp_path, monkeypatch):
                 make_photos(name, per_class, size=8)
         folder = folder or tmp_path / "photos"
         values = {
-            "network": "reference_linear",
+            "network": "reference_convolutional",
             "rounds": 3,
             "batch_size": 6,
             "learning_rate": 0.05,

@@ -98,11 +98,8 @@ def test_a_class_path_has_monais_own_defaults():
         ("classification", "dice", {}, "is not known for classification; choose from cross_entropy, focal"),
         ("classification", "monai.losses.DiceLoss", {}, "is for segmentation"),
         ("segmentation", "os.system", {}, "a class path must be one of monai.losses"),
-        ("segmentation", "monai.losses.dice.DiceLoss", {}, "a class path must be one of monai.losses"),
-        ("segmentation", "monai.losses.DiceLos", {}, "monai.losses has no loss of the name DiceLos"),
         ("segmentation", "monai.losses.PerceptualLoss", {}, "takes no label maps"),
         ("segmentation", "dice", {"alpha": 1}, "has no argument alpha; it takes include_background, "),
-        ("segmentation", "dice", {"to_onehot_y": False}, "to_onehot_y follows from the targets"),
         ("segmentation", "dice", {"reduction": "none"}, r"gives \(.*\), expected one number"),
         ("segmentation", "cross_entropy", {"weight": [1, 2]}, "loss cross_entropy: weight tensor should be"),
         ("segmentation", "dice", {"cache_path": "x"}, "cache_path: weights are neither read from a file"),
@@ -114,6 +111,7 @@ def test_a_loss_that_cannot_be_used_is_named_in_one_line(task, name, args, words
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize("schedule", ["poly", "cosine"])
 def test_the_learning_rate_follows_the_rounds(phantom_dir, tiny_config, monkeypatch, schedule):
     rates, make = [], LocalTraining.optimiser

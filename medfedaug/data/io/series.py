@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -32,8 +32,8 @@ class LeftOut(NamedTuple):
 class Series(Protocol):
     """A volume of several files: its identity, a part of a series with several volumes, and a description."""
 
-    part: str
-
+    @property
+    def part(self) -> str: ...
     @property
     def uid(self) -> str: ...
     @property
@@ -44,20 +44,23 @@ class Series(Protocol):
     def text(self) -> str: ...
 
 
+_Series = TypeVar("_Series", bound=Series, covariant=True)
+
+
 @dataclass(frozen=True)
-class Scan:
+class Scan(Generic[_Series]):
     """Content of a folder: series by folder and identity, images of other formats, and the rest."""
 
-    series: tuple[Series, ...]
+    series: tuple[_Series, ...]
     others: tuple[Path, ...]
     left_out: tuple[LeftOut, ...]
 
 
 @dataclass
-class Selection:
+class Selection(Generic[_Series]):
     """Series of a scan that are cases; in ``unclear`` folders several could be meant."""
 
-    chosen: list[Series] = field(default_factory=list)
+    chosen: list[_Series] = field(default_factory=list)
     unclear: list[LeftOut] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
 
@@ -76,7 +79,7 @@ class SeriesFormat(ImageFormat):
     @abstractmethod
     def scan(
         self, root: Path, skip: Skip = lambda folder: None, take: Callable[[Path], bool] = lambda file: False
-    ) -> Scan:
+    ) -> Scan[Series]:
         """Look at all files in a folder and below it.
 
         Args:
@@ -86,7 +89,7 @@ class SeriesFormat(ImageFormat):
         """
 
     @abstractmethod
-    def select(self, series: Sequence[Series], pattern: str | None = None) -> Selection:
+    def select(self, series: Sequence[Series], pattern: str | None = None) -> Selection[Series]:
         """Choose one series of each study in each folder.
 
         Args:
@@ -126,14 +129,14 @@ class NoSeries(SeriesFormat):
 
     def scan(
         self, root: Path, skip: Skip = lambda folder: None, take: Callable[[Path], bool] = lambda file: False
-    ) -> Scan:
+    ) -> Scan[Series]:
         left_out: list[LeftOut] = []
         files = [file for _, files in walk(root, skip, left_out) for file in files]
         others = tuple(file for file in files if take(file))
         unknown = [LeftOut(file, "no image, by its name") for file in files if file not in {*others}]
         return Scan((), others, (*left_out, *unknown))
 
-    def select(self, series: Sequence[Series], pattern: str | None = None) -> Selection:
+    def select(self, series: Sequence[Series], pattern: str | None = None) -> Selection[Series]:
         return Selection()
 
     def place(self, series: Series, others: Sequence[Series]) -> Path | None:

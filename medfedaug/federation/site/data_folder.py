@@ -8,8 +8,7 @@ from pathlib import Path
 from medfedaug.config.machine import DATA_VARIABLE
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.benchmarks import is_federation
-from medfedaug.data.folders import is_site
+from medfedaug.data.folders import is_federation, is_site
 from medfedaug.data.sites import open_site
 from medfedaug.errors import DataError
 
@@ -20,7 +19,8 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
     Args:
         site: the site's name.
         data_dir: the site's folder, a parent of a folder of the site's name, or the folder of a benchmark
-            (`medfedaug.data.benchmarks`); by default the environment variable ``MEDFEDAUG_DATA``.
+            (`medfedaug.research.datasets.benchmarks`); by default the environment variable
+            ``MEDFEDAUG_DATA``.
 
     Raises:
         DataError: when the folder is missing.

@@ -62,9 +62,14 @@ class Site:
 
     def answers(self) -> dict[str, Callable[[Request, Stop], Reply]]:
         """Return the answer to each task."""
-        answers = {FINGERPRINT: self._send_fingerprint, PREPARE: self._prepare, TRAIN: self._train}
-        answers |= dict.fromkeys((VALIDATE, TEST), self._score)
-        return answers | dict.fromkeys(self.delivery.tasks, self._deliver)
+        return {
+            FINGERPRINT: self._send_fingerprint,
+            PREPARE: self._prepare,
+            TRAIN: self._train,
+            VALIDATE: self._score,
+            TEST: self._score,
+            **dict.fromkeys(self.delivery.tasks, self._deliver),
+        }
 
     def answer(self, request: Request, should_stop: Stop = None) -> Reply:
         """Answer a request.

@@ -67,13 +67,13 @@ class Dicom(SeriesFormat):
 
     def scan(
         self, root: Path, skip: Skip = lambda folder: None, take: Callable[[Path], bool] = lambda file: False
-    ) -> Scan:
+    ) -> Scan[DicomSeries]:
         """Group files into volumes by their headers."""
         from medfedaug.hospital.dicom.series import scan
 
         return scan(root, skip=skip, take=take)
 
-    def select(self, series: Sequence[Series], pattern: str | None = None) -> Selection:
+    def select(self, series: Sequence[Series], pattern: str | None = None) -> Selection[DicomSeries]:
         """Choose series; see `medfedaug.hospital.dicom.series.select`."""
         from medfedaug.hospital.dicom.series import select
 

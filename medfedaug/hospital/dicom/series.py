@@ -44,7 +44,7 @@ def scan(
     *,
     skip: Callable[[Path], str | None] = lambda folder: None,
     take: Callable[[Path], bool] = lambda file: False,
-) -> Scan:
+) -> Scan[DicomSeries]:
     """Look at all files in a folder and below it; see `medfedaug.data.io.series.SeriesFormat.scan`."""
     instances: list[DicomInstance] = []
     others: list[Path] = []
@@ -150,7 +150,7 @@ def compile_series(pattern: str | None, option: str = "--series") -> re.Pattern[
         raise ConfigError(f"{option} {pattern!r} is no regular expression ({error})") from error
 
 
-def select(series: Sequence[DicomSeries], pattern: str | None = None) -> Selection:
+def select(series: Sequence[DicomSeries], pattern: str | None = None) -> Selection[DicomSeries]:
     """Choose one series of each study in each folder.
 
     Among several series of one study in one folder, this is the one that ``pattern`` names, or the only usual
@@ -164,7 +164,7 @@ def select(series: Sequence[DicomSeries], pattern: str | None = None) -> Selecti
     groups: dict[tuple[tuple[Path, ...], str], list[DicomSeries]] = defaultdict(list)
     for one in series:
         groups[one.folders, one.first.study].append(one)
-    selection = Selection()
+    selection = Selection[DicomSeries]()
     for group in groups.values():
         if expression is None:
             doubts, name = _doubts(group), ""

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.benchmarks import BENCHMARKS
 from medfedaug.errors import ConfigError, StorageError, own
 from medfedaug.hospital.privacy.ledger import PrivacyLedger
 from medfedaug.utils.files import parse_versioned, version_mark, write_atomic
@@ -95,7 +94,7 @@ def bind_account(ledger: PrivacyLedger, site: SiteFolder) -> None:
     The number of entries in the mark reveals an older copy of the ledger. A folder that cannot be written
     keeps its mark. Published images have no budget, and get no mark.
     """
-    if ledger.path is None or site.benchmark in BENCHMARKS:
+    if ledger.path is None or site.published:
         return
     check_account(ledger, site)  # before a new ledger begins
     with ledger.held():

@@ -90,8 +90,8 @@ class Entry:
 class PrivacyLedger:
     """The account of everything that a site has released, over all of its jobs, restarts and names.
 
-    Cases are known by their identities (`medfedaug.data.content_hash.case_identities`), so that an
-    account continues when a site, its folder or its files are renamed. Every method that takes identities
+    Cases are known by their identities (`medfedaug.hospital.privacy.content_hash.case_identities`), so that
+    an account continues when a site, its folder or its files are renamed. Every method that takes identities
     also takes a mapping from the identities of cases to the identities of their patients; the latest mapping
     holds. The cases of a patient then share one budget.
 

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.content_hash import case_identities
 from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.federation.messages.messages import (
     FINGERPRINT,
@@ -32,6 +31,7 @@ from medfedaug.hospital.privacy import (
     released_scores,
 )
 from medfedaug.hospital.privacy.account_mark import bind_account
+from medfedaug.hospital.privacy.content_hash import case_identities
 from medfedaug.hospital.privacy.guard import spend_budget
 from medfedaug.metrics.registry import METRICS
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from medfedaug.federation.messages.messages import FROZEN, Request
+from medfedaug.hospital.secure.secure_random import KEY_BYTES
 from medfedaug.methods.base import Payload
-from medfedaug.utils.secure_random import KEY_BYTES
 
 LEAST_SITES = 3
 """Least number of sites: of two sites each could compute the other's numbers from the sum."""

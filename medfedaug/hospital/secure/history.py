@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medfedaug.errors import ConfigError, own
+from medfedaug.hospital.secure.secure_random import KEY_BYTES, stream
 from medfedaug.utils.printable import counted
-from medfedaug.utils.secure_random import KEY_BYTES, stream
 
 HISTORY_FILE = "sums.sqlite"
 """File of a site's history of sums, below its state folder."""

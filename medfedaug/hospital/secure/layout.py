@@ -13,8 +13,8 @@ from torch import Tensor
 from medfedaug.config.run import MAX_SHARE
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.messages.messages import own_entries
+from medfedaug.hospital.secure.secure_random import Words
 from medfedaug.methods.base import Aggregator, Method, Payload, ServerContext, ServerExchange, zeros
-from medfedaug.utils.secure_random import Words
 
 FRACTION_BITS = 36
 """A number is rounded to a multiple of 2^-36, 1.5e-11, before it is added up."""

@@ -13,9 +13,9 @@ from medfedaug.federation.messages.messages import CONFIRM, KEYS, OPEN, SHARES, 
 from medfedaug.federation.messages.refusal import raise_error
 from medfedaug.hospital.secure.agreement import LEAST_SITES, Agreement, PublicKeys, Training, request_digest
 from medfedaug.hospital.secure.keys import KeyPair, derived
+from medfedaug.hospital.secure.secure_random import Words, stream
 from medfedaug.hospital.secure.sharing import SHARE_BYTES, join
 from medfedaug.methods.base import Payload
-from medfedaug.utils.secure_random import Words, stream
 
 
 class ServerMasks:

@@ -70,32 +70,41 @@ def _volumes(
         volumes = task.evaluation_cases(site.folder, "test")
         scores = task.evaluate(site.network, volumes, transform, site.device, size)["cases"]
     ranked = sorted((score, name) for name, score in scores.items() if score is not None)
-    views = []
-    for rank, (score, name) in _ends(ranked):
-        folder = replace(site.folder, cases={**site.folder.cases, "test": (cases[name],)})
-        (case,) = task.evaluation_cases(folder, "test")
-        image = case.image if case.placement is None else case.placement.back(case.image)
-        truth = case.label
-        ((_, predicted),) = task.outputs(site.network, [case], transform, site.device, size)
-        index = int((truth > 0).sum(dim=(0, 1, 2)).argmax())
-        photograph = is_photograph(cases[name].image)
-        if photograph and len(image) == 3:
-            pixels = site.folder.load_image(cases[name], "scale")[..., 0].permute(1, 2, 0).numpy()
-        else:
-            pixels = windowed(image[0, :, :, index].numpy())
-        views.append(
-            CaseView(
-                site=site.name,
-                case=name,
-                rank=rank,
-                score=score,
-                image=pixels,
-                truth=truth[0, :, :, index].numpy(),
-                prediction=predicted[0, :, :, index].cpu().numpy(),
-                downwards=photograph,
-            )
-        )
-    return views
+    return [_volume(site, task, cases[name], rank, score) for rank, (score, name) in _ends(ranked)]
+
+
+def view_of(site: SiteModel, name: str, scores: Mapping[str, float | None]) -> CaseView | None:
+    """Return the view of one test case of a segmentation; ``None`` for photographs with a class."""
+    score = scores.get(name)
+    if not isinstance(site.task, SegmentationTask) or score is None:
+        return None
+    site.network.eval()
+    (case,) = [case for case in site.folder.cases["test"] if case.name == name]
+    return _volume(site, site.task, case, "", score)
+
+
+def _volume(site: SiteModel, task: SegmentationTask, chosen: Case, rank: str, score: float) -> CaseView:
+    folder = replace(site.folder, cases={**site.folder.cases, "test": (chosen,)})
+    (case,) = task.evaluation_cases(folder, "test")
+    image = case.image if case.placement is None else case.placement.back(case.image)
+    truth, transform = case.label, site.evaluation_transform()
+    ((_, predicted),) = task.outputs(site.network, [case], transform, site.device, site.config.batch_size)
+    index = int((truth > 0).sum(dim=(0, 1, 2)).argmax())
+    photograph = is_photograph(chosen.image)
+    if photograph and len(image) == 3:
+        pixels = site.folder.load_image(chosen, "scale")[..., 0].permute(1, 2, 0).numpy()
+    else:
+        pixels = windowed(image[0, :, :, index].numpy())
+    return CaseView(
+        site=site.name,
+        case=chosen.name,
+        rank=rank,
+        score=score,
+        image=pixels,
+        truth=truth[0, :, :, index].numpy(),
+        prediction=predicted[0, :, :, index].cpu().numpy(),
+        downwards=photograph,
+    )
 
 
 @torch.no_grad()
@@ -130,6 +139,31 @@ def network_inputs(site: SiteModel, cases: Sequence[Case]) -> Iterator[tuple[Ten
     """
     assert site.samples is not None
     return site.samples.batches(site.samples.of_cases(cases))
+
+
+def example_picture(views: Mapping[str, CaseView], *, width: float = 9.0) -> Figure:
+    """Draw one slice four times: plain, with the truth, and with the outline of each of two methods."""
+    (first, second), columns = views.values(), 2 if width < 5 else 4
+    panels: list[tuple[str, np.ndarray | str | None, str]] = [
+        ("image", None, ""),
+        ("truth", first.truth, _TRUTH),
+    ]
+    panels += [
+        (f"{label}, Dice {view.score:.2f}", view.prediction, _PREDICTION) for label, view in views.items()
+    ]
+    tall = second.image.shape[1] / second.image.shape[0]
+    height = 4 // columns * (width / columns * min(tall, 1.5) + 0.3)
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAPER)
+    for place, (title, labels, colour) in enumerate(panels, start=1):
+        panel = figure.add_subplot(4 // columns, columns, place)
+        panel.axis("off")
+        panel.imshow(first.image.swapaxes(0, 1), cmap="gray", vmin=0, vmax=1)
+        if not first.downwards:
+            panel.invert_yaxis()
+        if isinstance(labels, np.ndarray):
+            outline(panel, labels, colour, 1.5)
+        _title(panel, title, room=72 * 0.95 * width / columns)
+    return figure
 
 
 def case_picture(views: Sequence[CaseView], *, width: float = 9.0) -> Figure:

@@ -11,15 +11,9 @@ from medfedaug.analysis.grouping import Tested, experiment, units_differ, whole_
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.base import Metric
 from medfedaug.metrics.registry import UNSEEN as UNSEEN_SITE
-from medfedaug.metrics.significance import (
-    PairedTest,
-    PatientTest,
-    compare_patients,
-    paired_t_test,
-    patient_means,
-    rare_loss_test,
-)
+from medfedaug.metrics.significance import PairedTest, paired_t_test, patient_means
 from medfedaug.research.comparison.crossed import CrossedTest, crossed_test, holm
+from medfedaug.research.comparison.patient_tests import PatientTest, compare_patients, rare_loss_test
 from medfedaug.research.comparison.verdict import Elsewhere, Verdict, chance, judge, lacks
 from medfedaug.runs.run import BASELINE, Run, compared_metric
 
@@ -44,7 +38,7 @@ class Comparison:
             differences are 0.
         crossed: the comparison of seeds and patients together; ``None`` if one of them does not vary.
         rare: the p-value against losses in patients that the sample need not contain
-            (`medfedaug.metrics.significance.rare_loss_test`).
+            (`medfedaug.research.comparison.patient_tests.rare_loss_test`).
         without: for each site the comparison of the patients of all other sites; ``None`` without such.
         adjusted: the p-value of the verdict, adjusted for all methods of the table; ``None`` if the verdict
             is open.

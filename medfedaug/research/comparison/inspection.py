@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder, by_patient
-from medfedaug.data.benchmarks import is_federation, open_federation
 from medfedaug.data.checks.duplicates import find_copies
 from medfedaug.data.dataset_json import unseen_note
-from medfedaug.data.folders import is_site, site_folders
+from medfedaug.data.folders import is_federation, is_site, site_folders
 from medfedaug.data.intensity_scales import most_uneven
+from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.preparation.preparation import foreground_voxels
 from medfedaug.data.sites import open_site
@@ -30,6 +30,8 @@ from medfedaug.research.comparison.case_comparison import (
     odd_site,
     row_quantiles,
 )
+from medfedaug.research.datasets.benchmarks import open_federation
+from medfedaug.runs.slice_image import windowed
 from medfedaug.statistics import image_moments
 
 QUANTILES = (np.arange(400) + 0.5) / 400
@@ -38,6 +40,7 @@ QUANTILES = (np.arange(400) + 0.5) / 400
 _VOXELS = 200_000  # of an image, evenly from all, for its quantiles
 _EDGES = (0.01, 50.0)  # mm; from a microscope's slide scanner to a scout image
 _ONE_CASE = 2**34  # bytes of memory, so that the files of a case are decoded once
+_THUMBNAIL = 96  # pixels of the longer side of a small picture
 _DARK = 0.5  # share of the foreground without signal from which it is odd
 
 
@@ -82,6 +85,8 @@ class SiteInspection:
         contrasts: mean of each class but the background minus mean of the background's voxels with signal, in
             standard deviations of the image, (M, C, K - 1); NaN in a case without the class.
         annotated: the classes that the site has annotated for training; ``None`` for all.
+        thumbnails: a small picture of each readable case, (H, W) or (H, W, 3), uint8: of a volume the slice
+            with most foreground.
     """
 
     name: str
@@ -107,6 +112,7 @@ class SiteInspection:
     contrasts: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0)))
     odd: list[Finding] = field(default_factory=list)
     annotated: tuple[str, ...] | None = None
+    thumbnails: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class _ImageNumbers(NamedTuple):
@@ -243,7 +249,7 @@ def _read_case(
     site: SiteFolder, case: Case, inspection: SiteInspection
 ) -> tuple[torch.Tensor, np.ndarray, np.ndarray | None, CaseMeasures | None]:
     """Return image, share and contrast of each class, and values for comparison with other cases."""
-    measure = contrast = None
+    measure = contrast = label = None
     if isinstance(site, VolumeFolder):
         header = site.check_case(case)
         if header.edges:
@@ -267,7 +273,23 @@ def _read_case(
     low, high = torch.aminmax(image.flatten(1), dim=1)
     if bool((low == high).all()):
         raise site.error(f"is constant: every pixel is {low[0]:g}", case.image)
+    inspection.thumbnails[case.name] = _thumbnail(image, label, photograph=is_photograph(case.image))
     return image, share, contrast, measure
+
+
+def _thumbnail(image: torch.Tensor, label: torch.Tensor | None, *, photograph: bool) -> np.ndarray:
+    """Draw a small picture of an image, (C, H, W) or (C, X, Y, Z), upright."""
+    plane = image
+    if image.ndim == 4:
+        foreground = None if label is None else (label > 0).sum(dim=(0, 1, 2))
+        middle = image.shape[3] // 2
+        plane = image[..., middle if foreground is None or not foreground.any() else int(foreground.argmax())]
+        plane = plane.transpose(1, 2)
+    step = -(-max(plane.shape[1:]) // _THUMBNAIL)
+    colours = 3 if photograph and len(plane) == 3 else 1
+    pixels = windowed(plane[:colours, ::step, ::step].permute(1, 2, 0).float().numpy())
+    upright = pixels if photograph else pixels[::-1]
+    return np.asarray((255 * upright).astype(np.uint8).squeeze())
 
 
 def _contrasts(image: torch.Tensor, label: torch.Tensor, classes: int) -> np.ndarray:

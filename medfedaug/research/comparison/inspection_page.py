@@ -14,13 +14,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from medfedaug.analysis import page
-from medfedaug.analysis.plots import add_legend, colours_by_name, tidy
+from medfedaug.analysis.plots import add_legend, colours_by_name, plain_label, tidy
 from medfedaug.data.base import SPLITS, plain_name
 from medfedaug.errors import ConfigError
 from medfedaug.research.comparison.inspection import QUANTILES, SiteInspection
 from medfedaug.research.comparison.odd_sites import Measure, OddSite, odd_sites
 from medfedaug.research.comparison.shift import Shift, site_shift
 from medfedaug.runs.folder import is_json_with
+from medfedaug.runs.slice_image import INK, PAPER
 from medfedaug.utils.files import write_json
 from medfedaug.utils.printable import counted
 
@@ -28,6 +29,7 @@ _PERCENT = (1, 25, 50, 75, 99)
 _MOST_ODD = 100  # on the page
 _MOST_PAIRS = 30
 _MOST_SITES = 12  # in figures
+_MOST_PICTURES = 24
 
 
 def federation_shift(sites: Sequence[SiteInspection]) -> Shift | None:
@@ -171,6 +173,8 @@ def _page(sites: Sequence[SiteInspection], shift: Shift | None, intensity: str) 
     cases = sum(sum(site.splits.values()) for site in sites)
     odd = sum(len(site.odd) for site in sites)
     page.add(body, "p", f"{counted(len(sites), 'site')} · {cases} cases · odd: {odd}")
+    shown = [site for site in sites if site.thumbnails][:_MOST_SITES]
+    _thumbnails(body, {site.name: next(iter(site.thumbnails.values())) for site in shown})
     for append in (_cases, _classes, _intensities):
         append(body, sites)
     _shift(body, sites, shift, intensity)
@@ -182,7 +186,7 @@ def _page(sites: Sequence[SiteInspection], shift: Shift | None, intensity: str) 
 
 def _cases(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
     section = page.start_section(body, "Cases and geometry")
-    header = ["site", *SPLITS, "patients", "size", "edges of a voxel, mm", "axes", "channels", "odd"]
+    header = ["site", *SPLITS, "patients", "size", "voxel size, mm", "axes", "channels", "odd"]
     lines = [
         [
             site.name,
@@ -197,7 +201,7 @@ def _cases(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
         for site in sites
     ]
     page.table(section, header, lines)
-    page.remark(section, "Size and edges: the range along each axis. –: the files lack the size of a voxel.")
+    page.remark(section, "Size and voxel size: the range along each axis. –: the files lack the voxel size.")
 
 
 def _classes(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
@@ -296,6 +300,34 @@ def _odd(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
     page.table(section, ["site", "case", "kind", "reason"], lines[:_MOST_ODD], words=True)
     if len(lines) > _MOST_ODD:
         page.add(section, "p", f"And {len(lines) - _MOST_ODD} more.")
+    pictures = {
+        f"{site.name}, {odd.case}": site.thumbnails[odd.case]
+        for site in sites
+        for odd in site.odd
+        if odd.case in site.thumbnails
+    }
+    _thumbnails(section, dict([*pictures.items()][:_MOST_PICTURES]))
+
+
+def _thumbnails(parent: ET.Element, pictures: dict[str, np.ndarray]) -> None:
+    """Append small pictures with their names, if any."""
+    if pictures:
+        alt = f"Images of {', '.join(pictures)}"
+        page.figure(parent, partial(thumbnail_picture, pictures), alt, photo=True)
+
+
+def thumbnail_picture(pictures: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
+    """Draw small pictures in rows, each below its name."""
+    columns = min(len(pictures), 3 if width < 5 else 6)
+    rows = -(-len(pictures) // columns)
+    side = width / (3 if width < 5 else 6)
+    drawing = Figure(figsize=(columns * side, rows * (side + 0.2)), layout="constrained", facecolor=PAPER)
+    for place, (name, pixels) in enumerate(pictures.items(), start=1):
+        panel = drawing.add_subplot(rows, columns, place)
+        panel.axis("off")
+        panel.imshow(pixels, cmap="gray", vmin=0, vmax=255)
+        panel.set_title(plain_label(name), fontsize=8, color=INK, y=1.0, wrap=True)
+    return drawing
 
 
 def pair_picture(pairs: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:

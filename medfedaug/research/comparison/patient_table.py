@@ -17,12 +17,12 @@ from medfedaug.analysis.score_table import (
 )
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.metrics.registry import find_metric
-from medfedaug.metrics.significance import PatientTest
 from medfedaug.research.comparison.comparison import (
     MIN_PATIENTS,
     compare_groups,
     unlike_notes,
 )
+from medfedaug.research.comparison.patient_tests import PatientTest
 from medfedaug.research.comparison.verdict import Verdict, rule
 from medfedaug.runs.input_scaling import OTHER_INPUT
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
@@ -123,8 +123,8 @@ def patient_table(runs: Sequence[Run], reference: str = BASELINE) -> PatientTabl
 
     Pairs are made as in `compare_groups`. If each site was left out in turn, the run without it scores its
     patients. The table has the mean difference over the patients, its 95% interval and p-value
-    (`medfedaug.metrics.significance.sign_flip_test`), the smallest detectable difference, and the verdict
-    (`medfedaug.research.comparison.verdict.judge`), which also depends on the seeds.
+    (`medfedaug.research.comparison.patient_tests.sign_flip_test`), the smallest detectable difference, and
+    the verdict (`medfedaug.research.comparison.verdict.judge`), which also depends on the seeds.
 
     Args:
         runs: finished runs of one metric.

@@ -16,26 +16,26 @@ from medfedaug.analysis import page
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import BY_PLAN
 from medfedaug.data.base import Case, SiteFolder, spread
-from medfedaug.data.benchmarks import (
-    BENCHMARKS,
-    OWN_DATA,
-    find_root,
-    is_federation,
-    read_federation,
-    write_federation,
-)
 from medfedaug.data.federation import arrange
-from medfedaug.data.folders import is_site
+from medfedaug.data.folders import OWN_DATA, is_federation, is_site
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.sites import find_sites, open_site, site_statistics
 from medfedaug.errors import DataError, MedFedAugError, first_line
 from medfedaug.federation.job_folder import GLOBAL_MODEL, STATISTICS
-from medfedaug.research.comparison.case_views import CaseView, case_picture, extreme_cases
+from medfedaug.metrics.registry import find_metric
+from medfedaug.research.comparison.case_views import (
+    CaseView,
+    case_picture,
+    example_picture,
+    extreme_cases,
+    view_of,
+)
 from medfedaug.research.comparison.features import SiteFeatures
 from medfedaug.research.comparison.intensities import MIDDLE, intensity_histograms, sample_intensities
+from medfedaug.research.datasets.benchmarks import BENCHMARKS, find_root, read_federation, write_federation
 from medfedaug.runs.evaluate import open_model
-from medfedaug.runs.run import Run
+from medfedaug.runs.run import BASELINE, Run
 from medfedaug.statistics import ChannelStatistics, load_statistics
 
 LocalFeatures = Mapping[Path, Mapping[str, SiteFeatures]]
@@ -51,6 +51,7 @@ class _ModelOutput:
     """Cases and features of one run's model on the sites' test images, or the reason of their absence."""
 
     views: list[CaseView] = field(default_factory=list)
+    example: CaseView | None = None
     features: SiteFeatures = field(default_factory=SiteFeatures)
     trouble: str = ""
     without_features: str = ""
@@ -59,11 +60,15 @@ class _ModelOutput:
 def image_sections(
     body: ET.Element,
     groups: Mapping[str, Sequence[Run]],
+    example: ET.Element,
     data: str | Path,
     device: str,
     local_features: LocalFeatures | None,
 ) -> None:
-    """Append intensities, features and cases, for the first run of each method and at most a dozen sites."""
+    """Append intensities, features and cases, for the first run of each method and at most a dozen sites.
+
+    The test case whose scores by the reference and the best other method differ most goes to ``example``.
+    """
     first = [members[0] for members in groups.values()]
     known = {site for run in first for site in (*run.sites, *run.unseen)}
     with data_of(first[0], Path(data)) as root:
@@ -80,7 +85,10 @@ def image_sections(
         _intensities(body, first, folders)
     names = {folder.name for folder in folders}
     runs = {f"{label}, {run.name}": run for label, (run, *_) in groups.items()}
-    outputs = {name: _apply_model(run, data, device, names) for name, run in runs.items()}
+    shown = _largest_difference(groups, names)
+    outputs = {name: _apply_model(run, data, device, names, shown) for name, run in runs.items()}
+    if shown is not None:
+        _example(example, shown, {run.label: outputs[name].example for name, run in runs.items()})
     local = None
     if local_features is not None:
         local = {name: local_features.get(run.path, {}) for name, run in runs.items()}
@@ -105,7 +113,7 @@ def data_of(run: Run, data: Path) -> Iterator[Path]:
 
 
 def _intensities(body: ET.Element, runs: Sequence[Run], folders: Sequence[SiteFolder]) -> None:
-    section = page.start_section(body, "Intensities by site, before and after FedRDN")
+    section = page.start_section(body, "Intensities by site, before and after FedRDN", folded=True)
     # From a run that normalises, if any does, since the pairs describe its images.
     run = next((run for run in runs if run.input.normalised_by), runs[0])
     runs = [run, *(other for other in runs if other is not run)]
@@ -157,13 +165,64 @@ def _statistics(
     return known | {f.name: site_statistics(f, intensity, prepared) for f in folders if f.name not in known}
 
 
-def _apply_model(run: Run, data: str | Path, device: str, sites: Collection[str]) -> _ModelOutput:
+@dataclass(frozen=True)
+class _Difference:
+    """The test case that a reference and another method score most differently."""
+
+    reference: str
+    other: str
+    site: str
+    case: str
+
+
+def _largest_difference(groups: Mapping[str, Sequence[Run]], sites: Collection[str]) -> _Difference | None:
+    """Find the case at the site where the best method and the reference differ most, in that direction."""
+    runs = {members[0].label: members[0] for members in groups.values() if members[0].mean is not None}
+    if len(runs) < 2:
+        return None
+    reference = BASELINE if BASELINE in runs else next(iter(runs))
+    sign = 1 if find_metric(runs[reference].metric).higher_is_better else -1
+    other = max(runs.keys() - {reference}, key=lambda label: sign * (runs[label].mean or 0.0))
+    before, after = runs[reference], runs[other]
+    gains = _differences(before.sites, after.sites, 1)
+    gains = {site: gain for site, gain in gains.items() if site in sites}
+    if not gains:
+        return None
+    site = max(gains, key=lambda name: abs(gains[name]))
+    direction = 1 if gains[site] > 0 else -1
+    cases = _differences(before.case_scores.get(site, {}), after.case_scores.get(site, {}), direction)
+    return _Difference(reference, other, site, max(cases, key=cases.__getitem__)) if cases else None
+
+
+def _differences(
+    before: Mapping[str, float | None], after: Mapping[str, float | None], sign: int
+) -> dict[str, float]:
+    pairs = {name: (score, after.get(name)) for name, score in before.items()}
+    return {name: sign * (b - a) for name, (a, b) in pairs.items() if a is not None and b is not None}
+
+
+def _example(section: ET.Element, shown: _Difference, views: Mapping[str, CaseView | None]) -> None:
+    pair = {label: view for label in (shown.reference, shown.other) if (view := views.get(label)) is not None}
+    if len(pair) < 2:
+        return
+    page.figure(
+        section,
+        partial(example_picture, pair),
+        f"Image, truth and the outlines of {shown.reference} and {shown.other}",
+        f"Case {shown.case} of site {shown.site}, where {shown.reference} and {shown.other} differ most.",
+        photo=True,
+    )
+
+
+def _apply_model(
+    run: Run, data: str | Path, device: str, sites: Collection[str], shown: _Difference | None
+) -> _ModelOutput:
     model = run.path.parent / GLOBAL_MODEL
     if not model.exists():
         return _ModelOutput(trouble=f"{run.path.parent} has no {GLOBAL_MODEL}")
     try:
         with data_of(run, Path(data)) as root:
-            return _output(run, model, root, device, sites)
+            return _output(run, model, root, device, sites, shown)
     except (MedFedAugError, ValueError) as error:  # an error of one run does not stop the page
         return _ModelOutput(trouble=str(error))
     except Exception as error:  # of a network that takes images in another order of axes, or of another size
@@ -171,7 +230,9 @@ def _apply_model(run: Run, data: str | Path, device: str, sites: Collection[str]
         return _ModelOutput(trouble=f"the network cannot run on images as medfedaug prepares them ({reason})")
 
 
-def _output(run: Run, model: Path, data: Path, device: str, sites: Collection[str]) -> _ModelOutput:
+def _output(
+    run: Run, model: Path, data: Path, device: str, sites: Collection[str], shown: _Difference | None
+) -> _ModelOutput:
     output, limit = _ModelOutput(), run.config.get("limit")
     for opened, complete in open_model(model, data, config=run.path, device=device, limit=limit):
         folder = opened.folder
@@ -187,6 +248,8 @@ def _output(run: Run, model: Path, data: Path, device: str, sites: Collection[st
         if not complete:
             continue
         output.views += extreme_cases(opened, scores)
+        if shown is not None and shown.site == folder.name:
+            output.example = view_of(opened, shown.case, scores)
         name = folder.name + (" (unseen)" if folder.name in run.unseen else "")
         try:
             output.features.add(opened, opened.network, example_cases(folder), name)
@@ -205,7 +268,7 @@ def _features(
     outputs: Mapping[str, _ModelOutput],
     local: Mapping[str, Mapping[str, SiteFeatures]] | None,
 ) -> None:
-    section = page.start_section(body, "Features by site")
+    section = page.start_section(body, "Features by site", folded=True)
     on = (
         "by t-SNE, whose axes have no meaning, with alignment of the features of a class and uniformity of "
         "all (both: lower is better). The local model of a site is the global one after one more round of "

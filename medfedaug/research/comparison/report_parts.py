@@ -45,7 +45,7 @@ class ComparedRuns(ReportParts):
     def add_comparisons(self, body: ET.Element, runs: Sequence[Run], reduced: str, reference: str) -> None:
         """Append comparisons by patient."""
         pairs = replace(patient_table(runs, reference), reduced=reduced)
-        section = page.start_section(body, f"Paired by {pairs.cases.removesuffix('s')}")
+        section = page.start_section(body, f"Paired by {pairs.cases.removesuffix('s')}", folded=True)
         if pairs.rows:
             for row in pairs.rows if len(pairs.rows) <= _MOST_SENTENCES else ():
                 page.add(section, "p", row.sentence(pairs.metric))
@@ -61,7 +61,9 @@ class ComparedRuns(ReportParts):
         """Append comparisons by class."""
         classes = class_table(runs, reference)
         if classes.rows:
-            section = page.start_section(body, "By class, where sites have outlined different ones")
+            section = page.start_section(
+                body, "By class, where sites have outlined different ones", folded=True
+            )
             page.text_table(section, replace(classes, reduced=reduced))
 
     def add_evaluations(self, body: ET.Element, evaluations: Sequence[Mapping[str, Any]]) -> None:
@@ -74,13 +76,19 @@ class ComparedRuns(ReportParts):
             page.text_table(section, worth)
 
     def add_images(
-        self, body: ET.Element, groups: Groups, data: Path, device: str, local_features: Any
+        self,
+        body: ET.Element,
+        groups: Groups,
+        example: ET.Element,
+        data: Path,
+        device: str,
+        local_features: Any,
     ) -> None:
-        """Append intensities, features and cases."""
+        """Append intensities, features and cases; the case on which methods differ most to ``example``."""
         # Imports all of training, which a page without images does not need.
         from medfedaug.research.comparison.report_images import image_sections
 
-        image_sections(body, groups, data, device, local_features)
+        image_sections(body, groups, example, data, device, local_features)
 
 
 PARTS = ComparedRuns()

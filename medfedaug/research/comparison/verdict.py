@@ -77,7 +77,7 @@ def chance(seeds: PairedTest | None, crossed: CrossedTest | None, rare: float = 
     Args:
         seeds: the test of the means over the sites, each with the same weight.
         crossed: the test of seeds and patients together.
-        rare: the p-value of `medfedaug.metrics.significance.rare_loss_test`.
+        rare: the p-value of `medfedaug.research.comparison.patient_tests.rare_loss_test`.
     """
     if seeds is None or crossed is None or seeds.difference * crossed.difference <= 0:
         return 1.0
@@ -119,7 +119,7 @@ def judge(
         crossed: the comparison over seeds and patients together; ``None`` if all differences are equal.
         num_patients: the number of common patients; a case without a known patient counts as one.
         metric: the metric, which has a direction.
-        rare: the p-value of `medfedaug.metrics.significance.rare_loss_test`.
+        rare: the p-value of `medfedaug.research.comparison.patient_tests.rare_loss_test`.
         adjusted: the p-value, adjusted for all methods of the table; by default `chance`.
         without: for each site the patients of all other sites; ``None`` for a site that has all patients.
 

@@ -1,7 +1,7 @@
 """Photographs, one domain per site: Office-Caltech 10, DomainNet-10, PACS, VLCS, OfficeHome.
 
 Every function takes the folder with the published files and returns its sites;
-`medfedaug.data.benchmarks` lists them with the sources of the files, and checks the sites.
+`medfedaug.research.datasets.benchmarks` lists them with the sources of the files, and checks the sites.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
 from medfedaug.data.images import ImageFolder, cases_of_classes, class_cases, published_split, visible_folders
-from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import split_by_class
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.research.datasets.archives import load_arrays
+from medfedaug.research.datasets.published import Benchmark
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
 

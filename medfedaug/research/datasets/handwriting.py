@@ -11,7 +11,6 @@ from pathlib import Path
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder, base_folder, check_below, spread
 from medfedaug.data.images import ImageFolder
-from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import shuffled, split_by_class, split_in_order
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.research.datasets.archives import (
@@ -26,6 +25,7 @@ from medfedaug.research.datasets.archives import (
     read_mat,
     read_pickled_pair,
 )
+from medfedaug.research.datasets.published import Benchmark
 
 # Digits, capitals, small letters: LEAF's and EMNIST's numbering of the 62 classes.
 _CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")

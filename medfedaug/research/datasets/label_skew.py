@@ -11,10 +11,10 @@ import numpy as np
 from medfedaug.config.run import derive_seed
 from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
 from medfedaug.data.images import ImageFolder, cases_of_classes, class_cases
-from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import deal_by_dirichlet
 from medfedaug.errors import ConfigError
 from medfedaug.research.datasets.archives import ArchiveSite, load_arrays, read_archive, read_cifar
+from medfedaug.research.datasets.published import Benchmark
 
 
 def cifar_10(

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from medfedaug.data.base import Case, SiteFolder, base_folder
-from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import split_patients
 from medfedaug.data.volumes import VolumeFolder, listed_sites
+from medfedaug.research.datasets.published import Benchmark
 
 _INSTITUTIONS = ("CS", "DU", "EZ", "FG", "HT")  # as in the patients' names, TCGA_CS_4941
 _CLASSES = ("background", "FLAIR abnormality")

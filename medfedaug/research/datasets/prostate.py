@@ -14,10 +14,10 @@ import torch
 
 from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
 from medfedaug.data.preparation.decoded_cache import decoded
-from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import fold_patients, split_patients
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
+from medfedaug.research.datasets.published import Benchmark
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.published import Benchmark
 from medfedaug.data.volumes import listed_sites
+from medfedaug.research.datasets.published import Benchmark
 
 _CAMERAS = ("AVWIDE", "CHASEDB1", "DRIVE", "STARE", "VEVIO")
 

@@ -17,7 +17,7 @@ class Preset:
 
     Args:
         name: the NAME of ``medfedaug benchmark NAME``.
-        benchmark: the data set (`medfedaug.data.benchmarks.find_benchmark`).
+        benchmark: the data set (`medfedaug.research.datasets.benchmarks.find_benchmark`).
         source: its section in the paper; empty for an experiment on own data.
         config: fields of `medfedaug.config.run.RunConfig`. The others keep their defaults, except
             ``intensity``, which is ``"by_method"``, since the papers' methods normalise images as stored, and

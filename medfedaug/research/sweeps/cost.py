@@ -16,12 +16,12 @@ from matplotlib.figure import Figure
 from medfedaug.analysis.plots import bars, byte_unit
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.config.run import Execution
-from medfedaug.data.benchmarks import find_root, open_benchmark
 from medfedaug.data.federation import federation_settings
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.in_process import InProcessCarrier, run_in_process
 from medfedaug.federation.site.local_training import LocalRound
 from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.research.datasets.benchmarks import find_root, open_benchmark
 from medfedaug.research.papers.presets import Preset
 from medfedaug.research.sweeps.planned import PlannedRun
 from medfedaug.research.sweeps.workers import Processes

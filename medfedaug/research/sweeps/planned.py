@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.benchmarks import find_benchmark
+from medfedaug.research.datasets.benchmarks import find_benchmark
 from medfedaug.research.papers.axes import shown
 
 BASE = "base"  # name of the preset without other settings

@@ -12,12 +12,12 @@ from typing import Any
 from medfedaug.config.plan import PLAN_FIELDS, Plan, planning_settings
 from medfedaug.config.run import RunConfig, task_defaults
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.benchmarks import check_options, find_benchmark, find_root, open_benchmark
 from medfedaug.data.federation import federation_settings
 from medfedaug.errors import ConfigError
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.methods.registry import canonical_name, parse_methods
+from medfedaug.research.datasets.benchmarks import check_options, find_benchmark, find_root, open_benchmark
 from medfedaug.research.papers.axes import Axis, Comparison, shown
 from medfedaug.research.papers.presets import Preset
 from medfedaug.research.sweeps.planned import PlannedRun

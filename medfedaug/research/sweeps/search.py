@@ -20,12 +20,12 @@ from typing import Any
 import yaml
 
 from medfedaug.config.run import Execution
-from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.federation import federation_settings
 from medfedaug.errors import ConfigError, RunFailed, first_line
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.methods.registry import parse_methods
 from medfedaug.metrics.registry import METRICS, metric_names
+from medfedaug.research.datasets.benchmarks import open_benchmark
 from medfedaug.research.sweeps.experiment import Experiment
 from medfedaug.research.sweeps.planned import PlannedRun
 from medfedaug.research.sweeps.sweep import RunStopped, run_all

@@ -100,13 +100,10 @@ def test_a_site_that_does_not_allow_the_package_says_so_in_a_line(package, archi
         run_in_process(tiny_config(rounds=1), archives, ["site_A", "site_B"], "cpu")
 
 
-def test_a_file_of_an_unknown_suffix_is_no_image(run, phantom_dir, archives, tmp_path):
+def test_a_file_of_an_unknown_suffix_is_no_image(run, model, archives, tmp_path):
     """Without the package, an archive is what it was before: no image, by its name or its content."""
-    arguments = ("--methods", "fedavg", "--rounds", 1, "--engine", "inprocess", "--no-report")
-    out = tmp_path / "run"
-    assert run("simulate", "--data", phantom_dir, *arguments, *NETWORK, "--out", out)[0] == 0
     image = sorted((archives / "site_A/images").iterdir())[0]
-    code, _, err = run("predict", "--model", out, "--images", image, "--out", tmp_path / "maps")
+    code, _, err = run("predict", "--model", model, "--images", image, "--out", tmp_path / "maps")
     assert code != 0
     assert "is no image, by its name or its content" in err
     assert "NIfTI (.nii, .nii.gz)" in err

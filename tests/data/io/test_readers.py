@@ -32,6 +32,7 @@ FORMATS = {
 }
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize("kind", FORMATS)
 def test_voxels_affine_and_header_are_the_same(tmp_path, voxels, kind):
     path = write(tmp_path / FORMATS[kind], voxels)
@@ -43,6 +44,7 @@ def test_voxels_affine_and_header_are_the_same(tmp_path, voxels, kind):
     np.testing.assert_allclose(header.affine, AFFINE, atol=1e-5)
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize("kind", ["nifti", "compressed mha", "nrrd", "dicom"])
 def test_headers_are_read_without_decoding(tmp_path, voxels, monkeypatch, kind):
     path = write(tmp_path / FORMATS[kind], voxels)
@@ -85,6 +87,7 @@ def test_a_picture_of_two_dimensions_has_an_affine_of_two(tmp_path):
         load_volume(tmp_path / "flat.mha")
 
 
+@pytest.mark.all_layers
 def test_sites_of_every_format_have_the_same_statistics(tmp_path, voxels):
     label = (voxels > 400).astype(np.uint8)
     for site, image in (("A", "image.nii.gz"), ("B", "image.mha"), ("C", "image.nrrd"), ("D", "image")):
@@ -124,6 +127,7 @@ def test_a_damaged_file_is_one_line(make_site, voxels, suffix, content):
     assert ".cxx" not in message
 
 
+@pytest.mark.all_layers
 def test_a_series_is_opened_once_until_a_slice_is_replaced(tmp_path, voxels, monkeypatch):
     series = write_dicom(tmp_path / "series", itk_image(voxels))
     opened, read = [], pydicom.dcmread

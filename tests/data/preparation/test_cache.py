@@ -15,15 +15,16 @@ from benchmark_files import write_prostate
 from written_volumes import write_dicom
 
 from medfedaug.config.machine import Machine
-from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.preparation import cache
 from medfedaug.data.preparation.cache import CaseCache
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.volumes import VolumeFolder
+from medfedaug.research.datasets.benchmarks import open_benchmark
 from medfedaug.tasks import ClassificationTask, SegmentationTask
 
 
+@pytest.mark.all_layers
 def test_slices_of_one_patient_have_label_maps_of_their_own(tmp_path, monkeypatch):
     write = benchmark_files.write_volume
 
@@ -60,6 +61,7 @@ def test_a_label_is_the_place_among_the_classes_of_the_run(make_photos, tmp_path
     assert places == [1, 2]
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize("kind", ["dicom", "mhd"])
 def test_voxels_that_were_written_anew_in_place_are_read_anew(make_site, tmp_path, kind):
     folder = make_site("A", cases=(1, 1, 1))

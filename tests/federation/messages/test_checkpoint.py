@@ -65,6 +65,7 @@ def test_what_was_exchanged_before_training_is_sent_until_a_site_has_answered():
     assert once.due(["site_A"])
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize("method", ["fixbn", "feddg_ga", "fedavg"])
 def test_what_goes_by_the_number_of_rounds_is_not_resumed_with_more(tiny_config, method):
     saved = {"config": tiny_config(method, rounds=4).to_dict()}

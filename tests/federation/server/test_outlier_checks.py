@@ -71,6 +71,7 @@ LIES = {
 }
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize("method", LIES)
 def test_a_lie_in_a_round_is_refused_by_name_and_the_round_goes_on(federation, method):
     liars = "BE"
@@ -154,6 +155,7 @@ def test_both_ends_are_named_with_their_own_factor(tiny_config):
     }
 
 
+@pytest.mark.all_layers
 def test_the_score_that_came_with_a_lie_chooses_no_round(tiny_config):
     server = FederationServer(tiny_config("fednova", rounds=3), execution=Execution(min_sites=2))
     for site in SITES:
@@ -215,6 +217,7 @@ def test_statistics_far_outside_are_left_out_where_models_are_not_held(tiny_conf
     assert all(float(value.max()) < 100 for value in server.payload.values())
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize("method", ["feddg", "feddg_ga", "fedproto"])
 def test_what_these_methods_exchange_is_not_compared(tiny_config, method):
     """docs/reliability.md names them."""

@@ -163,6 +163,7 @@ def test_a_liar_below_the_limits_in_every_round_gets_no_honest_site_blamed(feder
     assert all(torch.isfinite(value).all() for value in server.state.values())
 
 
+@pytest.mark.all_layers
 def test_honest_sites_are_never_refused_with_an_odd_scanner_or_ten_times_the_samples(
     federation, uneven, five
 ):
@@ -256,6 +257,7 @@ def test_the_command_says_whose_share_was_lowered_and_the_word_for_it(run, uneve
 # ---------------------------------------------------------------- what is held until the round's end
 
 
+@pytest.mark.all_layers
 def test_updates_that_do_not_fit_into_memory_give_the_same_bits_and_leave_no_file(
     federation, monkeypatch, tmp_path
 ):

@@ -10,6 +10,7 @@ from running import TINY_OPTIONS
 from medfedaug.federation.composition import Composition
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize(
     ("methods", "settings", "validation", "test"),
     [
@@ -31,6 +32,7 @@ def test_whose_model_a_score_is_of_follows_from_the_composition(
     assert scored == {"validation": validation, "test": test, "unseen": "unseen"}
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize(
     ("methods", "model"), [("fedavg", "global"), ("partialfed", "personal (own layers)")]
 )

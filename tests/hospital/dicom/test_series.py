@@ -18,10 +18,7 @@ from dicom_files import EDGES, affine_of, sets, write_frames, write_object, writ
 from hospitals import Hospital
 from pydicom.fileset import FileSet
 from pydicom.pixels import get_decoder
-from pydicom.uid import (
-    UID,
-    SecondaryCaptureImageStorage,
-)
+from pydicom.uid import UID, SecondaryCaptureImageStorage
 from written_volumes import load_volume, turn, write
 
 from medfedaug.data.io.formats import read_header

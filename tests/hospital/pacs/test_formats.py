@@ -42,19 +42,22 @@ def patient(name, **more):
     return sets(PatientID=name, **more)
 
 
-def imported(run, source, patients, tmp_path, *options):
-    """Exit code, what was said, and by patient the image and the label map."""
+def imported(run, tmp_path, *options, source=None, patients=("P",), code=0):
+    """What was said, and by patient the image and the label map."""
     tmp_path.mkdir(exist_ok=True)
     (tmp_path / "studies.csv").write_text("PatientID\n" + "\n".join(patients) + "\n")
     out = tmp_path / "out/site_A"
-    code, output, err = run("import", *source, "--studies", tmp_path / "studies.csv", "--out", out, *options)
+    source = source or ("--folder", tmp_path / "in")
+    call = ("import", *source, "--studies", tmp_path / "studies.csv", "--out", out, *options)
+    status, output, err = run(*call)
+    assert status == code, output + err
     cases = {}
     state = tmp_path / "out/site_A.state/studies.json"
     for case, entry in json.loads(state.read_text())["studies"].items() if state.is_file() else ():
         label = out / f"labels/{case}.nii.gz"
         images = [nibabel.load(file) for file in sorted((out / "images").glob(f"{case}*"))]
         cases[entry["PatientID"]] = (images, nibabel.load(label) if label.is_file() else None)
-    return code, " ".join((output + err).split()), cases
+    return " ".join((output + err).split()), cases
 
 
 def voxels_of(image):
@@ -69,8 +72,8 @@ def test_syntaxes_and_frames_in_odd_order_equal_independent_readings(orthanc, ru
     write_frames(tmp_path / "frames/f.dcm", [VOXELS], order, rescale=rescale, change=patient("FORMAT-frames"))
     orthanc.put(*(tmp_path / name for name in (*SYNTAXES, "frames")))
     names = [f"FORMAT-{name}" for name in (*SYNTAXES, "frames")]
-    code, output, cases = imported(run, ("--dicomweb", orthanc.dicomweb), names, tmp_path)
-    assert code == 0, output
+    web = ("--dicomweb", orthanc.dicomweb)
+    _, cases = imported(run, tmp_path, source=web, patients=names)
     for name in SYNTAXES:
         reader = sitk.ImageSeriesReader()
         expected = sitk.ReadImage(reader.GetGDCMSeriesFileNames(str(tmp_path / name)))
@@ -101,8 +104,7 @@ def test_segments_in_odd_frames_equal_the_reading_of_highdicom(run, tmp_path, ki
     options = ("--labels", "seg", "--segments", "tumour*=core", "--segments", "edema=edema")
     options += ("--unmapped", "background")
     more = () if kind == "BINARY" else ("--threshold", 0.6)
-    code, output, cases = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path, *options, *more)
-    assert code == 0, output
+    _, cases = imported(run, tmp_path, *options, *more)
     # highdicom rescales fractions to the share of their maximum.
     read = hd.seg.segread(seg).get_volume(rescale_fractional=True).array
     expected = np.zeros(VOXELS.shape, np.uint8)
@@ -125,8 +127,7 @@ def test_a_map_of_labels_is_read_as_highdicom_reads_it(run, tmp_path):
     written = pydicom.dcmread(seg)
     assert written.SOPClassUID == "1.2.840.10008.5.1.4.1.1.66.7"
     options = ("--labels", "seg", "--segments", "core=core", "--segments", "*=other")
-    code, output, cases = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path, *options)
-    assert code == 0, output
+    _, cases = imported(run, tmp_path, *options)
     expected = np.zeros(VOXELS.shape, np.uint8)
     volume = hd.seg.segread(seg).get_volume().array
     for name, number in (("Edema", 2), ("Core", 1), ("Vessel", 2)):
@@ -165,8 +166,7 @@ def test_a_segmentation_that_contradicts_itself_is_refused(run, tmp_path, kind, 
     path = write_segmentation(tmp_path / "in/seg.dcm", files, mask, kind)
     damage(dataset := pydicom.dcmread(path))
     dataset.save_as(path)
-    code, text, cases = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path, "--labels", "seg")
-    assert code == 1
+    text, cases = imported(run, tmp_path, "--labels", "seg", code=1)
     assert output in text
     assert cases == {}
 
@@ -215,8 +215,7 @@ def test_contours_with_holes_and_keyholes_equal_matplotlibs_reading(run, tmp_pat
         expected[..., k][inside(other)] = 2
     write_rtstruct(tmp_path / "in/rt.dcm", files, regions)
     options = ("--labels", "rtstruct", "--segments", "gtv=target", "--segments", "organ=organ")
-    code, output, cases = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path, *options)
-    assert code == 0, output
+    _, cases = imported(run, tmp_path, *options)
     label = voxels_of(cases["P"][1])
     # A millionth of a millimetre of rounding may decide over a voxel that an outline runs through.
     assert (label != expected).sum() <= 1
@@ -242,8 +241,7 @@ def test_sequences_become_channels_on_the_grid_of_the_label_map(run, tmp_path):
     _, mask = sequences(tmp_path / "in", "P", generate_uid())
     source = ("--folder", tmp_path / "in")
     rules = ("--channel", "T1=t1", "--channel", "FLAIR=.*flair.*", "--labels", "seg")
-    code, output, cases = imported(run, source, ["P"], tmp_path, *rules)
-    assert code == 0, output
+    output, cases = imported(run, tmp_path, *rules)
     assert "channel T1" in output
     assert "channel FLAIR" in output
     (flair, t1), label = cases["P"]  # sorted by file name
@@ -264,8 +262,9 @@ def test_sequences_become_channels_on_the_grid_of_the_label_map(run, tmp_path):
     assert listed["channel_names"] == {"0": "T1", "1": "FLAIR"}
     (row,) = listed["test"]
     assert [path.rsplit("_", 1)[1] for path in row["image"]] == ["T1.nii.gz", "FLAIR.nii.gz"]
-    code, output, _ = imported(run, source, ["P"], tmp_path / "b", "--channel", "T2=t2", "--channel", "T1=t1")
-    assert code == 1
+    output, _ = imported(
+        run, tmp_path / "b", "--channel", "T2=t2", "--channel", "T1=t1", source=source, code=1
+    )
     assert "no series is a channel T2" in output
 
 
@@ -274,8 +273,7 @@ def test_channels_of_two_frames_of_reference_are_refused(run, tmp_path):
     change = patient("P", FrameOfReferenceUID="1.2.3.10", SeriesDescription="dwi", Modality="MR")
     write_slices(tmp_path / "in/dwi", VOXELS, study=study, sop=MRImageStorage, change=change)
     rules = ("--channel", "FLAIR=flair", "--channel", "DWI=dwi")
-    code, output, cases = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path, *rules)
-    assert code == 1
+    output, cases = imported(run, tmp_path, *rules, code=1)
     assert "frames of reference" in output
     assert not cases
 
@@ -283,11 +281,9 @@ def test_channels_of_two_frames_of_reference_are_refused(run, tmp_path):
 def test_label_maps_choose_among_possible_images(run, tmp_path):
     _, mask = sequences(tmp_path / "in", "P", generate_uid())
     source = ("--folder", tmp_path / "in")
-    code, output, _ = imported(run, source, ["P"], tmp_path / "a")
-    assert code == 1
+    output, _ = imported(run, tmp_path / "a", source=source, code=1)
     assert "2 series are a possible image, one was expected; choose with --series" in output
-    code, output, cases = imported(run, source, ["P"], tmp_path / "b", "--labels", "seg")
-    assert code == 0, output
+    output, cases = imported(run, tmp_path / "b", "--labels", "seg", source=source)
     (image,), label = cases["P"]
     np.testing.assert_array_equal(voxels_of(image), VOXELS)
     np.testing.assert_array_equal(voxels_of(label), mask)
@@ -297,12 +293,10 @@ def test_a_secondary_capture_is_known_by_its_class(run, tmp_path):
     change = patient("P", Modality="CT")
     write_slices(tmp_path / "in", VOXELS, sop=SecondaryCaptureImageStorage, change=change)
     source = ("--folder", tmp_path / "in")
-    code, output, cases = imported(run, source, ["P"], tmp_path / "a")
-    assert code == 1
+    output, cases = imported(run, tmp_path / "a", source=source, code=1)
     assert "secondary capture" in output
     assert not cases
-    code, output, cases = imported(run, source, ["P"], tmp_path / "b", "--allow-burned-in")
-    assert code == 0, output
+    output, cases = imported(run, tmp_path / "b", "--allow-burned-in", source=source)
     np.testing.assert_array_equal(voxels_of(cases["P"][0][0]), VOXELS)
 
 
@@ -316,9 +310,7 @@ def test_a_series_in_colour_has_its_colours_as_channels(run, tmp_path):
         header.PixelData = np.ascontiguousarray(colours[:, :, k].transpose(1, 0, 2)).tobytes()
 
     write_slices(tmp_path / "in", VOXELS, sop=SecondaryCaptureImageStorage, change=change)
-    source = ("--folder", tmp_path / "in")
-    code, output, cases = imported(run, source, ["P"], tmp_path, "--allow-burned-in")
-    assert code == 0, output
+    _, cases = imported(run, tmp_path, "--allow-burned-in")
     ((image,), _) = cases["P"]
     np.testing.assert_array_equal(voxels_of(image), colours)
     read = load_volume(Path(image.get_filename())).numpy()

@@ -23,11 +23,12 @@ def identity(header, k):
     header.InstitutionAddress, header.SeriesDescription = PLANTED[3:]
 
 
-def imported(run, source, tmp_path, *options):
+def imported(run, source, tmp_path, *options, code=0):
     (tmp_path / "studies.csv").write_text(f"PatientID\n{PLANTED[0]}\n")
     out = tmp_path / "out/site_A"
-    code, output, err = run("import", *source, "--studies", tmp_path / "studies.csv", "--out", out, *options)
-    return code, output + err, out
+    status, said, err = run("import", *source, "--studies", tmp_path / "studies.csv", "--out", out, *options)
+    assert status == code, said + err
+    return said + err, out
 
 
 def same_as_sitk(out, folder):
@@ -46,8 +47,7 @@ def same_as_sitk(out, folder):
 
 def test_refuses_a_geometry_that_is_no_volume(run, tmp_path):
     write_slices(tmp_path / "in", VOXELS, change=identity, shift=1.0)
-    code, text, out = imported(run, ("--folder", tmp_path / "in"), tmp_path)
-    assert code == 1
+    text, out = imported(run, ("--folder", tmp_path / "in"), tmp_path, code=1)
     assert "tilted gantry" in text
     assert not (out / "images").exists()
 
@@ -86,8 +86,7 @@ def test_ct_is_named_and_mr_is_not_since_its_sequence_is_not_known(run, tmp_path
     for modality, names in (("CT", {"0": "CT"}), ("MR", None)):
         root = tmp_path / modality
         write_slices(root / "in", VOXELS, change=sets(PatientID=PLANTED[0], Modality=modality))
-        code, output, out = imported(run, ("--folder", root / "in"), root)
-        assert code == 0, output
+        _, out = imported(run, ("--folder", root / "in"), root)
         assert read_listing(out).get("channel_names") == names
 
 
@@ -111,12 +110,10 @@ def test_a_volume_of_a_diffusion_series_is_chosen_by_its_b_value(run, tmp_path):
     source = ("--folder", tmp_path / "in")
     for name in ("all", "one"):
         (tmp_path / name).mkdir()
-    code, output, _ = imported(run, source, tmp_path / "all")
-    assert code == 1
+    output, _ = imported(run, source, tmp_path / "all", code=1)
     said = " ".join(output.split())
     assert "the series holds 2 volumes, one was expected: b-value 0, b-value 800; --volume REGEX" in said
-    code, output, out = imported(run, source, tmp_path / "one", "--volume", "b-value 800")
-    assert code == 0, output
+    output, out = imported(run, source, tmp_path / "one", "--volume", "b-value 800")
     np.testing.assert_array_equal(values_of(out), VOXELS + 1)
 
 
@@ -126,8 +123,7 @@ def test_refuses_pixels_with_text(run, tmp_path):
         header.BurnedInAnnotation = "YES"
 
     write_slices(tmp_path / "in", VOXELS, change=burned)
-    code, text, _ = imported(run, ("--folder", tmp_path / "in"), tmp_path)
-    assert code == 1
+    text, _ = imported(run, ("--folder", tmp_path / "in"), tmp_path, code=1)
     assert "--allow-burned-in" in text
 
 
@@ -135,15 +131,12 @@ def test_from_an_archive_no_identity_leaves_the_sites_own_list(orthanc, run, tmp
     files = write_slices(tmp_path / "in", VOXELS, turned=OBLIQUE, change=identity)
     orthanc.put(tmp_path / "in")
     source = ("--dicomweb", orthanc.dicomweb)
-    code, output, out = imported(run, source, tmp_path, "--dry-run", "--json", tmp_path / "out/plan.json")
-    assert code == 0
+    output, out = imported(run, source, tmp_path, "--dry-run", "--json", tmp_path / "out/plan.json")
     assert not out.exists()
-    code, more, out = imported(run, source, tmp_path)
-    assert code == 0, more
+    more, out = imported(run, source, tmp_path)
     file = same_as_sitk(out, tmp_path / "in")
     before = file.stat().st_mtime_ns
-    code, again, out = imported(run, source, tmp_path)
-    assert code == 0
+    again, out = imported(run, source, tmp_path)
     assert file.stat().st_mtime_ns == before
     own = tmp_path / "out/site_A.state/studies.json"
     assert PLANTED[0] in own.read_text()

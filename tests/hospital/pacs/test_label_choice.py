@@ -69,7 +69,6 @@ def test_an_own_prediction_is_no_ground_truth(site, tmp_path, labels, mark):
     assert "left out" in output
     np.testing.assert_array_equal(site.label("P"), BY_HAND)
     both = Site(site.run, tmp_path / "both", site.source)
-    both.root.mkdir()
     output = both.load(["P"], *options, "--automatic-labels", code=1)
     assert "2 outlines, in 2 series, of tumour; choose with --label-series" in output
 
@@ -116,7 +115,6 @@ def test_automatic_segments_of_an_object_are_left_out_one_by_one(site, tmp_path)
     np.testing.assert_array_equal(site.label("P"), BY_HAND)
     # A class that only the program outlined would be background without a word.
     several = Site(site.run, tmp_path / "several", site.source)
-    several.root.mkdir()
     options = ("--labels", "seg", "--segments", "tumour=tumour", "--segments", "tumour ai=organ")
     output = several.load(["P"], *options, code=1)
     assert "has only automatic segments of organ" in output
@@ -147,7 +145,6 @@ def test_two_readers_are_refused_or_chosen(site, tmp_path):
         ("both", ["reader .*", "newest"], OTHER),
     ):
         other = Site(site.run, tmp_path / name, site.source)
-        other.root.mkdir()
         options = [part for rule in rules for part in ("--label-series", rule)]
         other.load(["P"], *SEG, *options, "--json", other.root / "plan.json")
         np.testing.assert_array_equal(other.label("P"), expected)
@@ -214,12 +211,10 @@ def test_the_federation_numbers_classes_and_the_segments_decide_over_overlaps(ru
     whole, core = box((4, 12), (4, 12), (1, 5)), box((6, 9), (6, 9), (2, 4))
     write_outline(tmp_path / "in/s.dcm", files, {"Whole": whole, "Core": core}, "20200101")
     refused = Site(run, tmp_path / "refused", ("--folder", tmp_path / "in"))
-    refused.root.mkdir()
     output = refused.load(["P"], *SEG[:2], "--segments", "core=core", "--segments", "whole=whole", code=1)
     assert "overlap; --overlap priority" in output
     for first, second in (("core", "whole"), ("whole", "core")):
         site = Site(run, tmp_path / first, ("--folder", tmp_path / "in"))
-        site.root.mkdir()
         options = ("--labels", "seg", "--overlap", "priority", "--classes", "background,whole,core,vessel")
         options += ("--segments", f"{first}={first}", "--segments", f"{second}={second}")
         site.load(["P"], *options)
@@ -246,7 +241,6 @@ def test_segments_without_a_class_are_refused_or_background(site, tmp_path):
     (row,) = site.rows.values()
     assert row["notes"] == ["has 1 segment (number 2) without a class in --segments: background"]
     named = Site(site.run, tmp_path / "named", site.source)
-    named.root.mkdir()
     named.load(["P"], *SEG, "--segments", "edema*=background")
     np.testing.assert_array_equal(named.label("P"), BY_HAND)
 

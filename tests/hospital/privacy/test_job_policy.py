@@ -18,8 +18,8 @@ from medfedaug.config.run import job_hash
 from medfedaug.errors import JobRefused, RunFailed
 from medfedaug.federation import FederationServer
 from medfedaug.federation.messages.messages import Request
-from medfedaug.federation.site import gate
 from medfedaug.hospital.privacy import JobBook, JobRules, PrivacyLedger
+from medfedaug.hospital.privacy import guarded_gate as gate
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.simulator import simulator

@@ -14,7 +14,6 @@ import pytest
 import SimpleITK as sitk
 from hospitals import Deployment, Hospital
 
-from medfedaug.data.content_hash import case_identities
 from medfedaug.data.file_hashes import fingerprint_files
 from medfedaug.data.sites import open_site
 from medfedaug.errors import RunFailed, StorageError
@@ -22,6 +21,7 @@ from medfedaug.federation import SiteTrainer
 from medfedaug.federation.messages.messages import Request
 from medfedaug.federation.site.site import Site
 from medfedaug.hospital.privacy import PrivacyLedger, PrivacyPolicy, ledger
+from medfedaug.hospital.privacy.content_hash import case_identities
 from medfedaug.hospital.privacy.guard import SitePrivacy
 
 FREE = {"min_cases": 1, "allow_limit": True}

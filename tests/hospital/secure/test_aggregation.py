@@ -16,10 +16,10 @@ from medfedaug.federation import FederationServer, run_in_process
 from medfedaug.federation.in_process import InProcessCarrier
 from medfedaug.federation.messages.messages import CONFIRM, KEYS, MASKED, OPEN, SHARES, TRAIN, Request
 from medfedaug.hospital.secure.keys import KeyPair, derived
+from medfedaug.hospital.secure.secure_random import stream
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
 from medfedaug.simulate import configure, simulate
-from medfedaug.utils.secure_random import stream
 
 SITES = "ABCD"
 
@@ -392,7 +392,7 @@ def test_a_job_under_masks_is_no_other_job(federation):
     site = next(iter(Recording.log))
     assert site[0].masks == {}
     carrier = lying(lambda r, s: Request(KEYS, 1, run=r.run) if r.task == TRAIN else r)
-    with pytest.raises(RunFailed, match="this job is not under secure aggregation"):
+    with pytest.raises(RunFailed, match="no task 'keys'"):
         federation(secure=False, carrier=carrier)
 
 

@@ -58,7 +58,7 @@ def test_a_sites_kit_gets_what_is_missing_and_keeps_the_rest(run, kits, tmp_path
         "data": str(data.resolve()),
         "state": str(tmp_path.resolve()),
     }
-    assert not (kit / "local/authorization.json").exists()
+    assert content(kit, "authorization.json")["permissions"]["lead"]["byoc"] == "none"
 
 
 def test_a_site_limits_the_memory_of_prepared_images(run, kits, tmp_path, monkeypatch):
@@ -104,13 +104,15 @@ def test_site_configure_is_idempotent_and_keeps_what_it_is_not_asked_to_change(r
 def test_check_says_what_is_missing_and_writes_nothing(run, kits):
     kit = kits / "hospital-a"
     files = {path.name for path in (kit / "local").iterdir()}
-    code, out, _ = run("site", "configure", kit, "--check", "--forbid-code")
+    code, out, _ = run("site", "configure", kit, "--check")
     assert code == 1
     for word in ("class_allow_list", "process_launcher", "min_images", "permissions.lead.byoc"):
         assert word in out
     assert {path.name for path in (kit / "local").iterdir()} == files
-    assert run("site", "configure", kit, "--forbid-code")[0] == 0
-    assert run("site", "configure", kit, "--check", "--forbid-code")[0] == 0
+    assert run("site", "configure", kit, "--allow-code")[0] == 0
+    assert not (kit / "local/authorization.json").exists()
+    assert run("site", "configure", kit)[0] == 0
+    assert run("site", "configure", kit, "--check")[0] == 0
 
 
 def test_the_servers_kit_gets_the_allow_list_and_a_job_store_of_its_own(run, kits):
@@ -213,6 +215,13 @@ def test_no_role_may_send_code_and_all_keep_their_other_rights(kits):
             assert permitted(policy, role, right) == permitted(default, role, right), (role, right)
     assert permitted(default, "project_admin", "byoc")
     assert forbid_code(policy) == (policy, [])
+
+
+def test_a_site_with_an_account_runs_no_code_of_jobs(kits):
+    """Code would send what it likes, past noise and account."""
+    files = open_kit(kits / "hospital-a").plan({"privacy": {"epsilon": 8.0}})
+    (policy,) = (file.wanted for file in files if file.path.name == "authorization.json")
+    assert not any(permitted(policy, role, "byoc") for role in policy["permissions"])
 
 
 @pytest.mark.parametrize(

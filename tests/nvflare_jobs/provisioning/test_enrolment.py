@@ -214,7 +214,7 @@ def test_an_answer_with_another_root_makes_no_kit(places, basel, answered, run, 
     answer, _ = signed(run, *basel, evil)
     code, _, err = run("enrol", "accept", answer, "--fingerprint", root)
     assert code == 2
-    assert "Somebody may have exchanged the file" in " ".join(err.split())
+    assert "Somebody may have replaced the file" in " ".join(err.split())
     assert not (hospital / "basel").exists()
     assert (hospital / "requests/basel/basel.key").exists()
 

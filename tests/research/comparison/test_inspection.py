@@ -217,6 +217,18 @@ def test_nothing_else_is_replaced(run, make_site, tmp_path):
     assert not (tmp_path / "page.html").exists()
 
 
+def test_a_thumbnail_is_the_slice_with_most_foreground_upright(phantom_dir):
+    site = inspect_sites(phantom_dir)[0]
+    row = json.loads((phantom_dir / site.name / "dataset.json").read_text())["training"][0]
+    image, label = (nib.load(phantom_dir / site.name / row[key]).get_fdata() for key in ("image", "label"))
+    plane = image[..., (label > 0).sum(axis=(0, 1)).argmax()].T[::-1]
+    (name,) = [name for name in site.thumbnails if row["image"].endswith(f"{name}.nii.gz")]
+    thumbnail = site.thumbnails[name]
+    step = -(-max(plane.shape) // 96)
+    assert thumbnail.dtype == np.uint8
+    assert np.corrcoef(thumbnail.ravel(), plane[::-1][::step, ::step][::-1].ravel())[0, 1] > 0.98
+
+
 def test_the_record_names_no_case(phantom_dir):
     text = json.dumps(inspection_record(inspect_sites(phantom_dir), None, "scale"))
     names = {path.name.split(".")[0] for path in Path(phantom_dir).rglob("*.nii.gz")}

@@ -252,7 +252,7 @@ def test_a_network_that_cannot_run_on_prepared_images_is_named_in_one_line(
     assert text.count(f"No picture: {reason}") == 2
 
 
-def test_a_run_that_kept_layers_at_the_sites_is_shown_with_them(phantom_dir, tmp_path):
+def test_a_run_that_kept_layers_at_the_sites_is_shown_with_them(trained, phantom_dir, tmp_path):
     config = configure(
         find_sites(phantom_dir),
         methods=({"name": "fedbn", "args": {}},),
@@ -261,7 +261,10 @@ def test_a_run_that_kept_layers_at_the_sites_is_shown_with_them(phantom_dir, tmp
         batch_size=4,
     )
     results = simulate(phantom_dir, tmp_path / "run", config, engine="inprocess", device="cpu")
-    text = write_report([tmp_path / "run"], tmp_path / "r.html", data=phantom_dir, device="cpu").read_text()
+    both = [trained, tmp_path / "run"]
+    text = write_report(both, tmp_path / "both.html", data=phantom_dir, device="cpu").read_text()
+    assert "where fedrdn and fedbn differ most" in text
+    text = write_report(both[1:], tmp_path / "r.html", data=phantom_dir, device="cpu").read_text()
     name, score = min(results["test"]["sites"]["site_A"]["cases"].items(), key=lambda found: found[1])
     assert f"at site_A: {name}, {score:.3f}" in text
     for trainer, complete in open_model(tmp_path / "run" / "global_model.pt", phantom_dir, device="cpu"):

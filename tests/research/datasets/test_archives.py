@@ -19,11 +19,11 @@ from benchmark_files import (
 )
 from scipy.io import savemat
 
-from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.federation import check_federation
 from medfedaug.data.splits import deal_by_dirichlet
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.research.datasets import archives
+from medfedaug.research.datasets.benchmarks import open_benchmark
 
 
 def test_cifar_10_is_dealt_out_whole_and_the_test_set_in_equal_parts(tmp_path):

@@ -6,9 +6,9 @@ import pickle
 
 from benchmark_files import DOMAINNET, OFFICE, PACS, counts, picture, write_fedbn, write_pacs, write_vlcs
 
-from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.federation import check_federation
 from medfedaug.data.sites import open_site
+from medfedaug.research.datasets.benchmarks import open_benchmark
 
 
 def test_office_caltech_10_as_fedbn_publishes_it(tmp_path):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from benchmark_files import PROSTATE, counts, write_lgg, write_prostate, write_retina
 
-from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.federation import check_federation
 from medfedaug.errors import DataError
+from medfedaug.research.datasets.benchmarks import open_benchmark
 
 
 def window(volume: np.ndarray) -> np.ndarray:

@@ -108,7 +108,7 @@ def by_hand(run, rate):
 
 def test_shares_are_trained_with_the_network_clipped_and_averaged(federate):
     rate = 20.0
-    options = {"plan": UNEVEN, "settings": {"bin": {"rate": rate}}, "network": "reference_convolutional"}
+    options = {"plan": UNEVEN, "settings": {"bin": {"rate": rate}}}
     run = federate("bin", **options)
     rounds, shared = by_hand(run, rate)
     assert_models(run, rounds)

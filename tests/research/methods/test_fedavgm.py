@@ -18,7 +18,6 @@ def test_the_server_moves_along_a_velocity(federate, momentum, rate, weighting):
         "fedavgm",
         plan=UNEVEN,
         settings={"fedavgm": {"momentum": momentum, "server_lr": rate}},
-        network="reference_convolutional",
         weighting=weighting,
     )
     network, velocity = run.network(), {}

@@ -106,13 +106,7 @@ def test_an_episode_is_a_step_and_a_test_of_it(federate, pictures, counterparts,
         "counterparts": counterparts,
         "second_order": second_order,
     }
-    run = federate(
-        "feddg",
-        plan=UNEVEN,
-        folder=pictures,
-        settings={"feddg": settings},
-        **SEGMENTING_OPTIONS,
-    )
+    run = federate("feddg", plan=UNEVEN, folder=pictures, settings={"feddg": settings}, **SEGMENTING_OPTIONS)
     values = {}
 
     def train(site, round_, network):

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import (
-    Round,
-    assert_models,
-    assert_same,
-    copied,
-    descend,
-    entries,
-    labels_of,
-    mean,
-    pixels,
-)
+from reference import Round, assert_models, assert_same, copied, descend, entries, labels_of, mean, pixels
 from torch.nn.functional import cross_entropy
 
 from medfedaug.methods.base import RoundMean, ServerContext, SiteUpdate
@@ -70,14 +60,7 @@ def written_out(run, step):
     ids=["all", "clipped", "one misses a round"],
 )
 def test_weights_follow_the_gaps(federate, plan, step):
-    run = federate(
-        "feddg_ga",
-        plan=plan,
-        rounds=4,
-        settings={"feddg_ga": {"step": step}},
-        network="reference_convolutional",
-        local_epochs=2,
-    )
+    run = federate("feddg_ga", plan=plan, rounds=4, settings={"feddg_ga": {"step": step}}, local_epochs=2)
     rounds, history = written_out(run, step)
     assert_models(run, rounds)
     assert history[0] == {"A": 1 / 3, "B": 1 / 3, "C": 1 / 3}  # of 6, 12 and 18 images

@@ -21,12 +21,7 @@ from medfedaug.runs.evaluate import evaluate_model
 
 def test_images_take_on_the_average_amplitudes_and_minima_are_flat(federate):
     alpha = 0.2
-    run = federate(
-        "fedharmo",
-        plan=UNEVEN,
-        settings={"fedharmo": {"perturbation": alpha}},
-        network="reference_convolutional",
-    )
+    run = federate("fedharmo", plan=UNEVEN, settings={"fedharmo": {"perturbation": alpha}})
     images = {site: pixels(run, site).numpy() / 255 for site in "ABC"}
     average = np.mean([np.abs(np.fft.fft2(one)).mean(0) for one in images.values()], axis=0)
 

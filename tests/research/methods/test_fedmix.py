@@ -17,7 +17,7 @@ from medfedaug.tasks import ClassificationTask, SegmentationTask
 
 @pytest.mark.parametrize("dense", [False, True], ids=["photographs", "label maps"])
 def test_the_loss_is_the_first_order_of_mixing_with_other_sites_means(federate, make_regions, dense):
-    share, options = 0.2, {"network": "reference_convolutional", "local_epochs": 2}
+    share, options = 0.2, {"local_epochs": 2}
     if dense:
         folders = [make_regions(name, n, 8) for name, n in zip("ABC", (3, 4, 5), strict=True)]
         options = {"folder": folders[0].parent, **SEGMENTING_OPTIONS}

@@ -21,9 +21,7 @@ def features(network, x):
 @pytest.mark.parametrize("passes", ["training", "evaluation"])
 def test_classes_means_are_brought_together(federate, passes):
     settings = {"fedproto": {"weight": WEIGHT, "passes": passes}}
-    run = federate(
-        "fedproto", plan=UNEVEN, settings=settings, network="reference_convolutional", local_epochs=2
-    )
+    run = federate("fedproto", plan=UNEVEN, settings=settings, local_epochs=2)
     sums = {}
 
     def train(site, round_, network):

@@ -159,9 +159,7 @@ def test_images_that_do_not_fit_are_refused_with_the_reason(photo_config, tmp_pa
 def test_every_site_has_another_worst_shift(federate):
     penalty, other, rate = 0.4, 0.2, 0.5
     settings = {"fedrobust": {"penalty": penalty, "shift_penalty": other, "learning_rate": rate}}
-    run = federate(
-        "fedrobust", plan=UNEVEN, settings=settings, network="reference_convolutional", local_epochs=2
-    )
+    run = federate("fedrobust", plan=UNEVEN, settings=settings, local_epochs=2)
     shifts = {}
 
     def train(site, round_, network):

@@ -12,8 +12,8 @@ from medfedaug.research.methods.fedsam import gradients_nearby
 
 
 def test_each_step_is_along_the_gradient_at_the_worst_weights_nearby(federate):
-    rho, network = 0.3, "reference_convolutional"
-    run = federate("fedsam", plan=UNEVEN, settings={"fedsam": {"rho": rho}}, network=network, local_epochs=2)
+    rho = 0.3
+    run = federate("fedsam", plan=UNEVEN, settings={"fedsam": {"rho": rho}}, local_epochs=2)
 
     def train(site, round_, net):
         net.train()

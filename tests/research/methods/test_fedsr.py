@@ -118,7 +118,7 @@ L2, CMI, RATE = 0.05, 0.1, 0.2
 @pytest.mark.parametrize("share", [True, False])
 def test_the_head_learns_from_draws_that_hold_little(federate, share):
     settings = {"fedsr": {"l2": L2, "cmi": CMI, "learning_rate": RATE, "share_references": share}}
-    run = federate("fedsr", plan=UNEVEN, settings=settings, network="reference_convolutional", local_epochs=2)
+    run = federate("fedsr", plan=UNEVEN, settings=settings, local_epochs=2)
     method = next(m for m in Composition(run.config).methods if m.name == "fedsr")
     start = {key: value.double() for key, value in method.representation().state_dict().items()}
     sent, own, common = {}, {}, {}

@@ -25,7 +25,6 @@ def test_sites_are_tested_with_the_selected_model_trained_further(federate):
         "finetune",
         plan=UNEVEN,
         settings={"finetune": {"epochs": epochs}},
-        network="reference_convolutional",
         sizes={"A": 5, "B": 10, "C": 15, "D": 5},
         holdout=("D",),
     )

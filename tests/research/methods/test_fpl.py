@@ -231,7 +231,6 @@ def test_features_are_contrasted_with_clusters_of_prototypes(federate):
         plan=PLAN,
         sizes={"A": 5, "B": 10, "C": 5, "D": 5, "E": 5, "F": 10},
         settings=settings,
-        network="reference_convolutional",
         local_epochs=2,
     )
     prototypes, numbers = {}, set()

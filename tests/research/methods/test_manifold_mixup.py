@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 
 
 def test_the_images_or_the_features_of_one_stage_are_mixed(federate):
-    run = federate("manifold_mixup", plan=UNEVEN, network="reference_convolutional", local_epochs=2)
+    run = federate("manifold_mixup", plan=UNEVEN, local_epochs=2)
     places = set()
 
     def step(network, x, y, draws):

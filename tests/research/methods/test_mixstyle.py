@@ -16,13 +16,7 @@ def mixed(z, share, order):
 
 
 def test_features_take_on_a_share_of_another_images_style(federate):
-    run = federate(
-        "mixstyle",
-        plan=UNEVEN,
-        settings={"mixstyle": {"alpha": 0.5}},
-        network="reference_convolutional",
-        local_epochs=2,
-    )
+    run = federate("mixstyle", plan=UNEVEN, settings={"mixstyle": {"alpha": 0.5}}, local_epochs=2)
     active = []
 
     def step(network, x, y, draws):
@@ -42,7 +36,7 @@ def test_features_take_on_a_share_of_another_images_style(federate):
 def test_styles_are_mixed_in_a_second_pass_for_the_loss_of_fedfd(federate):
     weights = {"lambda1": 0.3, "lambda2": 0.5}
     settings = {"mixstyle": {"alpha": 0.5, "prob": 1.0, **weights}}
-    run = federate("mixstyle", plan=UNEVEN, settings=settings, network="reference_convolutional")
+    run = federate("mixstyle", plan=UNEVEN, settings=settings)
 
     def step(network, x, y, draws):
         plain = network.encoder(x).mean((2, 3))

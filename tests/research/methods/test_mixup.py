@@ -14,7 +14,7 @@ from medfedaug.research.methods.mixup import MixUp
 
 @pytest.mark.parametrize("dense", [False, True], ids=["photographs", "label maps"])
 def test_images_and_losses_of_two_are_mixed(federate, make_regions, dense):
-    options = {"network": "reference_convolutional", "local_epochs": 2}
+    options = {"local_epochs": 2}
     if dense:
         folders = [make_regions(name, number, 8) for name, number in zip("ABC", (3, 4, 5), strict=True)]
         options = {"folder": folders[0].parent, **SEGMENTING_OPTIONS}

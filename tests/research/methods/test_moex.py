@@ -15,7 +15,7 @@ def moments(z, dims, eps):
 @pytest.mark.parametrize("kind", ["positional", "instance"])
 def test_features_take_on_the_moments_of_another_image(federate, kind):
     settings = {"moex": {"moments": kind, "weight": 0.8}}
-    run = federate("moex", plan=UNEVEN, settings=settings, network="reference_convolutional", local_epochs=2)
+    run = federate("moex", plan=UNEVEN, settings=settings, local_epochs=2)
     active = []
 
     def step(network, x, y, draws):

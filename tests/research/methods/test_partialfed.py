@@ -26,13 +26,7 @@ KEPT = {
 
 @pytest.mark.parametrize("strategy", KEPT)
 def test_a_site_loads_some_layers_and_goes_on_with_the_others(federate, strategy):
-    run = federate(
-        "partialfed",
-        plan=UNEVEN,
-        settings={"partialfed": {"strategy": strategy}},
-        network="reference_convolutional",
-        local_epochs=2,
-    )
+    run = federate("partialfed", plan=UNEVEN, settings={"partialfed": {"strategy": strategy}}, local_epochs=2)
 
     def train(site, round_, network):
         descend(network, run.batches[site, round_], 0.05)

@@ -53,12 +53,7 @@ def versions(x, draws, settings):
     ids=["mixing", "images", "augmentation alone"],
 )
 def test_three_versions_of_a_batch_agree(federate, settings):
-    run = federate(
-        "randconv",
-        plan=UNEVEN,
-        settings={"randconv": {**settings, "kernels": list(KERNELS)}},
-        network="reference_convolutional",
-    )
+    run = federate("randconv", plan=UNEVEN, settings={"randconv": {**settings, "kernels": list(KERNELS)}})
     spreads, kept = {}, []
 
     def train(site, round_, network):

@@ -14,7 +14,7 @@ from medfedaug.research.methods.rsc import RSC
 
 
 def test_the_features_that_speak_most_for_the_label_are_muted(federate):
-    run = federate("rsc", plan=UNEVEN, settings={"rsc": {"features": 0.4}}, network="reference_convolutional")
+    run = federate("rsc", plan=UNEVEN, settings={"rsc": {"features": 0.4}})
     muted = []
 
     def step(network, x, y, draws):

@@ -13,9 +13,7 @@ from medfedaug.federation.composition import Composition
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_gradients_are_corrected_and_controls_are_means_of_gradients(federate, weighting):
     rate = 0.05
-    run = federate(
-        "scaffold", plan=UNEVEN, network="reference_convolutional", weighting=weighting, local_epochs=2
-    )
+    run = federate("scaffold", plan=UNEVEN, weighting=weighting, local_epochs=2)
     network = run.network()
     names = [name for name, _ in network.named_parameters()]
     weight = {site: n if weighting == "samples" else 1 for site, n in run.server.sites.items()}

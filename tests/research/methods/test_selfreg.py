@@ -50,7 +50,7 @@ def loss_of(z, outputs, p, y, draws):
 
 
 def test_images_are_drawn_to_those_of_their_class(federate):
-    run = federate("selfreg", plan=UNEVEN, network="reference_convolutional", local_epochs=2)
+    run = federate("selfreg", plan=UNEVEN, local_epochs=2)
     method = next(m for m in Composition(run.config).methods if m.name == "selfreg")
     common = {key: value.detach().double() for key, value in method.projection().named_parameters()}
     sent = {}

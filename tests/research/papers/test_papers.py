@@ -8,10 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from benchmark_files import (
-    OFFICE,
-    write_fedbn,
-)
+from benchmark_files import OFFICE, write_fedbn
 
 from medfedaug.errors import ConfigError
 from medfedaug.methods import build_methods
@@ -105,29 +102,6 @@ def test_what_is_given_besides_changes_all_runs_of_an_entry():
 def test_an_entry_that_cannot_be_run_is_refused(entry, protocol, message):
     with pytest.raises(ConfigError, match=message):
         make_experiment(None, {"entry": entry, "protocol": protocol, "data": "d", "out": "o"})
-
-
-STEPS = runpy.run_path(str(DOCS.parent / "benchmarks/step_times.py"))
-
-
-@pytest.mark.parametrize(
-    ("protocol", "settings", "trained", "scored"),
-    [
-        ("office_caltech_10", {}, 400 * 1213, 400 * 812),
-        ("office_caltech_10", {"network": "resnet18"}, 400 * 1213, 400 * 812),
-        ("fedrdn_office_caltech_10", {"local_epochs": 20}, 100 * 20 * 1213, 100 * 812),
-        ("cifar_10_dir0.3", {}, 100 * 10 * 4500, 100 * 500),
-        # Each of four sites is left out once, and three train.
-        ("fedfd_a_pacs", {"local_steps": 600}, 4 * 40 * 600 * 64 * 3, 4 * 40 * 999.1 * 3 / 4),
-        ("fedfd_a_pacs_clients", {}, 4 * 120 * 20 * 64 * 10, 4 * 120 * 999.1 / 4),
-        ("emnist", {"writers": 200, "participation": 0.05}, 200 * 10 * 1820, 200 * 227.5),
-        ("fraug_officehome", {"fraction": 6}, 100 * 0.6 * 15_588, 100 * 0.2 * 15_588),
-    ],
-)
-def test_the_work_of_a_run_is_counted(protocol, settings, trained, scored):
-    work = STEPS["work"](PRESETS[protocol], settings)
-    assert (work.trained, work.scored) == pytest.approx((trained, scored), rel=1e-3)
-    assert work.network.startswith(settings.get("network", PRESETS[protocol].config["network"]))
 
 
 def test_the_page_is_written_from_the_entries():

@@ -10,14 +10,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from benchmark_files import picture, write_fedbn
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.benchmarks import BENCHMARKS, open_benchmark
 from medfedaug.methods import build_methods
-from medfedaug.models import build_network
-from medfedaug.models.stages import known_stages
+from medfedaug.research.datasets.benchmarks import BENCHMARKS, open_benchmark
 from medfedaug.research.papers.axes import parse_axis
 from medfedaug.research.papers.presets import PRESETS
 from medfedaug.research.sweeps import run_list
@@ -172,35 +169,6 @@ def test_a_hundredth_of_digits_trains_without_synthetic_ones(monkeypatch, tmp_pa
     assert [site.name for site in open_benchmark("digits", tmp_path)] == ["MNIST", "SynthDigits"]
     (site,) = open_benchmark("digits", tmp_path, **planned(monkeypatch, "fraug_digits").data)
     assert (site.name, len(site.cases["training"])) == ("MNIST", 10)  # of 1,000
-
-
-SIZES = {
-    **{"cifar_10": 32, "tiny_imagenet": 64, "femnist": 28, "emnist": 28, "digits": 28},
-    **{"prostate_mri": 384, "mini_prostate_mri": 384, "lgg_multisite": 256},
-}
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_the_last_features_have_an_extent(monkeypatch, name):
-    """Or their standard deviation over space is 0, and layers that change it do nothing."""
-    config = planned(monkeypatch, name).config
-    size = config.image_size or SIZES[PRESETS[name].benchmark]
-    shapes = []
-    with torch.device("meta"):
-        dims = config.plan.spatial_dims
-        network = build_network(
-            config.network, spatial_dims=dims, in_channels=3, out_channels=10, **config.network_args
-        )
-        for stage in known_stages(network):
-            module = network.get_submodule(stage.module)
-            if stage.side == "output":
-                module.register_forward_hook(lambda module, args, output: shapes.append(output.shape[2:]))
-            else:
-                module.register_forward_pre_hook(lambda module, args: shapes.append(args[0].shape[2:]))
-        network.eval()(torch.zeros(1, 3, *(config.plan.patch_size or (size, size))))
-    assert min(shapes[-1]) > 1, shapes
-    if PRESETS[name].benchmark in ("cifar_10", "femnist"):
-        assert tuple(shapes[-1]) == (4, 4)
 
 
 # --- A change of a preset ---------------------------------------------------------------------------------

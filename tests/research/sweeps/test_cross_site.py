@@ -11,10 +11,10 @@ from benchmark_files import write_lgg
 from sweeps import OFFICE_PRESET, planned, snapshot
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.splits import fold_patients
 from medfedaug.errors import ConfigError
 from medfedaug.federation import SiteTrainer
+from medfedaug.research.datasets.benchmarks import open_benchmark
 from medfedaug.research.sweeps.cross_site import cross_site
 from medfedaug.research.sweeps.sweep import run_all
 from medfedaug.research.sweeps.tables import write_tables

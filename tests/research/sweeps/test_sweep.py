@@ -17,9 +17,9 @@ from benchmark_files import picture
 from PIL import Image
 from sweeps import OFFICE_PRESET, TINY, planned, scores, snapshot
 
-from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.preparation.decoded_cache import DecodedMemory, keep_decoded
 from medfedaug.errors import ConfigError
+from medfedaug.research.datasets.benchmarks import open_benchmark
 from medfedaug.research.sweeps.sweep import run_all
 from medfedaug.research.sweeps.tables import write_tables
 from medfedaug.research.sweeps.workers import find_workers

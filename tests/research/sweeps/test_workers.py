@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
+import psutil
 import pytest
 from orthanc import free_port
 from sweeps import OFFICE_PRESET, planned, scores
@@ -80,7 +81,8 @@ def test_a_missing_package_and_a_missing_cluster_are_named(monkeypatch, office, 
 
 
 def alive() -> set[str]:
-    return {folder.name for folder in Path("/proc").iterdir() if folder.name.isdecimal()}
+    running = (p for p in psutil.process_iter(["status"]) if p.info["status"] != psutil.STATUS_ZOMBIE)
+    return {str(process.pid) for process in running}
 
 
 @pytest.fixture

@@ -331,6 +331,7 @@ def test_networks_that_monai_has_not_like_that_are_refused(untrained, changes, s
         plain_inference(untrained(**changes), NOWHERE)
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize(
     ("methods", "says"),
     [

@@ -134,8 +134,10 @@ def test_what_a_method_lacks_is_one_line_that_says_what_to_give(
     assert not Path("out").exists()
 
 
-def test_layers_that_sites_keep_come_from_the_run_or_from_a_kit(run, phantom_dir, tmp_path, monkeypatch):
-    model = simulated(phantom_dir, tmp_path / "run", "fedbn", *FEW)
+def test_layers_that_sites_keep_come_from_the_run_or_from_a_kit(
+    run, fedbn_model, phantom_dir, tmp_path, monkeypatch
+):
+    model = shutil.copytree(fedbn_model, tmp_path / "run")
     arguments = ("predict", "--model", model, "--images", phantom_dir / "site_B", "--no-previews")
     err = run.refused(*arguments, "--out", tmp_path / "out")
     assert "needs layers that each site keeps" in err
@@ -160,17 +162,15 @@ def test_layers_that_sites_keep_come_from_the_run_or_from_a_kit(run, phantom_dir
     assert run(*evaluate)[0] == 0
 
 
-def test_prediction_opens_no_ledger_and_keeps_no_rounds(run, phantom_dir, tmp_path, monkeypatch):
-    model = simulated(phantom_dir, tmp_path / "run", "fedrdn,fedbn", *FEW)
-
+def test_prediction_opens_no_ledger_and_keeps_no_rounds(run, fedbn_model, phantom_dir, tmp_path, monkeypatch):
     def never(self, *args, **kwargs):
         raise AssertionError(f"prediction has no use for {type(self).__name__}")
 
     for part in (PrivacyGuard, PrivacyLedger, RoundMemory, SiteTrainer):
         monkeypatch.setattr(part, "__init__", never)
     images = ("--images", phantom_dir / "site_B", "--site", "site_B", "--no-previews")
-    run.ok("predict", "--model", model, *images, "--out", tmp_path / "out")
-    run.ok("bundle", model, "--site", "site_B", "--out", tmp_path / "bundle")
+    run.ok("predict", "--model", fedbn_model, *images, "--out", tmp_path / "out")
+    run.ok("bundle", fedbn_model, "--site", "site_B", "--out", tmp_path / "bundle")
 
 
 def test_an_image_unlike_the_federations_is_named_with_how_far(run, tmp_path):

@@ -102,6 +102,7 @@ def test_the_page_shows_the_cases_in_the_order_of_the_list(run, model, image, ph
     assert not (other / "predictions.json").exists()
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize(
     ("dice", "score", "warning"),
     [

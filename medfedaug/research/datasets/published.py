@@ -16,7 +16,7 @@ COMMON_OPTIONS: dict[str, Any] = {
     "deal_alpha": 0.0,
     "deal_domains": 1,
 }
-"""The options of every benchmark (`medfedaug.data.benchmarks.open_benchmark`), with their defaults."""
+"""The options of every benchmark (`open_benchmark`), with their defaults."""
 
 FOLDS: dict[str, Any] = {"folds": 0, "fold": 1, "fold_seed": 0}
 """The options of data sets whose sites may be split into folds by patient, with their defaults."""

@@ -24,12 +24,11 @@ import numpy as np
 
 from medfedaug.config.run import derive_seed
 from medfedaug.data.base import SPLITS, Case, SiteFolder, spread
-from medfedaug.data.folders import MARKER, open_folder, site_folders
-from medfedaug.data.published import COMMON_OPTIONS, FOLDS, Benchmark
+from medfedaug.data.folders import MARKER, OWN_DATA, open_folder, site_folders
 from medfedaug.data.splits import deal_by_dirichlet, in_fold, shuffled
 from medfedaug.errors import ConfigError, DataError
+from medfedaug.research.datasets.published import COMMON_OPTIONS, FOLDS, Benchmark
 from medfedaug.utils.files import parse_versioned, write_versioned
-from medfedaug.utils.layers import added_modules
 from medfedaug.utils.validation import check_choice
 
 _KIND, _VERSION = "federation", 1
@@ -37,20 +36,14 @@ _Any = TypeVar("_Any")
 
 
 def _registered() -> dict[str, Benchmark]:
-    """Merge the mappings `BENCHMARKS` of all files in the layers' packages of data sets."""
-    modules = [
-        import_module(f"{package.__name__}.{file.name}")
-        for package in added_modules("datasets")
-        for file in iter_modules(package.__path__)
-    ]
+    """Merge the mappings `BENCHMARKS` of all files of this package."""
+    files = iter_modules([str(Path(__file__).parent)])
+    modules = [import_module(f"{__package__}.{file.name}") for file in files]
     return {k: value for module in modules for k, value in getattr(module, "BENCHMARKS", {}).items()}
 
 
 BENCHMARKS = _registered()
 """The published data sets, by name."""
-
-OWN_DATA = "own_data"
-"""Name, in a marker and in results, for a folder of sites that is no published data set."""
 
 _OWN = Benchmark(
     lambda root: [*map(open_folder, site_folders(root))],
@@ -178,11 +171,6 @@ def write_federation(folder: str | Path, name: str, root: str | Path, **options:
     root = os.path.relpath(Path(root).resolve(), folder.resolve())
     write_versioned(folder / MARKER, _KIND, _VERSION, {"benchmark": name, "root": root, "options": options})
     return folder / MARKER
-
-
-def is_federation(folder: Path) -> bool:
-    """Return whether a folder's marker makes it the data folder of a benchmark."""
-    return (folder / MARKER).is_file()
 
 
 def read_federation(folder: str | Path) -> tuple[str, Path, dict[str, Any]]:

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from medfedaug.utils.docstrings import Docstring, parse_docstring
+from medfedaug.cli.docstrings import Docstring, parse_docstring
 
 Node = ast.ClassDef | ast.FunctionDef
 

@@ -8,10 +8,10 @@ import pytest
 from benchmark_files import counts, write_cifar, write_pacs
 from running import SHARED
 
-from medfedaug.data.benchmarks import BENCHMARKS, open_benchmark, write_federation
 from medfedaug.data.folders import MARKER
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import ConfigError, DataError
+from medfedaug.research.datasets.benchmarks import BENCHMARKS, open_benchmark, write_federation
 
 
 @pytest.mark.skipif(
@@ -48,13 +48,10 @@ def test_what_is_missing_is_named_with_its_source_and_layout(tmp_path, name):
         ("pacs", {"deal": 0}, "deal 0, deal_alpha 0 and deal_domains 1: at least 1"),
         ("pacs", {"deal_domains": 4, "unseen": "photo"}, "from 1 to 3 are needed"),
         ("pacs", {"split": "random"}, "split 'random' is not known"),
-        ("pacs", {"split": 3}, "pacs: split is 3, a str is needed"),
         ("pacs", {"unseen": "dslr"}, "no site 'dslr'; the sites are art_painting, cartoon, photo, sketch"),
         ("pacs", {"fraction": 0.0}, "fraction must be above 0"),
         ("cifar_10", {"clients": "ten"}, "cifar_10: clients is 'ten', a int is needed"),
-        ("cifar_10", {"clients": True}, "clients is True"),
         ("prostate_mri", {"neighbours": 1}, "neighbours is 1, a bool is needed"),
-        ("domainnet_10", {"fraction": 2}, "fraction must be above 0"),
     ],
 )
 def test_options_that_cannot_be(tmp_path, name, options, message):
