@@ -43,8 +43,9 @@ def request_digest(request: Request, once: Payload) -> bytes:
     """Hash everything in a training request that decides over the training."""
     content = [request.round, request.run, request.selected_round, request.planned]
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
-    # A site has added the frozen entries to the model, and the server has left them out.
-    trained = {key: value for key, value in request.weights.items() if f"{FROZEN}/{key}" not in once}
+    # A site has added the frozen entries to the model, and the server has left them out. A tensor that the
+    # model itself brings under such a name is another one, and decides over the training.
+    trained = {k: v for k, v in request.weights.items() if once.get(f"{FROZEN}/{k}") is not v}
     for tensors in (trained, once, request.payload):
         digest.update(_tensors_digest(tensors))
     return digest.digest()

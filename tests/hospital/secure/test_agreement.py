@@ -60,7 +60,7 @@ def serve(make_photos, tmp_path, monkeypatch, project, issued, oracle):
     """A hostile server of some hospitals: `serve("ABCD", max_sum_sets=1)`."""
     monkeypatch.setitem(networks._NETWORKS, "reference_linear", reference.linear)
 
-    def make(sites="ABCD", **rules):
+    def make(sites="ABCD", settings=None, **rules):
         hospitals = {}
         for index, name in enumerate(sites):
             make_photos(name, 5 + index, size=8)
@@ -74,7 +74,7 @@ def serve(make_photos, tmp_path, monkeypatch, project, issued, oracle):
             find_sites(tmp_path / "photos"),
             methods=tuple(parse_methods("fedavg")),
             **{"network": "reference_linear", "rounds": 1000, "batch_size": 32, "learning_rate": 0.05},
-            **{"secure_aggregation": True, "validate_every": 1000},
+            **{"secure_aggregation": True, "validate_every": 1000, **(settings or {})},
         )
         return HostileServer(hospitals, config, oracle)
 
@@ -197,6 +197,28 @@ def test_a_site_with_another_model_is_in_no_sum(serve, oracle):
     known = {one.model for one in oracle.sealed if one.site != "A"}
     assert oracle.smallest(known=known) is None
     check_alive(server, oracle)
+
+
+def test_a_site_with_other_frozen_entries_is_in_no_sum(serve, oracle):
+    """The entries that no site trains decide over the gradients of all others."""
+    server = serve("ABCD", {"freeze": ["1.weight"]})
+    model, dead = server.model(1), server.model(2, scale=0.0)
+    once = {"frozen/1.weight": model["1.weight"]}
+
+    def change(r, name):
+        if r.task == KEYS:
+            digest = agreement.request_digest(Request(TRAIN, r.round, weights=model, run=r.run), once)
+            return [put(r, ["masks", "request"], digest)]
+        shown = model if name == "A" else {**model, "1.weight": dead["1.weight"]}
+        return [replace(r, weights=shown, once=once) if r.task == TRAIN else r]
+
+    real, unmasking.ServerMasks.accept_keys = unmasking.ServerMasks.accept_keys, take_any_keys
+    try:
+        replies, total = server.play(model, change)
+    finally:
+        unmasking.ServerMasks.accept_keys = real
+    assert total is None
+    assert len([e for e in errors(replies, TRAIN) if "another training than the sites agreed" in e]) == 3
 
 
 def take_any_keys(self, site, reply):
