@@ -81,7 +81,7 @@ class ScoringSite(Site):
         if spec.own:
             scores = trainer.evaluate_round(split, request.round, full=split == "test" or not spec.against)
         else:
-            scores = _score_given(trainer, request.weights)
+            scores = _score_given(trainer, request.weights, split)
             self._ready = False  # the network has held a model without the site's own entries
         released = self.gate.release(split, scores, trainer)
         cases = {case: score for case, score in scores["cases"].items() if score is not None}
@@ -105,7 +105,7 @@ class ScoringSite(Site):
         return self.gate.compare(self.split, differences, "patients" if patients else "cases", self.trainer)
 
 
-def _score_given(trainer: SiteTrainer, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+def _score_given(trainer: SiteTrainer, weights: Mapping[str, Tensor], split: str) -> dict[str, Any]:
     """Score a model with the statistics of this site's images alone."""
     state = trainer.network.state_dict()
     lacking = [key for key in trainer.kept_keys if state[key].is_floating_point() and key not in weights]
@@ -115,4 +115,4 @@ def _score_given(trainer: SiteTrainer, weights: Mapping[str, Tensor]) -> dict[st
         {key: weights[key] for key in state.keys() & weights.keys()}, strict=False
     )
     assert trainer.samples is not None
-    return trainer.score(trainer.samples.evaluation("test"), True)
+    return trainer.score(trainer.samples.evaluation(split), True)

@@ -14,6 +14,7 @@ from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.federation.in_process import SitesInProcess, compare_in_process
 from medfedaug.federation.job_folder import COMPARED
+from medfedaug.federation.messages.messages import SCORE, Request
 from medfedaug.federation.protocol import compare
 from medfedaug.federation.server.comparison import Comparison
 from medfedaug.federation.site.comparison import ComparisonSite
@@ -115,6 +116,17 @@ def test_one_approval_is_for_all_trainings(data, config, tmp_path):
     request.training, request.run = "ditto/1", "1" * 32
     assert not site.answer(request).error
     assert len(book.entries()) == 1
+
+
+def test_no_request_gets_scores_of_test_cases(data, config, tmp_path):
+    """The three validation cases are enough patients, and the one test case is not."""
+    site, _ = guarded("site_A", data, config, tmp_path / "a")
+    server = next(Comparison(config, tmp_path).turns()).server
+    scoring = {"run": "fedavg", "model": "fedavg", "own": False}
+    request = Request(SCORE, weights=dict(server.state), run=server.run, training="fedavg/0", scoring=scoring)
+    reply = site.answer(request)
+    assert reply.error == ""
+    assert reply.metrics["scored_cases"] == 3
 
 
 def test_a_refused_comparison_trains_nothing(data, config, tmp_path):
