@@ -111,7 +111,8 @@ class Census:
         names = {owner: index for index, owner in enumerate(dict.fromkeys(owners))}
         self.patient_of = torch.tensor([names[owner] for owner in owners], dtype=torch.long)
         self.patients, self.least, self._samples, self._silent = len(names), least, samples, {*silent}
-        self._steps: list[Tensor | None] = []  # the patient of each sample of a step; -1 for a silent case
+        self._passed: list[Tensor | None] = []  # the patient of each sample of a step
+        self._steps: list[Tensor | None] = []  # the same; -1 for a silent case
         self._gradients: list[Tensor | None] = []  # of each sample of a step, their largest magnitude
         self.strict = False
 
@@ -119,7 +120,7 @@ class Census:
 
     def begin(self) -> None:
         """Forget the steps of the last round."""
-        self._steps, self._gradients = [], []
+        self._passed, self._steps, self._gradients = [], [], []
 
     def step(self, cases: Sequence[int] | None) -> Tensor | None:
         """Enter a step over samples of these cases, and return the patients of the samples.
@@ -128,9 +129,11 @@ class Census:
         """
         self._gradients.append(None)
         if cases is None:
+            self._passed.append(None)
             self._steps.append(None)
             return None
         patients = self._patients_of(cases)
+        self._passed.append(patients)
         silent = torch.tensor([case in self._silent for case in cases], dtype=torch.bool)
         self._steps.append(patients.where(~silent, -1))
         return patients
@@ -150,7 +153,7 @@ class Census:
 
     def all_steps(self) -> None:
         """Enter a training in which each case is drawn alike, by DP-SGD or a script that the site allows."""
-        self._steps, self._gradients = [self.patient_of], [None]
+        self._passed, self._steps, self._gradients = [self.patient_of], [self.patient_of], [None]
 
     def _shares(self, patients: Tensor) -> Tensor:
         counts = torch.bincount(patients[patients >= 0], minlength=self.patients).double()
@@ -168,13 +171,17 @@ class Census:
             if step is not None
         ]
 
-    def of_steps(self, by_age: Sequence[float] | None = None) -> Contributors | None:
+    def of_steps(
+        self, by_age: Sequence[float] | None = None, *, passed: bool = False
+    ) -> Contributors | None:
         """Return the patients of the round's steps.
 
         Args:
             by_age: the weight of each step by its age, the last one first; equal by default.
+            passed: count each sample that passed through the network, and not only those with a gradient.
         """
-        steps = [self._shares(heard) for heard in self._heard()]
+        known = [step for step in self._passed if step is not None] if passed else self._heard()
+        steps = [self._shares(of_step) for of_step in known]
         if not steps or len(steps) < len(self._steps):
             return None
         weights = torch.ones(len(steps)) if by_age is None else torch.tensor([*by_age][::-1])

@@ -22,7 +22,8 @@ class EntryPatients:
     - A parameter that the run's optimiser trains has those of all steps of the round, and so has one that a
       method says to train alike (``trained`` of its context). Of a method's other parameters nobody knows how
       earlier steps fade, or whether they are of one class.
-    - The running statistics of a batch norm have those of a running average over the steps.
+    - The running statistics of a batch norm have those of a running average over the steps, in which samples
+      without a gradient count too.
     - A buffer, or a parameter without gradients, that has not changed since the round began is about nobody.
 
     For any other tensor nobody can answer.
@@ -81,9 +82,11 @@ class EntryPatients:
             return None
         updates = (int(norm.num_batches_tracked) - int(self._before[count])) / steps
         if norm.momentum is None:  # a cumulative average
-            return self.census.of_steps()
+            return self.census.of_steps(passed=True)
         kept = (1.0 - norm.momentum) ** updates
-        return self.census.of_steps([kept**age for age in range(steps)]) if 0.0 <= kept <= 1.0 else None
+        if not 0.0 <= kept <= 1.0:
+            return None
+        return self.census.of_steps([kept**age for age in range(steps)], passed=True)
 
 
 def check_contributors(site: str, entries: Mapping[str, Contributors | None], least: int) -> None:

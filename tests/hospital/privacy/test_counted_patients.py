@@ -228,6 +228,18 @@ def test_cases_without_anything_annotated_do_not_count_in_a_step():
     assert counted.of_steps().problem(10) == "fewer than 10 patients would be behind it"
 
 
+def test_running_statistics_are_also_of_cases_without_anything_annotated():
+    """One patient has most of the images, and nothing annotated in them."""
+    counted = Census([*range(20), *["many"] * 60], least=10, silent=range(20, 80))
+    patients = EntryPatients(counted, torch.nn.BatchNorm1d(1))
+    patients.begin()
+    counted.step(range(80))
+    patients.network(torch.randn(80, 1))
+    found = patients.of(patients.network.state_dict())
+    assert found["weight"].problem(10) == ""
+    assert not found["running_mean"].enough(10)
+
+
 def test_a_codebook_that_the_pass_changes_is_no_trained_parameter():
     """As the embedding of MONAI's `EMAQuantizer`: a parameter without gradients, of the last batch."""
     network = torch.nn.Module()
