@@ -17,7 +17,7 @@ from medfedaug.config.plan import PLANNED
 from medfedaug.config.run import RunConfig, derive_seed, job_hash
 from medfedaug.config.site_description import DESCRIPTION
 from medfedaug.data.base import SiteFolder
-from medfedaug.errors import MedFedAugError, warn
+from medfedaug.errors import MedFedAugError, PrivacyRefused, warn
 from medfedaug.federation.job_folder import SPACING
 from medfedaug.federation.messages.initial_weights import INITIAL
 from medfedaug.federation.messages.messages import (
@@ -154,6 +154,17 @@ class SiteTrainer(SiteModel):
         self.shows_statistics = self.composition.needs_statistics and not self.guard.adds_noise
         self.memory.present = 0
         self._apply_once(self.memory.once)
+
+    def statistics(self, over: str = "image") -> ChannelStatistics:
+        """Return the channel statistics of the site's images, which noise never covers.
+
+        Raises:
+            PrivacyRefused: at a site with noise: one patient would move all other images, and every score.
+        """
+        if self.guard.adds_noise:
+            reason = "a method needs the statistics of its images, which leave with noise before training"
+            raise PrivacyRefused(self.name, reason)
+        return super().statistics(over)
 
     def planned_run(self, planned: dict[str, Any]) -> RunConfig:
         """Return the run with the server's plan.

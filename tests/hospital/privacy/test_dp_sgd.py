@@ -13,7 +13,7 @@ from running import TINY_ARGS
 
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, PrivacyRefused, RunFailed
-from medfedaug.federation import Request, Site, SiteTrainer, run_in_process
+from medfedaug.federation import FederationServer, Request, Site, SiteTrainer, run_in_process
 from medfedaug.hospital.privacy import PrivacyLedger, PrivacyPolicy
 from medfedaug.hospital.privacy.guard import SitePrivacy
 from medfedaug.methods import parse_methods
@@ -55,8 +55,6 @@ def federation(make_photos, tmp_path, monkeypatch):
 
 def updates(federation, policy, site="A", **changes):
     """The model before and after the round of one site."""
-    from medfedaug.federation import FederationServer
-
     config = federation.config(**changes)
     server = FederationServer(config)
     one = Site(site, SiteTrainer(config, federation.root, "cpu", privacy=SitePrivacy(policy)))
@@ -187,6 +185,17 @@ def test_a_round_that_the_budget_does_not_allow_is_not_trained(federation):
     one = epsilon((1.0, 1.0, 1))
     with pytest.raises(RunFailed, match="site A: privacy budget spent: training would exceed ε"):
         federation(policy=private(sgd_noise_multiplier=1.0, epsilon=1.5 * one), rounds=10)
+
+
+def test_exact_statistics_normalise_nothing_where_the_server_leaves_out_the_exchange(federation):
+    bounds = {"intensity_mean": [0, 1], "intensity_std": [0.01, 1]}
+    policy = private(sgd_noise_multiplier=1.0, noise_multiplier=1.0, score_noise_multiplier=1.0, clip=bounds)
+    config = federation.config("fedrdn")
+    site = Site("A", SiteTrainer(config, federation.root, "cpu", privacy=SitePrivacy(policy)))
+    server = FederationServer(config)
+    for task, round_ in (("test", 0), ("train", 1)):
+        request = Request(task, round_, weights=dict(server.state), run=server.run)
+        assert "needs the statistics of its images" in site.answer(request).error
 
 
 # ---------------------------------------------------------------- what it does not go with
