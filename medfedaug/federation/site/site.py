@@ -151,6 +151,8 @@ class Site:
         if request.task not in self._answers:
             known = ", ".join(self._answers)
             raise MedFedAugError(f"site {self.name}: no task {str(request.task)[:80]!r}; it answers {known}")
+        if request.task == FINGERPRINT and not self._planning:  # an approval names it in planned jobs only
+            raise MedFedAugError(f"site {self.name}: no task {FINGERPRINT!r} in a job that is not planned")
         if request.planned and request.planned != self._planned:
             if not self._planning or self._planned:
                 which = "a second plan" if self._planned else "a plan for a job that is not planned"

@@ -9,7 +9,7 @@ import torch
 
 from medfedaug.config.run import Execution
 from medfedaug.federation import FederationServer
-from medfedaug.federation.messages.messages import TEST, VALIDATE
+from medfedaug.federation.messages.messages import FINGERPRINT, TEST, VALIDATE, Request
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 
@@ -118,3 +118,10 @@ def test_statistics_that_a_round_brings_are_checked(federation):
     payload = {k: -v if k.endswith("running_var") else v for k, v in following.payload.items()}
     assert "a negative variance of" in site.answer(replace(following, payload=payload)).error
     assert site.answer(following).error == ""
+
+
+def test_no_fingerprint_leaves_in_a_job_that_is_not_planned(federation):
+    """The page for the approval does not name it."""
+    _, site, request = federation("fedavg")
+    reply = site.answer(Request(FINGERPRINT, run=request.run))
+    assert "no task 'fingerprint' in a job that is not planned" in reply.error
