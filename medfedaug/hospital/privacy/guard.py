@@ -23,7 +23,7 @@ from medfedaug.hospital.privacy.content_hash import case_identities
 from medfedaug.hospital.privacy.ledger import PrivacyLedger
 from medfedaug.hospital.privacy.policy import PrivacyPolicy
 from medfedaug.methods.base import HISTOGRAM, Contributions, Payload, SiteExchange
-from medfedaug.methods.census import Census
+from medfedaug.methods.census import Census, Contributors
 
 if TYPE_CHECKING:
     from medfedaug.federation.site.model import SiteModel
@@ -284,7 +284,7 @@ class PrivacyGuard(Guard):
             cases: the number of cases of each patient.
         """
         description = self.policy.description
-        if len(cases) >= self.policy.min_images:
+        if cases and Contributors(torch.tensor([[*cases]])).enough(self.policy.min_images):
             patients, studies = description.patients or len(cases), description.studies or sum(cases)
             description = dataclasses.replace(description, patients=patients or None, studies=studies or None)
         return description.to_dict()
