@@ -63,8 +63,8 @@ test: install
 	$(RUN_TESTS) --durations 15
 
 # The tests of the core, in a copy without what hospitals and studies add.
-CORE_TESTS := $(filter-out tests/cli tests/hospital tests/integration tests/nvflare_jobs tests/research tests/support, \
-  $(wildcard tests/*))
+ABOVE_CORE := cli hospital integration nvflare_jobs research support conftest.py __pycache__
+CORE_TESTS := $(filter-out $(ABOVE_CORE:%=tests/%),$(wildcard tests/*))
 test-core: install
 	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	  git ls-files -z | xargs -0 cp --parents -P -t "$$folder" && cd "$$folder" && \
