@@ -50,6 +50,9 @@ def watch(
 
     live = out_console.is_terminal and not once
     path = find_events(kit)
+    if path is not None and (ended := _ended_since(kit, path)):
+        say(ended)
+        return
     if path is None:
         if (kit / "results.json").is_file():
             say(f"{kit}: the run has finished; medfedaug report {kit} shows it")
@@ -99,6 +102,23 @@ def _write_metrics(kit: Path, file: Path, once: bool) -> None:
             say(str(file))
             return
         time.sleep(_METRICS_PERIOD)
+
+
+def _ended_since(kit: Path, events: Path) -> str:
+    """Return a line on a job that ended at the server after the job with these events; empty for none."""
+    from medfedaug.errors import MedFedAugError
+    from medfedaug.nvflare_jobs.kit.job_states import newest_ended
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
+
+    try:
+        ended = newest_ended(open_kit(kit), events.parent.parent.name) if (kit / "startup").is_dir() else None
+    except MedFedAugError:
+        return ""
+    return (
+        f"{ended.name} ({ended.job}): {ended.state}; fetch it with: nvflare job download {ended.job}"
+        if ended
+        else ""
+    )
 
 
 def _awaits_approval(events: Path) -> bool:

@@ -68,19 +68,36 @@ def watched_job(kit: Path, job: str = "") -> tuple[str, Watched] | None:
     return path.parent.parent.name, watched
 
 
-def _of_server(kit: Kit) -> Iterator[JobStanding]:
-    folder, store = kit.folders().get("jobs-storage"), FilesystemStorage()
+def newest_ended(kit: Kit, job: str) -> JobStanding | None:
+    """Return the newest job of a server's store if it has ended and is not the given one.
+
+    The server removes the folder of a finished job, so that only an older one may have events.
+    """
+    _, uri, status, name = max(_stored(kit), default=(0.0, "", "", ""))
+    state = _OF_STORE.get(status, "abnormal")
+    if not uri or Path(uri).name == job or state in ("submitted", "running"):
+        return None
+    return JobStanding(Path(uri).name, state, name)
+
+
+def _stored(kit: Kit) -> Iterator[tuple[float, str, str, str]]:
+    """Yield time of submission, place, status and name of each job in the server's store."""
+    folder, store = kit.folders().get("jobs-storage") if kit.server else None, FilesystemStorage()
     if folder is None or not folder.is_dir():
         return
-    latest: dict[str, tuple[float, str, str]] = {}
     for uri in store.list_objects(str(folder)):
         try:
             meta = store.get_meta(uri)
         except (OSError, ValueError, StorageException):  # it is being written, or was deleted
             continue
         name, submitted = str(meta.get(JobMetaKey.JOB_NAME.value)), meta.get(JobMetaKey.SUBMIT_TIME.value)
-        status = str(meta.get(JobMetaKey.STATUS.value))
-        latest[name] = max(latest.get(name, (0.0, "", "")), (float(submitted or 0.0), uri, status))
+        yield float(submitted or 0.0), uri, str(meta.get(JobMetaKey.STATUS.value)), name
+
+
+def _of_server(kit: Kit) -> Iterator[JobStanding]:
+    latest: dict[str, tuple[float, str, str]] = {}
+    for submitted, uri, status, name in _stored(kit):
+        latest[name] = max(latest.get(name, (0.0, "", "")), (submitted, uri, status))
     for name, (_, uri, status) in sorted(latest.items()):
         job, state = Path(uri).name, _OF_STORE.get(status, "abnormal")
         if state not in ("submitted", "running") and time.time() - _written(uri) > _TOLD:

@@ -93,6 +93,14 @@ def test_watch_says_that_a_job_waits_for_approval_until_it_is_approved(kit, run)
     assert run("site", "watch", kit.path, "--once")[1].startswith("j1: round 0 of 0, running")
 
 
+def test_watch_says_that_a_newer_job_has_ended_of_which_the_server_keeps_no_folder(server, run):
+    stored(server, "j1", "RUNNING", submitted=1.0)
+    events(server, "j1", {"event": "round_started", "round": 1, "rounds": 3}, age=600)
+    assert run("site", "watch", server.path, "--once")[1].startswith("j1: ")
+    stored(server, "j2", "FINISHED:COMPLETED", submitted=2.0)
+    assert run("site", "watch", server.path, "--once")[1].startswith("brain (j2): finished; fetch it with")
+
+
 def test_restart_names_running_jobs_and_asks(server, run, monkeypatch):
     stored(server, "j1", "RUNNING")
     monkeypatch.setattr(kit_process, "find_process", lambda kit: object())
