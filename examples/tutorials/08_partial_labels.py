@@ -73,8 +73,8 @@ print(*json.loads((here / "predicted/predictions.json").read_text())["notes"], s
 
 # %%
 # A hospital without any outline takes part with its images: methods that learn from these are `condist` and
-# `teacher`, and all others say so before anything is trained. ``medfedaug compare`` tries a federation
-# without and with such a site.
+# `teacher`, and all others say so before anything is trained. ``medfedaug compare --methods
+# condist teacher --set unlabelled_weight=1`` measures what such a site brings.
 #
 # Do not take a borrowed structure on trust: outline it in some test cases of this hospital, and name them in
 # their rows (``"labelled": [...]``). It is then scored here, too.

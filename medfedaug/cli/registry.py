@@ -42,7 +42,7 @@ LAYERS = {"core": "medfedaug.config", "hospital": "medfedaug.hospital", "researc
 """A package of each layer, by which the layer is found."""
 
 GROUPS = {
-    "site": "Run a site, or the server: the commands for an NVFlare kit, KIT.",
+    "site": "Run a hospital's site, or the server: commands for an NVFlare kit (KIT).",
     "enrol": "Enrol a participant, whose private key stays there: a command on each side, and a call.",
 }
 """The text of each group of commands."""
@@ -72,7 +72,12 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
         Entry("hospital", "import_:import_", "import --folder dicom --studies studies.csv --out site_A"),
         Entry("core", "init:init", "init data/site_A"),
         Entry("research", "data:inspect", "inspect --data data"),
-        Entry("research", "compare:compare", "compare --data data"),
+        Entry(
+            "research",
+            "compare:compare",
+            "compare --data data --methods fedrdn ditto --budget 10min",
+            in_a_row=True,
+        ),
         Entry("core", "predict:predict", "predict --model runs/fedrdn --images new --out predicted"),
         Entry(
             "hospital", "predict_archive:predict", "predict --model runs/fedrdn --images new --out predicted"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -38,6 +38,7 @@ from medfedaug.cli.options import (
 )
 from medfedaug.cli.progress import RoundProgress, resumable
 from medfedaug.config.bundle_reference import content_hash, described_data, locate
+from medfedaug.config.comparison import REFERENCE, REMEDIES, ComparisonConfig, choose_methods, parse_budget
 from medfedaug.config.machine import Machine
 from medfedaug.config.options import read_text
 from medfedaug.config.plan import Plan, load_plan, planning_settings
@@ -47,6 +48,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.metrics.registry import UNSEEN
 from medfedaug.runs.recorded_run import RecordedRun
 from medfedaug.utils.files import parse_json
+from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import check_choice
 
 if TYPE_CHECKING:
@@ -172,10 +174,11 @@ def export(
     methods: Methods = None,
     config: Config = None,
     evaluate: Annotated[
-        Path | None,
-        Option(metavar="MODEL", callback=existing_run, help="A finished run to score, instead of a run."),
+        Path | None, Option(metavar="RUN", callback=existing_run, help="Run to score.")
     ] = None,
     local: Local = None,
+    compare: Annotated[bool, Option("--compare", help="Compare methods as medfedaug compare does.")] = False,
+    budget: Annotated[str | None, Option(metavar="TIME", help="Time of --compare, such as 2h.")] = None,
     set_: Assignments = None,
     plan: PlanFile = None,
     plan_memory: PlanMemory = None,
@@ -187,18 +190,30 @@ def export(
     loop: Loop = None,
     tracking: Tracking = None,
 ) -> None:
-    """Write a run or an evaluation as an NVFlare job, without data, paths and code (except --loop)."""
+    """Write a run, an evaluation or a comparison as a job, without data, paths and code (except --loop)."""
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another folder")
     execution = Execution(**{**given[Execution], "min_sites": min_sites, "round_timeout": round_timeout})
     if evaluate is not None:
         _export_evaluation(context, evaluate, local or [], execution, out)
         return
-    if (methods is None and "methods" not in given[RunConfig]) or local:
-        raise ConfigError("a job is a run or an evaluation: give --methods, or --evaluate")
+    if budget is not None and not compare:
+        raise ConfigError("--budget is for a comparison (--compare); a run has --rounds")
+    names = (methods or " ".join(REMEDIES)).split() if compare else []
+    if (methods is None and "methods" not in given[RunConfig] and not compare) or local:
+        raise ConfigError(
+            "a job is a run, an evaluation or a comparison: give --methods, --evaluate or --compare"
+        )
+    listed = ",".join(dict.fromkeys(part for name in names for part in name.split(","))) or methods
     options, arguments = _settings(
-        given, methods, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
+        given, listed, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
     )
+    if compare:
+        for option, value in {"init": init, "loop": loop, "tracking": tracking, "resume": resume}.items():
+            if value:
+                raise ConfigError(f"--{option} is for a run, not for a comparison")
+        _export_comparison(context, names, options, arguments, budget, execution, out, needed=bool(methods))
+        return
     reference, script = loop_reference(loop) if loop is not None else (None, None)
     with importing():
         from medfedaug.federation.composition import (
@@ -251,15 +266,67 @@ def export(
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
 
 
-_EVALUATION_OPTIONS = {
-    "evaluate",
-    "local",
-    "out",
-    "threads",
-    "min_sites",
-    "round_timeout",
-    "grace",
-}
+def _export_comparison(
+    context: typer.Context,
+    names: Sequence[str],
+    options: dict[str, Any],
+    arguments: Mapping[str, dict[str, Any]],
+    budget: str | None,
+    execution: Execution,
+    out: Path,
+    *,
+    needed: bool,
+) -> None:
+    with importing():
+        from medfedaug.federation.composition import (
+            Composition,
+            check_counted,
+            with_step_limit,
+            with_trimmed_mean,
+        )
+        from medfedaug.methods import parse_methods
+        from medfedaug.nvflare_jobs.job.comparison import ComparisonRecipe
+        from medfedaug.simulate import usual_settings
+
+    if options["bundle"]:
+        described = described_data(options["bundle"])
+        options |= {name: value for name, value in described.items() if not is_given(context, name)}
+    run = RunConfig.from_dict(
+        usual_settings(options["task"], {**options, "methods": parse_methods(REFERENCE)}, own_data=True)
+    )
+
+    def configure(name: str) -> RunConfig:
+        parts = [part["name"] for part in parse_methods(name)]
+        chosen = {part: arguments[part] for part in parts if part in arguments}
+        config = replace(run, methods=tuple(parse_methods(name, chosen)))
+        Composition(config).check_apart("a job")
+        check_counted(config)
+        return with_trimmed_mean(config, execution.min_sites)
+
+    configs, left_out = choose_methods(names, configure, needed=needed)
+    limited = [with_step_limit(config) for config in configs.values()]
+    if "max_step" not in options and all(config.max_step for config in limited):
+        run = replace(run, max_step=limited[0].max_step)
+    comparison = ComparisonConfig(
+        run=run,
+        methods={name: list(config.methods) for name, config in configs.items()},
+        budget=parse_budget(budget) if budget else 0.0,
+    )
+    recipe = ComparisonRecipe(
+        config=comparison, name=out.name, min_clients=execution.min_sites, execution=execution
+    )
+    recipe.export(job_dir=str(out.parent))
+    for name, reason in left_out.items():
+        say(f"without {name}: {reason}")
+    time = f" within {budget}" if budget else ""
+    say(
+        f"{len(comparison.configs())} trainings ({', '.join(comparison.order)}; {comparison.seeds} seeds) of "
+        f"up to {counted(run.rounds, 'round')}{time}; the server writes compare.json"
+    )
+    say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
+
+
+_EVALUATION_OPTIONS = {"evaluate", "local", "out", "threads", "min_sites", "round_timeout", "grace"}
 
 
 def _export_evaluation(

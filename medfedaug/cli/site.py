@@ -6,6 +6,7 @@ import getpass
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 Kit = Annotated[Path, Argument(metavar="KIT", help="An NVFlare kit, the server's or a site's.")]
 SiteKit = Annotated[Path, Argument(metavar="KIT", help="A site's NVFlare kit.")]
+_rule = partial(Option, rich_help_panel=JobRules.PANEL)
 Timeout = Annotated[float, Option(min=1, metavar="SECONDS", help="Longest time to wait.")]
 
 
@@ -38,36 +40,23 @@ def configure(
     ] = None,
     describe: Annotated[
         Path | None,
-        Option(
-            metavar="FILE",
-            help="YAML that describes the site for the model card; leaves in every job.",
-            rich_help_panel=PrivacyPolicy.PANEL,
-        ),
+        Option(metavar="FILE", help="YAML about the site for the model card; leaves in every job."),
     ] = None,
     allow_bundle: Annotated[
         list[Path] | None,
-        Option(
+        _rule(
             "--allow-bundle",
             metavar="DIR",
-            help="Let jobs use a MONAI Bundle with its present content; repeatable.",
-            rich_help_panel=JobRules.PANEL,
+            help="Let jobs use a Bundle as it is now; repeatable.",
         ),
     ] = None,
     forbid_code: Annotated[
         bool,
-        Option(
-            "--forbid-code/--allow-code",
-            help="Refuse jobs with code, or trust whoever may submit one; with --epsilon always refused.",
-            rich_help_panel=JobRules.PANEL,
-        ),
+        _rule("--forbid-code/--allow-code", help="Refuse jobs with code, or allow it without --epsilon."),
     ] = True,
     only_medfedaug: Annotated[
         bool,
-        Option(
-            "--only-medfedaug/--also-nvflare",
-            help="Refuse classes of other packages, or allow NVFlare's.",
-            rich_help_panel=JobRules.PANEL,
-        ),
+        _rule("--only-medfedaug/--also-nvflare", help="Refuse other packages' classes, or allow NVFlare's."),
     ] = True,
     check: Annotated[bool, Option("--check", help="Only check; exit code 1 if a part is missing.")] = False,
 ) -> None:
@@ -270,11 +259,12 @@ def jobs(
         return
     table = Table("hash", "seen", "approval", "jobs", "methods", "rounds", "purpose")
     for entry in entries:
-        methods = ", ".join(method["name"] for method in entry.config["methods"])
+        methods = ", ".join(entry.methods)
+        methods = f"compare {methods}" if entry.compares else methods
         seen = datetime.fromtimestamp(entry.seen).isoformat(" ", "minutes")
         states = Counter(job_state(entry, name, book).split(":")[0] for name in entry.runs)
         runs = ", ".join(f"{count} {state}" for state, count in states.items()) or "none has begun"
-        rounds, purpose = str(entry.config["rounds"]), str(entry.config.get("purpose", ""))
+        rounds, purpose = str(entry.run["rounds"]), str(entry.run.get("purpose", ""))
         table.add_row(entry.hash[:12], seen, entry.verdict, runs, methods, rounds, purpose)
     out_console.print(table)
     if settings.privacy.epsilon is None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.machine import Machine
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
@@ -17,11 +18,13 @@ from medfedaug.federation.engine import Engine, FederationRun, SiteEvaluation
 from medfedaug.federation.messages.checkpoint import server_checkpoint
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.federation.messages.messages import TRAIN, Reply, Request
-from medfedaug.federation.protocol import Accept, Carrier, evaluate, run
+from medfedaug.federation.protocol import Accept, Carrier, compare, evaluate, run
+from medfedaug.federation.server.comparison import Comparison
 from medfedaug.federation.server.evaluation import Evaluation
 from medfedaug.federation.server.output import write_files
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.federation.simulated_time import SimulatedTime
+from medfedaug.federation.site.comparison import ComparisonSite
 from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.guard import Privacy
 from medfedaug.federation.site.site import Site
@@ -91,6 +94,44 @@ def run_in_process(
             trainer.exchange_device = target
     run(server, carrier(server, trainers, Checkpointing(server, trainers.values(), checkpoint)))
     return server
+
+
+def compare_in_process(
+    config: ComparisonConfig,
+    sites: Sequence[SiteFolder],
+    folder: Path,
+    device: str = "auto",
+    on_event: OnEvent | None = None,
+    execution: Execution | None = None,
+    machine: Machine | None = None,
+) -> dict[str, Any]:
+    """Make the trainings of a comparison, or continue them.
+
+    Args:
+        config: the trainings.
+        sites: their open data.
+        folder: keeps the states of server and sites.
+        device: see `medfedaug.federation.SiteTrainer`.
+        on_event: see `medfedaug.federation.FederationServer`.
+        execution: see `medfedaug.config.run.Execution`.
+        machine: where every site keeps its prepared images.
+
+    Returns:
+        The content of ``compare.json``, see `medfedaug.federation.server.comparison.Comparison.results`.
+    """
+    comparison = Comparison(config, folder, execution, on_event)
+    threads = comparison.execution.threads
+
+    def site(data: SiteFolder) -> ComparisonSite:
+        state = folder / data.name
+
+        def trainer(run: RunConfig) -> SiteTrainer:
+            return SiteTrainer(run, data, device, state, threads=threads, machine=machine)
+
+        return ComparisonSite(data.name, config, trainer, state)
+
+    compare(comparison, SitesInProcess({data.name: site(data) for data in sites}))
+    return comparison.results()
 
 
 class InProcessEngine(Engine):

@@ -27,6 +27,8 @@ STATE = "state"
 """Folder of the state of server and sites."""
 EVALUATION = "evaluation.json"
 """Scores of an evaluation."""
+COMPARED = "compare.json"
+"""Gains of methods in a comparison."""
 ALIVE = "alive"
 """Touched by the job's process every `PULSE` seconds."""
 PULSE = 10.0

@@ -1,15 +1,17 @@
-"""The order of requests in a federation and in an evaluation."""
+"""The order of requests in a federation, in an evaluation and in a comparison."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
-from medfedaug.errors import ConfigError
+from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply, Request
 from medfedaug.federation.messages.refusal import refusal
 from medfedaug.federation.server.aggregation import Ask
+from medfedaug.federation.server.comparison import Comparison, Turn
 from medfedaug.federation.server.evaluation import Evaluation
 from medfedaug.federation.server.server import FederationServer
 
@@ -77,7 +79,7 @@ class Carrier(ABC):
         """Save the server's state after a round."""
 
 
-def run(server: FederationServer, carrier: Carrier) -> None:
+def run(server: FederationServer, carrier: Carrier, rounds: int = 0) -> None:
     """Run a federation to its end, from the beginning or from the round of a restored server.
 
     Sites that join late, or failed to prepare, are prepared during a round and take part from the next round.
@@ -85,6 +87,7 @@ def run(server: FederationServer, carrier: Carrier) -> None:
     Args:
         server: makes all decisions.
         carrier: sends, waits and saves.
+        rounds: the round after which to stop; 0 for the last one.
 
     Raises:
         MedFedAugError: when too few sites can train, or too few updates of a round can be used.
@@ -97,7 +100,7 @@ def run(server: FederationServer, carrier: Carrier) -> None:
         everybody = carrier.connected()
         _ask(server, carrier, server.prepare(), everybody, len(everybody), server.accept_preparation)
         server.finish_preparation()
-    while not server.trained:
+    while not server.trained and (not rounds or server.round < rounds):
         _round(server, carrier)
     training = _present(server, VALIDATE, server.sites, carrier.connected())
     _ask(server, carrier, server.validate(), training, server.needed, server.accept_validation)
@@ -116,6 +119,44 @@ def evaluate(evaluation: Evaluation, carrier: Carrier) -> None:
         needed = max(1, len(set(sites) - evaluation.silent))
         _ask(evaluation, carrier, request, sites, needed, evaluation.accept_scores)
     evaluation.finish()
+
+
+def compare(comparison: Comparison, carrier: Carrier) -> None:
+    """Make the trainings of a comparison, stage by stage, and let the sites score each model."""
+    for turn in comparison.turns():
+        own = _TrainingCarrier(carrier, turn)
+        try:
+            run(turn.server, own, turn.rounds)
+        except MedFedAugError as error:
+            comparison.fail(turn, error)
+            continue
+        sites = sorted(turn.server.sites.keys() & set(carrier.connected()))
+        silent = own.ask(
+            comparison.scoring(turn), sites, max(1, len(sites)), partial(comparison.accept, turn)
+        )
+        for site, reason in sorted(silent.items()):
+            comparison.no_answer(turn, site, reason)
+        comparison.finish(turn)
+
+
+class _TrainingCarrier(Carrier):
+    """Carries the requests of one training of a comparison, and saves its server after each round."""
+
+    def __init__(self, carrier: Carrier, turn: Turn) -> None:
+        self.carrier, self.turn = carrier, turn
+
+    def connected(self) -> list[str]:
+        return self.carrier.connected()
+
+    def away(self) -> set[str]:
+        return self.carrier.away()
+
+    def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
+        return self.carrier.ask(replace(request, training=str(self.turn.training)), sites, needed, accept)
+
+    def round_done(self, server: FederationServer) -> None:
+        self.carrier.round_done(server)
+        server.save(self.turn.checkpoint)
 
 
 def _round(server: FederationServer, carrier: Carrier) -> None:

@@ -1,4 +1,4 @@
-"""Convergence of a run: `is_converged`, `has_stalled` during the run, and the rounds of the next attempt."""
+"""Convergence of a run: `is_converged`, and `has_stalled` during the run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from statistics import fmean, median, variance
 from medfedaug.metrics.significance import t_quantile
 
 _STEP = 0.01
-_MOST_ATTEMPTS = 4  # times the first number of rounds
 
 
 def is_converged(validation: Sequence[float | None]) -> bool:
@@ -52,20 +51,3 @@ def has_stalled(validation: Sequence[float], patience: int, *, higher_is_better:
     gain = (fmean(last) - fmean(before)) * (1 if higher_is_better else -1)
     error = math.sqrt((variance(before) + variance(last)) / patience)
     return gain <= t_quantile(0.9, 2 * patience - 2) * error
-
-
-def longer(validation: Sequence[float | None], first: int, *, learned: bool = True) -> int | None:
-    """Return the number of rounds of the next attempt: twice as many, or ``None`` without another attempt.
-
-    Args:
-        first: the number of rounds of the first attempt; no attempt has more than four times as many.
-        learned: whether something was learned at every site. If so, none follows a score that `is_converged`.
-
-    Example:
-        >>> rising = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
-        >>> longer(rising, first=6), longer(rising, first=1), longer([0.6] * 6, first=6)
-        (12, None, None)
-    """
-    wanted = 2 * len(validation)
-    enough = learned and is_converged(validation)
-    return None if enough or wanted > _MOST_ATTEMPTS * first else wanted

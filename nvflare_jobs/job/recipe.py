@@ -81,8 +81,7 @@ class MedFedAugRecipe(Recipe):
         except ValueError as error:
             raise ConfigError(f"a job cannot be called {name!r}: {first_line(error)}") from error
         settings, waits = run.to_dict(), execution.to_dict()
-        for key in keys_with_variables(settings):
-            raise ConfigError(f"{key}: a job has no text with braces, which NVFlare takes for variables")
+        check_texts(settings)
         job.to_server(FederationController(config=settings, execution=waits, run_name=name, resume=resume))
         job.to_clients(SiteExecutor(config=settings, threads=execution.threads), tasks=list(TASKS))
         if initial is not None:
@@ -99,6 +98,12 @@ class MedFedAugRecipe(Recipe):
         self.add_client_config({VERSION_KEY: __version__})
         if tracking:
             add_tracking(self, tracking)
+
+
+def check_texts(settings: Mapping[str, Any]) -> None:
+    """Check that a job's settings have no text that NVFlare would change."""
+    for key in keys_with_variables(settings):
+        raise ConfigError(f"{key}: a job has no text with braces, which NVFlare takes for variables")
 
 
 def server_settings(execution: Execution, task_request_interval: float) -> dict[str, Any]:

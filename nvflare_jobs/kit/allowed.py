@@ -18,10 +18,12 @@ from medfedaug.errors import ConfigError
 _SERVER = (
     "medfedaug.nvflare_jobs.job.controller.FederationController",
     "medfedaug.nvflare_jobs.job.evaluation.EvaluationController",
+    "medfedaug.nvflare_jobs.job.comparison.ComparisonController",
 )
 _SITE = (
     "medfedaug.nvflare_jobs.job.executor.SiteExecutor",
     "medfedaug.nvflare_jobs.job.evaluation.EvaluationExecutor",
+    "medfedaug.nvflare_jobs.job.comparison.ComparisonExecutor",
     "medfedaug.nvflare_jobs.job.tracking.RoundMetrics",
 )
 # Classes of NVFlare, which are in its default list too: those in every job, and those in some.

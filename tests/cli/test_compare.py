@@ -1,144 +1,189 @@
-"""`medfedaug compare`: what is tried on a user's own data, and what is recommended."""
+"""`medfedaug compare` and `medfedaug export --compare`: short trainings on a user's own data."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from statistics import fmean
+import re
 
 import pytest
 from results import Page
-from running import TINY_AXES
+from running import TINY_AXES, TINY_OPTIONS
 
-from medfedaug.analysis.score_table import Row, Score, Table
+from medfedaug.analysis.gain_page import conclusions
+from medfedaug.config.comparison import ComparisonConfig, parse_budget
+from medfedaug.config.run import RunConfig
 from medfedaug.data.phantom import make_phantom
-from medfedaug.data.sites import find_sites
-from medfedaug.research.comparison.trial import recommend, suggest, taken_in
+from medfedaug.errors import ConfigError
 from medfedaug.research.datasets.partial_phantom import annotate_apart
+from medfedaug.research.sweeps.short_trainings import Request, Timing, make_trainings, planned_rounds
 
 
 @pytest.fixture(scope="module")
-def apart(tmp_path_factory):
-    """Sites of which two store dark what the others store bright."""
-    folder = tmp_path_factory.mktemp("apart") / "data"
-    make_phantom(folder, sites=3, patients=5, shape=(32, 32, 4), inverted=[False, False, True])
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compare") / "data"
+    make_phantom(folder, sites=2, patients=6, shape=(32, 32, 2))
     return folder
 
 
-def scores(**means: tuple[float, ...]) -> Table:
-    rows = tuple(
-        Row(label, tuple(range(len(values))), {"A": Score(values)}, Score(values), baseline=label == "fedavg")
-        for label, values in means.items()
-    )
-    return Table("dice", ("A",), (), rows)
-
-
-def test_a_remedy_for_each_cause_of_differences_is_tried(apart):
-    assert suggest(find_sites(apart)).methods == ("fedrdn", "fedbn", "ditto")
-
-
-def test_the_recommendation_names_what_it_rests_on():
-    first, second, third, last = recommend(
-        scores(single=(0.5, 0.6, 0.7), fedavg=(0.6, 0.7, 0.6), fedrdn=(0.7, 0.8, 0.5))
-    )
-    assert first == (
-        "Train together: Dice 0.667 with fedrdn against 0.600 with single, better in 2 of 3 trainings."
-    )
-    assert second.startswith("Go on with fedrdn: Dice 0.667 with fedrdn against 0.633 with fedavg")
-    assert third == "Best by site, with its Dice minus that of fedavg: A fedrdn (+0.033)."
-    assert "3 trainings" in last
-    assert "no verdict" in last
-
-
-def test_a_recommendation_that_one_site_carries_names_the_site_and_the_others_gain():
-    at = {
-        "single": {"A": 0.7, "B": 0.5, "C": 0.5},
-        "fedavg": {"A": 0.2, "B": 0.6, "C": 0.6},
-        "ditto": {"A": 0.5, "B": 0.58, "C": 0.59},
+def result(**gains) -> dict:
+    """The content of `compare.json` for gains with their ends."""
+    ends = {name: dict(zip(("mean", "low", "high"), three, strict=True)) for name, three in gains.items()}
+    better = [name for name, gain in ends.items() if gain["low"] > 0]
+    return {
+        "metric": "dice",
+        "methods": ["fedavg", *ends],
+        "recommended": sorted(better, key=lambda name: -ends[name]["mean"]),
+        "gains": ends,
+        "sites": {"A": {"patients": 4, "gains": ends, "nothing_learned": False}},
+        "budget": {"seconds": 600.0, "spent": 300.0, "rounds": 8, "seeds": 2, "stages": [4, 6, 8]},
+        "trainings": [],
+        "stopped": {},
+        "nothing_learned": "",
+        "rising": False,
     }
-    means = {label: fmean(sites.values()) for label, sites in at.items()}
-    table = scores(**{label: (mean,) for label, mean in means.items()})
-    rows = [replace(row, sites={s: Score((v,)) for s, v in at[row.label].items()}) for row in table.rows]
-    alone, averaged, *_ = recommend(replace(table, rows=tuple(rows)))
-    assert alone.startswith("Stay alone, as it looks now: ")
-    assert alone.endswith("with single, better in 0 of 1 trainings, by A alone (elsewhere +0.085).")
-    assert averaged.endswith("with fedavg, better in 1 of 1 trainings, by A alone (elsewhere -0.015).")
 
 
-def test_it_says_so_where_sites_alone_are_better_and_where_plain_averaging_is_best():
-    first, second, _ = recommend(scores(single=(0.8, 0.8), fedavg=(0.6, 0.6), norm=(0.5, 0.5)))
-    assert first.startswith("Stay alone, as it looks now: Dice 0.600 with fedavg against 0.800 with single")
-    assert second.startswith("To train together all the same, take fedavg: no other method that was tried")
+def test_a_time_has_a_unit():
+    assert [parse_budget(text) for text in ("90s", "10min", "1.5h")] == [90, 600, 5400]
+    for text in ("10", "0min", "ten"):
+        with pytest.raises(ConfigError, match="10min"):
+            parse_budget(text)
 
 
-def test_a_site_where_nothing_was_learned_is_named():
-    at = {"single": {"A": 0.7, "B": 0.5}, "fedavg": {"A": 0.8, "B": 0.0}}
-    table = scores(**{label: (fmean(sites.values()),) for label, sites in at.items()})
-    rows = [replace(row, sites={s: Score((v,)) for s, v in at[row.label].items()}) for row in table.rows]
-    said = recommend(replace(table, rows=tuple(rows)))
-    assert "Nothing was learned at B with fedavg: Dice 0.000." in said
+# ---------------------------------------------------------------- what is tried
 
 
-def test_sites_without_outlines_are_judged_at_the_others():
-    def of(**sites: dict[str, float]) -> Table:
-        rows = tuple(
-            Row(label, (0,), {s: Score((v,)) for s, v in found.items()}, Score((fmean(found.values()),)))
-            for label, found in sites.items()
-        )
-        return Table("dice", tuple(next(iter(sites.values()))), (), rows)
-
-    # The best method with them is not the one that is best at C, which alone has no outline to train with.
-    more = of(condist={"A": 0.5, "B": 0.6, "C": 0.9}, teacher={"A": 0.6, "B": 0.7, "C": 0.1})
-    without = of(single={"A": 0.4, "B": 0.4}, fedavg={"A": 0.6, "B": 0.6})
-    (said,) = taken_in(more, without, ["C"])
-    assert "0.650 with teacher at the other sites, against 0.600 with fedavg without them" in said
-    assert taken_in(more, of(fedavg={"C": 0.5}), ["C"]) == []
+def test_a_method_for_each_cause_of_differences_is_tried(data, tmp_path):
+    made = make_trainings(Request(data=data, out=tmp_path))
+    assert made.config.order == ["fedavg", "single", "fedrdn", "fedbn", "ditto", "fedfa"]
+    assert made.number == 12
+    assert not made.left_out
 
 
-def test_nothing_is_recommended_while_plain_averaging_still_improves():
-    (only,) = recommend(scores(single=(0.5,), fedavg=(0.2,), norm=(0.6,)), rising=3)
-    assert only.startswith("No recommendation: after 3 rounds the validation score of fedavg still rose")
-    assert "--rounds 6" in only
+def test_a_method_that_does_not_go_with_the_network_is_left_out_unless_it_is_asked_for(data, tmp_path):
+    plain = ('network_args={"norm":["instance",{"affine":false}]}',)  # no parameters for FedBN to keep
+    made = make_trainings(Request(data=data, out=tmp_path, settings=plain))
+    assert "fedbn" not in made.config.methods
+    assert "fedbn" in made.left_out["fedbn"]
+    with pytest.raises(ConfigError, match="fedbn"):
+        make_trainings(Request(data=data, out=tmp_path, settings=plain, methods=("fedbn",)))
 
 
-def test_the_command_tries_alone_together_and_the_remedy(run, apart, tmp_path):
-    options = ("--seeds", 1, "--rounds", 3, "--device", "cpu", "--out", tmp_path / "trial")
-    options += tuple(part for axis in TINY_AXES for part in ("--set", axis))
-    code, out, err = run("compare", "--data", apart, *options, "--json", tmp_path / "trial.json")
-    assert code == 0, err
-    assert "trying single, fedavg, fedrdn, fedbn, ditto" in out
-    written = json.loads((tmp_path / "trial.json").read_text())
-    assert set(written["scores"]) == {"single", "fedavg", "fedrdn", "fedbn", "ditto"}
-    page = Page((tmp_path / "trial/report.html").read_text())
-    for sentence in written["recommendation"]:
-        assert " ".join(sentence.split()) in " ".join(out.split())
+def test_sites_that_lack_classes_are_taught_by_the_others(tmp_path):
+    make_phantom(tmp_path / "data", sites=2, patients=5, shape=(32, 32, 2), classes=3)
+    annotate_apart(tmp_path / "data", apart=True)
+    assert "condist" in make_trainings(Request(data=tmp_path / "data", out=tmp_path)).config.methods
+
+
+def test_settings_are_those_of_a_benchmark_with_one_value_each(data, tmp_path):
+    given = ("rounds=7", "local_steps=3", "fedfa.prob=0.3")
+    config = make_trainings(Request(data=data, out=tmp_path, settings=given)).config
+    assert (config.run.rounds, config.run.local_steps) == (7, 3)
+    assert config.methods["fedfa"] == [{"name": "fedfa", "args": {"prob": 0.3}}]
+    with pytest.raises(ConfigError, match="one value"):
+        make_trainings(Request(data=data, out=tmp_path, settings=("rounds=7,8",)))
+
+
+def test_the_rounds_follow_from_the_budget(data, tmp_path):
+    made, timing = (
+        make_trainings(Request(data=data, out=tmp_path)),
+        Timing(opening=1.0, round=2.0, spent=12.0),
+    )
+    assert planned_rounds(timing, made, 600.0) == 15  # (588 s / 12 - 3 s) / (1.5 * 2 s)
+    assert planned_rounds(timing, made, 1e6) == 100
+    with pytest.raises(ConfigError, match=r"12 trainings of 4 rounds take about 3 min"):
+        planned_rounds(timing, made, 60.0)
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def test_the_conclusions_name_whom_a_method_helped_by_how_much():
+    shown = result(single=(-0.2, -0.3, -0.1), ditto=(0.1, 0.02, 0.2), fedfa=(0.0, -0.1, 0.1))
+    said = conclusions(shown, "data")
+    assert said[0] == (
+        "Training together helped: each site by itself has -0.200 [-0.300, -0.100] Dice against fedavg."
+    )
+    assert "Better than fedavg: ditto +0.100 [+0.020, +0.200]." in said
+    assert "Not distinguishable from fedavg: fedfa." in said
+    assert "At A, most: ditto +0.100 [+0.020, +0.200]." in said
+    assert "medfedaug benchmark --data data --methods fedavg ditto --seeds 5" in said[-1]
+    assert "medfedaug export --methods ditto --rounds 40" in conclusions(shown)[-1]
+
+
+def test_nothing_is_recommended_where_nothing_shows():
+    said = conclusions(result(single=(-0.1, -0.3, 0.1), ditto=(0.1, -0.02, 0.2)), "data")
+    assert said[0].startswith("Separate or joint training: not distinguishable: ")
+    assert "Nothing was distinguishable" in said[-1]
+    assert not any("medfedaug benchmark" in sentence for sentence in said)
+
+
+def test_a_reference_that_learned_nothing_ends_the_comparison():
+    nothing = {**result(ditto=(0.1, 0.02, 0.2)), "nothing_learned": "every test Dice is 0"}
+    (only,) = conclusions(nothing)
+    assert only.startswith("No comparison: fedavg learned nothing in 8 rounds")
+    assert "Train longer" in only
+
+
+# ---------------------------------------------------------------- the commands
+
+
+def test_the_command_compares_continues_and_refuses_other_settings(run, data, tmp_path):
+    out = tmp_path / "out"
+    options = ("compare", "--data", data, "--methods", "ditto", "--budget", "10min", "--device", "cpu")
+    options += (
+        "--threads",
+        1,
+        "--out",
+        out,
+        "--set",
+        "rounds=2",
+        "local_steps=2",
+        "batch_size=4",
+        *TINY_AXES,
+    )
+    printed = run.ok(*options, "--json", tmp_path / "again.json")
+    assert "budget 10 min: 6 trainings (fedavg, single, ditto; 2 seeds) of up to 2 rounds" in printed
+    record = json.loads((out / "compare.json").read_text())
+    assert record == json.loads((tmp_path / "again.json").read_text())
+    assert set(record["gains"]) <= {"single", "ditto"}
+    assert len(record["trainings"]) == 6
+    page = Page((out / "compare.html").read_text())
+    for sentence in record["conclusions"]:
         assert sentence in page.text
-    # A run keeps the model that can be used again, and a trial of rounds none.
-    assert {path.name for path in (tmp_path / "trial/fedavg").rglob("*.pt")} == {"global_model.pt"}
-    assert not [*(tmp_path / "trial_rounds").rglob("*model.pt")]
+        assert " ".join(sentence.split()) in " ".join(printed.split())
+    assert not [*out.rglob("*.pt")]
     # Asked again, nothing is trained anew.
-    (results,) = (tmp_path / "trial/ditto").rglob("results.json")
-    before = results.stat().st_mtime_ns
-    assert run("compare", "--data", apart, *options)[0] == 0
-    assert results.stat().st_mtime_ns == before
+    printed = run.ok(*options)
+    assert "to round" not in printed
+    assert json.loads((out / "compare.json").read_text()) == record
+    assert "other settings" in run.refused(*options, "local_epochs=2")
 
 
-@pytest.mark.slow
-def test_a_site_without_outlines_is_tried_without_and_with_its_images(run, tmp_path):
-    data, out = tmp_path / "data", tmp_path / "trial"
-    make_phantom(data, sites=3, patients=5, shape=(32, 32, 4))
-    annotate_apart(data, apart=False, unlabelled=["site_C"])
-    options = ("--methods", "fedavg", "--seeds", 1, "--rounds", 3, "--device", "cpu", "--out", out)
-    options += tuple(part for axis in TINY_AXES for part in ("--set", axis))
-    code, printed, err = run("compare", "--data", data, *options, "--json", tmp_path / "trial.json")
-    assert code == 0, err
-    assert "site_C: no training case has an outline" in printed
-    record = json.loads((tmp_path / "trial.json").read_text())
-    assert set(record["scores"]) == {"single", "fedavg"}
-    assert record["recommendation"][-1].startswith("With the images of site_C, which has no outlines: Dice")
-    trained = {
-        path.relative_to(tmp_path).parts[:2]: json.loads(path.read_text())["sites"]
-        for path in tmp_path.glob("trial*/**/results.json")
-    }
-    assert {"site_A", "site_B"} == {*trained["trial", "fedavg"]}
-    assert {"site_A", "site_B", "site_C"} == {*trained["trial_unlabelled", "teacher"]}
+def test_the_job_has_the_trainings_and_neither_code_nor_paths(run, tmp_path):
+    job = tmp_path / "job"
+    options = ("--task", "segmentation", "--rounds", 4, "--budget", "2h", *TINY_OPTIONS)
+    printed = run.ok("export", "--compare", "--methods", "fedrdn fedrdn,fedfa", *options, "--out", job)
+    assert (
+        "8 trainings (fedavg, single, fedrdn, fedrdn,fedfa; 2 seeds) of up to 4 rounds within 2h" in printed
+    )
+    text = "".join(path.read_text() for path in job.rglob("*.json"))
+    assert {path.suffix for path in job.rglob("*") if path.is_file()} == {".json"}
+    paths = set(re.findall(r"\"path\": \"(medfedaug[^\"]+)\"", text))
+    module = "medfedaug.nvflare_jobs.job.comparison."
+    assert paths == {f"{module}ComparisonController", f"{module}ComparisonExecutor"}
+    server = json.loads(next(job.rglob("config_fed_server.json")).read_text())
+    (settings,) = [part["args"]["config"] for part in server["workflows"] if "Comparison" in part["path"]]
+    config = ComparisonConfig.from_dict(settings)
+    assert (config.budget, config.run.rounds, list(config.methods)[2:]) == (
+        7200,
+        4,
+        ["fedrdn", "fedrdn,fedfa"],
+    )
+    assert isinstance(config.configs()["fedrdn/1"], RunConfig)
+
+
+def test_options_of_a_run_are_refused_for_a_comparison(run, tmp_path):
+    job = ("export", "--task", "segmentation", *TINY_OPTIONS, "--out", tmp_path / "job")
+    assert "--budget is for a comparison" in run.refused(*job, "--methods", "fedavg", "--budget", "2h")
+    assert "--resume is for a run" in run.refused(*job, "--compare", "--resume")

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from medfedaug.metrics.convergence import has_stalled, is_converged, longer
+from medfedaug.metrics.convergence import has_stalled, is_converged
 
 
 def ends(curve, patience, **options):
@@ -52,9 +52,3 @@ def test_no_single_dip_makes_a_flat_curve_rise(dip):
 
 def test_fewer_than_three_rounds_do_not_converge():
     assert not is_converged([0.6, 0.6])
-
-
-def test_a_training_goes_on_while_a_site_has_learned_nothing():
-    assert longer([0.5] * 10, 10) is None
-    assert longer([0.5] * 10, 10, learned=False) == 20
-    assert longer([0.5] * 40, 10, learned=False) is None

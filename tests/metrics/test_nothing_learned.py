@@ -11,7 +11,6 @@ from medfedaug.analysis.report_summary import answer
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.segmentation import LabelMapScores
 from medfedaug.research.comparison import patient_table
-from medfedaug.research.comparison.trial import recommend
 from medfedaug.runs.load_results import load_run
 
 
@@ -49,7 +48,6 @@ def test_nothing_is_compared_with_a_baseline_that_learned_nothing(fold, tmp_path
     assert all(row.verdict is None and row.difference is None for row in table.rows)
     said = "Train longer: fedavg learned nothing in 3 rounds (every test Dice is 0), and nothing is compared"
     assert answer(table).startswith(said)
-    assert recommend(table) == [f"No recommendation. {answer(table)}"]
     page = Page(write_report([run.path.parent for run in runs], tmp_path / "report.html").read_text())
     assert page.text.index(said) < page.text.index("10 runs")
     assert "Paired by" not in page.text

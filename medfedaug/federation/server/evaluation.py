@@ -183,12 +183,12 @@ class Evaluation:
             scores = accepted_scores(metrics, self.task.metrics, self.task.scored_classes)
             against = metrics.get("against")
             if isinstance(against, Mapping):
-                pairs = {other: _difference(self.task.metric, against.get(other)) for other in spec.against}
+                metric = self.task.metric
+                pairs = {other: accepted_difference(metric, against.get(other)) for other in spec.against}
                 scores["against"] = {other: difference for other, difference in pairs.items() if difference}
             self.scored.setdefault(site, {})[spec.model] = scores
-            metric = self.task.metric
             event = {"event": "scored", "site": site, "model": spec.model}
-            self._tell({**event, "score": scores[metric], "metric": metric})
+            self._tell({**event, "score": scores[self.task.metric], "metric": self.task.metric})
 
         reason = refusal(site, use)
         if reason is not None:
@@ -246,8 +246,8 @@ class Evaluation:
         return models
 
 
-def _difference(metric: str, values: Any) -> dict[str, Any]:
-    """Return a site's difference, with ``None`` for impossible numbers."""
+def accepted_difference(metric: str, values: Any) -> dict[str, Any]:
+    """Return a site's difference of two models, with ``None`` for impossible numbers; empty without one."""
     if not isinstance(values, Mapping):
         return {}
     largest = METRICS[metric].largest

@@ -36,8 +36,10 @@ class EvaluationSite:
     ) -> None:
         self.name = name
         scored: dict[str, dict[str, float]] = {}
+        for trainer in trainers.values():
+            trainer.saves_each_round = False
         self.runs = {
-            key: _EvaluatedSite(name, trainer, scored, gate, on_event) for key, trainer in trainers.items()
+            key: ScoringSite(name, trainer, scored, gate, on_event) for key, trainer in trainers.items()
         }
 
     def answer(self, request: Request, should_stop: Callable[[], bool] | None = None) -> Reply:
@@ -49,8 +51,10 @@ class EvaluationSite:
         return run.answer(request, should_stop)
 
 
-class _EvaluatedSite(Site):
+class ScoringSite(Site):
     """A site with the models of one run."""
+
+    split = "test"
 
     def __init__(
         self,
@@ -65,21 +69,21 @@ class _EvaluatedSite(Site):
 
     def answers(self) -> dict[str, Callable[[Request, Stop], Reply]]:
         """Return the answer to the only task of an evaluation."""
-        return {SCORE: self._score}
+        return {SCORE: self.score_model}
 
-    def _score(self, request: Request, should_stop: Stop) -> Reply:
-        reply, started = Reply(request.task, request.round), time.perf_counter()
-        spec, trainer = ScoringSpec.from_dict(request.scoring), self.trainer
-        trainer.saves_each_round = False
-        if not trainer.folder.cases["test"]:
-            raise DataError("no case in the split 'test'", site=self.name, path=trainer.folder.path)
+    def score_model(self, request: Request, should_stop: Stop) -> Reply:
+        """Score a model, and compare it with earlier ones."""
+        reply, started, self._scored = Reply(request.task, request.round), time.perf_counter(), True
+        spec, trainer, split = ScoringSpec.from_dict(request.scoring), self.trainer, self.split
+        if not trainer.folder.cases[split]:
+            raise DataError(f"no case in the split {split!r}", site=self.name, path=trainer.folder.path)
         trainer.receive(request.weights, request.payload, request.once)
         if spec.own:
-            scores = trainer.evaluate_round("test", request.round)
+            scores = trainer.evaluate_round(split, request.round, full=split == "test" or not spec.against)
         else:
             scores = _score_given(trainer, request.weights)
             self._ready = False  # the network has held a model without the site's own entries
-        released = self.gate.release("test", scores, trainer)
+        released = self.gate.release(split, scores, trainer)
         cases = {case: score for case, score in scores["cases"].items() if score is not None}
         self.scored[spec.model] = cases
         against: dict[str, Any] = {}
@@ -95,10 +99,10 @@ class _EvaluatedSite(Site):
             return {}
         ours, theirs = self.scored[model], self.scored[other]
         pairs = {case: (ours[case], theirs[case]) for case in sorted(ours.keys() & theirs.keys())}
-        patients = self.trainer.folder.patients("test")
+        patients = self.trainer.folder.patients(self.split)
         scores = patient_means(pairs, lambda case: patients.get(case, case)).values()
         differences = [value - baseline for value, baseline in scores]
-        return self.gate.compare("test", differences, "patients" if patients else "cases", self.trainer)
+        return self.gate.compare(self.split, differences, "patients" if patients else "cases", self.trainer)
 
 
 def _score_given(trainer: SiteTrainer, weights: Mapping[str, Tensor]) -> dict[str, Any]:

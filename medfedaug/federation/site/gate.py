@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages.messages import Reply, Request
@@ -42,7 +43,12 @@ class Gate:
     """No-op gate for simulations on one machine.
 
     `medfedaug.hospital.privacy.guarded_gate.GuardedGate` is that of a site in a real federation.
+
+    Attributes:
+        comparison: the comparison of which the admitted configurations are trainings; ``None`` in other jobs.
     """
+
+    comparison: ComparisonConfig | None = None
 
     def delivery(self, site: str, trainer: SiteTrainer) -> Delivery:
         """Return the way of the site's updates."""

@@ -24,6 +24,7 @@ from medfedaug.federation.messages.messages import (
     FROZEN,
     NUMBER_OF_SAMPLES,
     PREPARE,
+    SCORE,
     TEST,
     TRAIN,
     VALIDATE,
@@ -233,7 +234,7 @@ class SiteTrainer(SiteModel):
             MedFedAugError: when the site has lost these entries; the server sends them again to a site that
                 did not answer.
         """
-        if not request.frozen or request.task not in (TRAIN, VALIDATE, TEST):
+        if not request.frozen or request.task not in (TRAIN, VALIDATE, TEST, SCORE):
             return request
         frozen = own_entries(request.once or self.memory.once, FROZEN)
         if not all(isinstance(value, Tensor) for value in frozen.values()):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.config.bundle_reference import find, known
+from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, DataError, JobRefused, MedFedAugError, PrivacyRefused
@@ -81,6 +82,7 @@ class GuardedGate(Gate):
         self.identity, self.origin, self.history = identity, origin, history
         self.min_patients = PrivacyPolicy().min_images
         self._admitted: list[RunConfig] = []
+        self._approved: list[RunConfig | ComparisonConfig] = []
         self._trainings = 0
         self._accounts: dict[SiteTrainer, Account] = {}  # an evaluation has one for each run
 
@@ -98,16 +100,27 @@ class GuardedGate(Gate):
         return MaskedDelivery(site, trainer, masks, self.count)
 
     def admit(self, config: RunConfig, should_stop: Callable[[], bool]) -> None:
-        """Check Bundle, rules and verdict, and wait for the approval of the job if required."""
+        """Check Bundle, rules and verdict, and wait for the approval of the job if required.
+
+        The trainings of a comparison have one approval.
+        """
         if config in self._admitted:
             return
         self._check_bundle(config)
         self.rules.check(self.site, config)
-        entry = self._check_verdict(config)
+        approved = self._approved_as(config)
+        entry = self._check_verdict(approved)
         if self.rules.approve and entry.verdict != APPROVED:
             self._wait(entry, should_stop)
-        self.book.begin(config, self.job)
+        self.book.begin(approved, self.job)
         self._admitted.append(config)
+        if approved not in self._approved:
+            self._approved.append(approved)
+
+    def _approved_as(self, config: RunConfig) -> RunConfig | ComparisonConfig:
+        """Return the settings that the site's administrator approves."""
+        comparison = self.comparison
+        return comparison if comparison and config in comparison.configs().values() else config
 
     def ended(self) -> None:
         """Record the end of the job, and the ledger's state next to the images."""
@@ -152,7 +165,7 @@ class GuardedGate(Gate):
             )
             raise JobRefused(self.site, reason)
 
-    def _check_verdict(self, config: RunConfig) -> JobEntry:
+    def _check_verdict(self, config: RunConfig | ComparisonConfig) -> JobEntry:
         """Apply the administrator's verdict even without approval."""
         entry = self.book.note(config, self.job, self.origin)
         self._check_refused(entry)
@@ -176,13 +189,17 @@ class GuardedGate(Gate):
             self.rules.check_cases(self.site, trainer.folder.cases_of_patients("training"))
         privacy = own_privacy(trainer)
         self.min_patients = privacy.min_patients
+        if self.comparison is not None:  # one training at a time
+            for earlier in self._accounts.values():
+                earlier.bind()
+            self._accounts.clear()
         account = Account(self.site, self.job, privacy.ledger, privacy.policy, trainer.folder)
         account.bind()
         self._accounts[trainer] = account
 
     def incoming(self, request: Request) -> None:
         """Check a request's size, the job's number of trainings, and that nobody has refused it meanwhile."""
-        for config in self._admitted:
+        for config in self._approved:
             self._check_verdict(config)
         if request.task == TRAIN:
             self._trainings += 1

@@ -12,6 +12,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.run import RunConfig, job_hash
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_versioned, private_folder, remove_unfinished, write_versioned
@@ -78,6 +79,23 @@ class JobEntry:
     origins: dict[str, Origin] = field(default_factory=dict)
     decisions: tuple[Decision, ...] = ()
 
+    @property
+    def compares(self) -> bool:
+        """Return whether the configuration is of a comparison."""
+        return "run" in self.config
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """The settings of a run; in a comparison those of all trainings, except for methods and seed."""
+        return self.config["run"] if self.compares else self.config
+
+    @property
+    def methods(self) -> list[str]:
+        """The names of the methods; in a comparison those of its trainings."""
+        if self.compares:
+            return list(self.config["methods"])
+        return [method["name"] for method in self.config["methods"]]
+
 
 class JobBook:
     """Record of the configurations that came to a site, one file each, in a new or existing folder."""
@@ -105,7 +123,9 @@ class JobBook:
         waiting = {job for entry in entries if entry.verdict == WAITING for job in entry.origins}
         return waiting - {job for entry in entries for job in entry.runs}
 
-    def note(self, config: RunConfig, job: str = "", origin: Origin | None = None) -> JobEntry:
+    def note(
+        self, config: RunConfig | ComparisonConfig, job: str = "", origin: Origin | None = None
+    ) -> JobEntry:
         """Return the entry of a configuration, and make it if it is new; note the origin of its job.
 
         Raises:
@@ -139,7 +159,7 @@ class JobBook:
                 self._path(entry.hash).unlink(missing_ok=True)
         return waiting[:-most]
 
-    def begin(self, config: RunConfig, job: str) -> None:
+    def begin(self, config: RunConfig | ComparisonConfig, job: str) -> None:
         """Enter the start of a job with a configuration; a job that was started again counts once."""
         entry = self.note(config)
         with self._locked():

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from medfedaug.config.comparison import REFERENCE, ComparisonConfig
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import JobRefused, MedFedAugError
 from medfedaug.hospital.privacy.job_log import JobBook, JobEntry
@@ -26,7 +27,7 @@ def record(entry: JobEntry, book: JobBook, site: str, settings: SiteSettings) ->
         f"configuration: {entry.hash}",
         f"first seen: {_when(entry.seen)}",
     ]
-    lines += [f"purpose: {_purpose(entry.config)}", "", "Decisions"]
+    lines += [f"purpose: {_purpose(entry.run)}", "", "Decisions"]
     lines += [
         f"  {_when(decision.when)}: {decision.verdict} by {decision.by or 'somebody who was not recorded'}"
         for decision in entry.decisions
@@ -85,13 +86,16 @@ def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
     from medfedaug.federation.server.server import FederationServer
 
     policy = settings.privacy
-    lines = [f"job {entry.hash}", f"purpose: {_purpose(entry.config)}", "", "What runs"]
+    lines = [f"job {entry.hash}", f"purpose: {_purpose(entry.run)}", "", "What runs"]
     try:
-        config = RunConfig.from_dict(entry.config)
-        server = FederationServer(config)
+        compared = ComparisonConfig.from_dict(entry.config) if entry.compares else None
+        configs = [*compared.configs().values()] if compared else [RunConfig.from_dict(entry.config)]
+        # The seeds of a method have the same server, but for the initial weights.
+        servers = [FederationServer(config) for config in configs[:: compared.seeds if compared else 1]]
     except MedFedAugError as error:
         return [*lines, f"  nothing: it cannot run here ({error})"]
-    lines += [f"  {line}" for line in _runs(config)]
+    config, server = configs[0], servers[0]
+    lines += [f"  {line}" for line in _runs(config, compared)]
     sent = num_bytes({key: server.state[key] for key in server.reply_checks.model.shapes}) / 1e6
     if policy.epsilon is None:
         lines += ["", "Trust", f"  {OPEN_PROMISE}."]
@@ -101,6 +105,12 @@ def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
             "  once: the fingerprint of the training volumes; the plan that is made of it is a job of its own"
         ]
     times = "once" if config.rounds == 1 else f"{config.rounds} times"
+    if compared:
+        lines += [f"  in each of {len(configs)} trainings:"]
+    once, every_round = (
+        dict.fromkeys(line for of in servers for line in _exchanged(getattr(of.aggregation, name)))
+        for name in ("once", "every_round")
+    )
     entries = counted(len(server.reply_checks.model.shapes), "entry", "entries")
     return [
         *lines,
@@ -110,7 +120,7 @@ def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
         "  once: the voxel sizes of the training volumes, as 10 %, 50 % and 90 % quantiles of two digits",
         "  once: the numbers of patients and studies, and the site's description of itself for the model "
         "card (site configure --describe); by default none",
-        *(f"  once: {line}" for line in _exchanged(server.aggregation.once)),
+        *(f"  once: {line}" for line in once),
         *(
             ["  under secure aggregation: of weights and statistics the server learns sums alone"]
             if config.secure_aggregation
@@ -118,17 +128,31 @@ def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
         ),
         f"  {times}: the weights that training changes, {sent:.4g} MB, of {entries}",
         f"  {times}: number of samples, validation score, whole seconds",
-        *(f"  {times}: {line}" for line in _exchanged(server.aggregation.every_round)),
-        "  once, at the end: the scores of the test cases",
-        "",
-        "What leaves it in a job of these settings that scores finished models and trains none",
-        "  the mean scores of each model, and their differences",
-        "  An approval is for both kinds of job.",
+        *(f"  {times}: {line}" for line in every_round),
+        *(_of_comparison(compared) if compared else _OF_RUN),
         "",
         "What this kit withholds, by its policy and rules",
-        *(f"  {line}" for line in withheld_here(config, settings)),
+        *dict.fromkeys(f"  {line}" for of in servers for line in withheld_here(of.config, settings)),
         *_changed(config),
     ]
+
+
+_OF_RUN = (
+    "  once, at the end: the scores of the test cases",
+    "",
+    "What leaves it in a job of these settings that scores finished models and trains none",
+    "  the mean scores of each model, and their differences",
+    "  An approval is for both kinds of job.",
+)
+
+
+def _of_comparison(compared: ComparisonConfig) -> Iterator[str]:
+    stages = ", ".join(map(str, compared.stages()))
+    yield (
+        f"  after the rounds {stages} at most: the validation score of the best model, and its mean "
+        f"difference from that of {REFERENCE}, with standard error, interval and p"
+    )
+    yield "  no score of a test case"
 
 
 def withheld_here(config: RunConfig, settings: SiteSettings) -> Iterator[str]:
@@ -167,7 +191,7 @@ def changed_settings(config: RunConfig) -> list[str]:
     return [f"{name}: {json.dumps(v)}" for name, v in config.to_dict().items() if v != usual[name]]
 
 
-def _runs(config: RunConfig) -> list[str]:
+def _runs(config: RunConfig, compared: ComparisonConfig | None = None) -> list[str]:
     local, unit = (config.local_steps, "step") if config.local_steps else (config.local_epochs, "epoch")
     methods = [
         method["name"] + (f" {json.dumps(method['args'])}" if method.get("args") else "")
@@ -177,7 +201,9 @@ def _runs(config: RunConfig) -> list[str]:
         f"{config.task} of {_quoted(config.classes)}, with {counted(config.in_channels, 'channel')}",
         f"network: {config.network}" + (" (a Bundle, which is code of this site)" if config.bundle else ""),
         *([f"training loop: {config.loop}, CODE THAT SEES THE IMAGES"] if config.loop else []),
-        f"methods: {', '.join(methods)}",
+        f"methods: {', '.join(methods)}"
+        if compared is None
+        else f"a comparison of {', '.join(compared.order)}: {counted(compared.seeds, 'training')} of each",
         f"training: {counted(config.rounds, 'round')} of {counted(local, unit)}, "
         f"{counted(config.batch_size, 'sample')} a step",
         f"cases: {'all' if config.limit is None else f'at most {config.limit} of each split'}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -195,7 +195,7 @@ def write_tables(
     across: bool = False,
     device: str = "auto",
     failed: Collection[Path] = (),
-    advise: Callable[[Table], list[str]] = lambda scores: [],
+    sentences: Sequence[str] = (),
 ) -> tuple[dict[str, TextTable], list[str]]:
     """Write the tables of the finished runs as Markdown, CSV and LaTeX, and ``report.html``.
 
@@ -210,7 +210,7 @@ def write_tables(
             (`medfedaug.research.sweeps.cross_site`).
         failed: folders of failed runs of `medfedaug.research.sweeps.sweep.run_all`, which are left out too:
             they may hold an earlier run with other files.
-        advise: makes recommendations from the scores, for the beginning of the page.
+        sentences: for the beginning of the page.
     """
     out = Path(out)
     loaded, notes = _finished(runs, preset, out, failed)
@@ -230,7 +230,7 @@ def write_tables(
     tables = {name: replace(table, reduced=reduced) for name, table in tables.items()}
     for name, table in tables.items():
         replace(table, notes=(*table.notes, *notes)).save(out / name)
-    first = [*advise(scores), *notes]
+    first = [*sentences, *notes]
     write_report(finished, out / "report.html", data=data, device=device, notes=first, reduced=reduced)
     return {**tables}, notes
 

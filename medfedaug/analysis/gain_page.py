@@ -1,0 +1,199 @@
+"""The page of a comparison: which method helped whom by how much in short trainings, and the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from medfedaug.analysis import page
+from medfedaug.analysis.text_table import TextTable, number
+from medfedaug.config.comparison import ALONE, REFERENCE
+from medfedaug.metrics.registry import find_metric
+from medfedaug.utils.printable import counted
+
+_MOST_SITES = 12
+
+
+@dataclass(frozen=True)
+class GainTable(TextTable):
+    """Gains over FedAvg, one row per method.
+
+    Attributes:
+        record: content of ``compare.json``.
+    """
+
+    record: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+    reduced: str = ""
+
+    @property
+    def _sites(self) -> list[str]:
+        sites = list(self.record["sites"])
+        return sites if len(sites) <= _MOST_SITES else []
+
+    @property
+    def optional(self) -> frozenset[str]:
+        return frozenset(self._sites)
+
+    @property
+    def header(self) -> list[str]:
+        metric = find_metric(self.record["metric"]).title
+        return ["method", metric, f"gain over {REFERENCE} [90%]", "shown", "rounds", *self._sites]
+
+    @property
+    def body(self) -> list[list[str]]:
+        lines = []
+        for name in self.record["methods"]:
+            gain = self.record["gains"].get(name)
+            known = [t for t in self.record["trainings"] if t["method"] == name and t["score"] is not None]
+            score = sum(t["score"] for t in known) / len(known) if known else None
+            sites = [_text(self.record["sites"][site]["gains"].get(name)) for site in self._sites]
+            rounds = max((t["rounds"] for t in self.record["trainings"] if t["method"] == name), default=0)
+            shown = "reference" if name == REFERENCE else shown_by(gain)
+            lines.append([name, number(score), _text(gain), shown, str(rounds), *sites])
+        return lines
+
+    def records(self) -> list[dict[str, Any]]:
+        records = []
+        for name in self.record["methods"]:
+            entry = {"method": name, **(self.record["gains"].get(name) or {})}
+            for site, found in self.record["sites"].items():
+                gain = found["gains"].get(name) or {}
+                entry |= {f"{site} {key}": gain.get(key) for key in ("mean", "low", "high")}
+            records.append(entry)
+        names = dict.fromkeys(key for record in records for key in record)
+        return [{name: record.get(name) for name in names} for record in records]
+
+
+def shown_by(gain: Mapping[str, Any] | None) -> str:
+    """Return what an interval shows: better, worse, or nothing.
+
+    >>> shown_by({"mean": 0.1, "low": 0.02, "high": 0.2}), shown_by({"mean": 0.1, "low": None, "high": None})
+    ('better', 'not distinguishable')
+    """
+    if gain is None:
+        return "no score"
+    if gain["low"] is not None and gain["low"] > 0:
+        return "better"
+    if gain["high"] is not None and gain["high"] < 0:
+        return "worse"
+    return "not distinguishable"
+
+
+def _text(gain: Mapping[str, Any] | None) -> str:
+    if gain is None:
+        return "–"
+    if gain["low"] is None:
+        return f"{gain['mean']:+.3f}"
+    return f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+
+
+def conclusions(record: Mapping[str, Any], data: str = "") -> list[str]:
+    """Return what a comparison shows, in sentences, and the command of the next step.
+
+    Args:
+        record: content of ``compare.json``.
+        data: the folder of all sites; empty for a comparison of hospitals.
+    """
+    return list(_conclusions(record, data))
+
+
+def _conclusions(record: Mapping[str, Any], data: str) -> Iterator[str]:
+    budget, gains, title = record["budget"], record["gains"], find_metric(record["metric"]).in_text
+    rounds = counted(max(budget["stages"], default=0), "round")
+    if record["nothing_learned"]:
+        yield (
+            f"No comparison: {REFERENCE} learned nothing in {rounds} ({record['nothing_learned']}). Train "
+            "longer: a larger --budget, or more local epochs (--set local_epochs=4)."
+        )
+        return
+    if not gains:
+        yield "No comparison: no site has a score of two methods on validation patients."
+        return
+    alone = shown_by(gains.get(ALONE))
+    if ALONE in gains:
+        words = {"worse": "Training together helped", "better": "Separate training was better"}
+        answer = words.get(alone, "Separate or joint training: not distinguishable")
+        yield f"{answer}: each site by itself has {_text(gains[ALONE])} {title} against {REFERENCE}."
+    methods = {name: shown_by(gain) for name, gain in gains.items() if name != ALONE}
+    by_gain = sorted(methods, key=lambda name: -gains[name]["mean"])
+    for word, verb in (("better", "Better"), ("worse", "Worse")):
+        if named := [f"{name} {_text(gains[name])}" for name in by_gain if methods[name] == word]:
+            yield f"{verb} than {REFERENCE}: {', '.join(named)}."
+    if named := [name for name in by_gain if methods[name] == "not distinguishable"]:
+        yield f"Not distinguishable from {REFERENCE}: {', '.join(named)}."
+    for site, entry in record["sites"].items():
+        helped = {name: gain for name, gain in entry["gains"].items() if shown_by(gain) == "better"}
+        if helped:
+            best = max(helped, key=lambda name: helped[name]["mean"])
+            yield f"At {site}, most: {best} {_text(helped[best])}."
+        if entry["nothing_learned"]:
+            yield f"{REFERENCE} learned nothing at {site}: {title} 0.000."
+    for name, entry in record["stopped"].items():
+        yield f"{name} stopped after round {entry['rounds']}: {entry['reason']}."
+    if record["rising"]:
+        yield f"{REFERENCE} still improved after {rounds}: a longer training may rank methods differently."
+    yield _next_step(record, data)
+
+
+def _next_step(record: Mapping[str, Any], data: str) -> str:
+    rest = [name for name in record["recommended"] if name != REFERENCE]
+    measured = (
+        f"Measured in {counted(max(record['budget']['stages']), 'round')} with "
+        f"{counted(record['budget']['seeds'], 'seed')} on validation patients; longer trainings were not."
+    )
+    if not record["recommended"]:
+        return (
+            f"{measured} Nothing was distinguishable: repeat with a larger --budget, or with more patients."
+        )
+    rounds = 5 * max(record["budget"]["stages"])
+    if not data:
+        return f"{measured} Next: medfedaug export --methods {(rest or [REFERENCE])[0]} --rounds {rounds} ..."
+    methods = " ".join([REFERENCE, *rest[:2]])
+    options = f"--methods {methods} --seeds 5 --set rounds={rounds} --out benchmark"
+    return f"{measured} Next: medfedaug benchmark --data {quote(data)} {options}"
+
+
+def write_gain_page(record: Mapping[str, Any], path: Path, sentences: list[str]) -> None:
+    """Write a comparison as one HTML file."""
+    html, body = page.start_page("Train together, and with which method? Short trainings")
+    for sentence in sentences:
+        page.add(body, "p", sentence, **{"class": "answer"} if sentence is sentences[0] else {})
+    section = page.start_section(body, f"Gains over {REFERENCE}")
+    page.text_table(section, GainTable(record, tuple(explained(record))))
+    section = page.start_section(body, "Trainings")
+    rows = [
+        (
+            training["method"],
+            str(training["seed"]),
+            str(training["rounds"]),
+            f"{training['seconds']:.0f}",
+            number(training["score"]),
+            " ".join(f"{score:.2f}" for score in training["validation"]),
+        )
+        for training in record["trainings"]
+    ]
+    head = ("method", "seed", "rounds", "seconds", "score", "validation score by round")
+    page.table(section, head, rows)
+    page.end_page(body)
+    page.write_page(html, path)
+
+
+def explained(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the notes of the table: the interval, the rule that stops a method, and the budget."""
+    budget = record["budget"]
+    yield (
+        "Gain: the mean difference on the validation patients of each site, positive where the method is "
+        "better; sites count alike, test cases are not read. The interval covers other seeds and other "
+        "patients of these sites, each method by itself (medfedaug.metrics.gains)."
+    )
+    yield (
+        f"After the rounds {', '.join(map(str, budget['stages']))} each training's best model so far is "
+        "scored. A method stops if its whole interval lies below that of the best one."
+    )
+    limit = f" of {budget['seconds']:.0f}" if budget["seconds"] else ""
+    patients = ", ".join(f"{site} {entry['patients']}" for site, entry in record["sites"].items())
+    yield f"{budget['spent']:.0f}{limit} seconds. Validation patients: {patients or 'none'}."

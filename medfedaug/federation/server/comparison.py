@@ -1,0 +1,381 @@
+"""The server's half of a comparison: short trainings of several methods within a budget."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from medfedaug.config.comparison import REFERENCE, ComparisonConfig, Training
+from medfedaug.config.run import Execution
+from medfedaug.errors import ConfigError, MedFedAugError
+from medfedaug.federation.composition import Composition
+from medfedaug.federation.messages.checkpoint import server_checkpoint
+from medfedaug.federation.messages.messages import SCORE, Reply, Request
+from medfedaug.federation.messages.refusal import raise_error, refusal
+from medfedaug.federation.messages.scoring import ScoringSpec
+from medfedaug.federation.server.evaluation import accepted_difference
+from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics
+from medfedaug.federation.server.server import FederationServer
+from medfedaug.metrics.convergence import is_converged
+from medfedaug.metrics.gains import Difference, Gain, mean_gain
+from medfedaug.metrics.nothing_learned import nothing_learned_at, nothing_learned_in
+from medfedaug.metrics.registry import METRICS
+from medfedaug.metrics.significance import t_quantile
+from medfedaug.utils.event_text import OnEvent
+from medfedaug.utils.files import parse_versioned, write_versioned
+
+_RECORD, _KIND, _VERSION = "comparison.json", "comparison", 1
+
+
+@dataclass
+class Turn:
+    """One training up to a round.
+
+    Args:
+        training: the method and its seed.
+        rounds: the round to reach.
+        server: its server, restored if the training has begun before.
+        checkpoint: the file of its state.
+        scores: the sites' scores of its best model so far, by site.
+    """
+
+    training: Training
+    rounds: int
+    server: FederationServer
+    checkpoint: Path
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+
+
+class Comparison:
+    """The server of a comparison: makes the trainings, stops clearly worse methods, and compares.
+
+    `medfedaug.federation.protocol.compare` defines the order of the calls. All trainings reach the first of
+    `ComparisonConfig.stages`, then those that are left reach the next one. After each stage the sites score
+    the best model of each training on their validation cases, and compare it patient by patient with the
+    model of FedAvg of the same seed. Test cases are not read.
+
+    A method stops if the upper end of its gain over FedAvg (`medfedaug.metrics.gains.mean_gain`) lies below
+    the lower end of the method with the largest gain; FedAvg's own gain is 0. A later stage is shortened for
+    all methods alike, or left out, if the budget does not suffice for it.
+
+    A new object with the same folder continues: a training from its last round, with the same results.
+
+    Args:
+        config: the trainings.
+        folder: receives the record and the state of each training, beside the sites' folders.
+        execution: see `FederationServer`.
+        on_event: called with a small dictionary for every event that a user may want to see.
+
+    Raises:
+        ConfigError: when a method does not go with the settings, or the folder holds another comparison.
+    """
+
+    def __init__(
+        self,
+        config: ComparisonConfig,
+        folder: Path,
+        execution: Execution | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        self.config, self.folder = config, folder
+        self.file = server_checkpoint(folder).with_name(_RECORD)
+        self.execution = replace(execution or Execution(), tested=False)
+        self._tell = on_event or (lambda event: None)
+        for name in config.order:
+            composition = Composition(config.config(Training(name, 0)))
+            composition.check_apart("a comparison")
+        self.task = composition.task()
+        self._sign = 1 if METRICS[self.task.metric].higher_is_better else -1
+        self.record: dict[str, Any] = {
+            "config": config.to_dict(),
+            "stages": [],
+            "seconds": 0.0,
+            "stopped": {},
+            "trainings": {},
+        }
+        if self.file.exists():
+            try:
+                saved = parse_versioned(self.file.read_text(encoding="utf-8"), _KIND, _VERSION)
+            except (OSError, ValueError) as error:
+                text = f"{self.file}: not the record of a comparison ({error}); remove it"
+                raise ConfigError(text) from error
+            if saved["config"] != self.record["config"]:
+                raise ConfigError(f"{folder} holds a comparison with other settings; choose another folder")
+            self.record = {name: saved[name] for name in self.record}
+
+    def turns(self) -> Iterator[Turn]:
+        """Yield the trainings in turn, each with the round to reach."""
+        for index, last in enumerate(self.config.stages()):
+            rounds = self._rounds_of_stage(index, last)
+            if rounds is None:
+                return
+            for training in self.config.trainings():
+                if training.method in self.record["stopped"] or str(rounds) in self._stages_of(training):
+                    continue
+                self._tell({"event": "stage", "text": f"{training}: to round {rounds}"})
+                yield self._open(training, rounds)
+            if rounds < self.config.run.rounds:
+                self._stop_worse(rounds)
+            if rounds < last or len(self.record["stopped"]) == len(self.config.methods) - 1:
+                return
+
+    def _rounds_of_stage(self, index: int, last: int) -> int | None:
+        """Return the round of a stage, as far as the budget allows; ``None`` if it allows no round more."""
+        stages = self.record["stages"]
+        if index == len(stages):
+            rounds = last
+            if stages and self.config.budget:
+                done = stages[-1]
+                left = [t for t in self.config.trainings() if t.method not in self.record["stopped"]]
+                each = sum(self._entry(t)["seconds"] / max(1, self._entry(t)["rounds"]) for t in left)
+                room = max(0.0, self.config.budget - self.record["seconds"])
+                rounds = min(last, done + int(room / max(each, 1e-9)))
+                if rounds == done:
+                    return None
+            stages.append(rounds)
+            self._save()
+        return int(stages[index])
+
+    def _open(self, training: Training, rounds: int) -> Turn:
+        checkpoint = server_checkpoint(self.folder, f"{training.method}-{training.seed}")
+        server = FederationServer(self.config.config(training), self._tell, self.execution)
+        if checkpoint.exists():
+            server.restore(checkpoint)
+        return Turn(training, rounds, server, checkpoint)
+
+    def scoring(self, turn: Turn) -> Request:
+        """Ask the sites to score a training's best model, and to compare it with FedAvg's."""
+        name, other = str(turn.training), str(turn.training.reference)
+        spec = ScoringSpec(name, name, against=() if name == other else (other,))
+        scoring = {**asdict(spec), "against": list(spec.against)}
+        return replace(turn.server.test(), task=SCORE, scoring=scoring)
+
+    def accept(self, turn: Turn, site: str, reply: Reply) -> bool:
+        """Accept a site's scores; return whether they could be used."""
+        metric = self.task.metric
+
+        def use() -> None:
+            raise_error(reply)
+            metrics = clean_metrics(reply.metrics, depth=2)
+            scores = accepted_scores(metrics, self.task.metrics, self.task.scored_classes)
+            against = metrics.get("against")
+            pairs = against if isinstance(against, Mapping) else {}
+            compared = accepted_difference(metric, pairs.get(str(turn.training.reference)))
+            turn.scores[site] = {**scores, "compared": compared}
+
+        reason = refusal(site, use)
+        if reason is not None:
+            self.no_answer(turn, site, reason)
+        return reason is None
+
+    def no_answer(self, turn: Turn, site: str, reason: str) -> None:
+        """Report that a site gave no scores."""
+        entry = {"event": "missing", "round": turn.server.round, "task": SCORE, "site": site}
+        self._tell({**entry, "reason": reason})
+
+    def finish(self, turn: Turn) -> None:
+        """Record the scores of a training at the end of its turn."""
+        metric, entry = self.task.metric, self._entry(turn.training)
+        entry["stages"][str(turn.rounds)] = {
+            site: {"score": scores[metric], **scores["compared"]} for site, scores in turn.scores.items()
+        }
+        known = {site: scores for site, scores in turn.scores.items() if scores[metric] is not None}
+        mean = {metric: fmean(scores[metric] for scores in known.values())} if known else {}
+        entry["nothing_learned"] = nothing_learned_in({"mean": mean, "sites": known})
+        entry["validation"] = turn.server.record.means
+        entry["rounds"] = turn.server.round
+        self._end(turn)
+
+    def fail(self, turn: Turn, error: MedFedAugError) -> None:
+        """Leave out a method whose training failed.
+
+        Raises:
+            MedFedAugError: when the reference failed.
+        """
+        if turn.training.method == REFERENCE:
+            raise error
+        self._stop(turn.training.method, turn.server.round, f"failed: {error}")
+        self._end(turn)
+
+    def _end(self, turn: Turn) -> None:
+        seconds = time.monotonic() - turn.started
+        self._entry(turn.training)["seconds"] += seconds
+        self.record["seconds"] += seconds
+        self._save()
+
+    def _entry(self, training: Training) -> dict[str, Any]:
+        empty = {"rounds": 0, "seconds": 0.0, "stages": {}, "validation": [], "nothing_learned": ""}
+        entry: dict[str, Any] = self.record["trainings"].setdefault(str(training), empty)
+        return entry
+
+    def _stages_of(self, training: Training) -> dict[str, Any]:
+        stages: dict[str, Any] = self._entry(training)["stages"]
+        return stages
+
+    def _save(self) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        write_versioned(self.file, _KIND, _VERSION, self.record)
+
+    def _stop_worse(self, rounds: int) -> None:
+        """Stop the methods that are clearly worse than the best one."""
+        gains = {REFERENCE: Gain(0.0, 0.0, 0.0), **self._gains(rounds)}
+        best = max(gains, key=lambda name: gains[name].mean)
+        for name, gain in gains.items():
+            if name not in (REFERENCE, best) and name not in self.record["stopped"]:
+                low = gains[best].low
+                if gain.high is not None and low is not None and gain.high < low:
+                    self._stop(name, rounds, f"clearly worse than {best}")
+        self._save()
+
+    def _stop(self, method: str, rounds: int, reason: str) -> None:
+        self.record["stopped"][method] = {"rounds": rounds, "reason": reason}
+        self._tell({"event": "stage", "text": f"{method} stops after round {rounds}: {reason}"})
+
+    def _differences(self, method: str, rounds: int) -> list[dict[str, Difference]]:
+        """Return the differences of a method by seed, at the sites that scored both models after a round."""
+        by_seed = []
+        for seed in range(self.config.seeds):
+            training = Training(method, seed)
+            ours = self._stages_of(training).get(str(rounds), {})
+            theirs = self._stages_of(training.reference).get(str(rounds), {})
+            found = {}
+            for site in sorted(ours.keys() & theirs.keys()):
+                one, other = ours[site], theirs[site]
+                if one["score"] is None or other["score"] is None:
+                    continue
+                # A site with one patient, or with noise, sends scores only.
+                mean = one.get("difference")
+                if mean is None:
+                    found[site] = Difference(self._sign * (one["score"] - other["score"]))
+                    continue
+                patients, (low, high) = one.get("patients", one.get("cases")), (one["low"], one["high"])
+                known = patients is not None and patients > 1 and low is not None and high is not None
+                error = (high - low) / 2 / t_quantile(0.95, patients - 1) if known else None
+                found[site] = Difference(self._sign * mean, error, patients or 1)
+            by_seed.append(found)
+        return by_seed
+
+    def _compared(self, rounds: int) -> dict[str, list[dict[str, Difference]]]:
+        """Return the differences of all methods that have some for every seed after a round."""
+        methods = {name: self._differences(name, rounds) for name in self.config.order if name != REFERENCE}
+        return {name: by_seed for name, by_seed in methods.items() if all(by_seed)}
+
+    def _gains(self, rounds: int) -> dict[str, Gain]:
+        compared = self._compared(rounds)
+        return {
+            name: mean_gain(by_seed, [other for key, other in compared.items() if key != name])
+            for name, by_seed in compared.items()
+        }
+
+    def _last_stage(self, method: str) -> int:
+        """Return the last round after which a method has scores of all seeds; 0 for none."""
+        stages = [set(self._stages_of(Training(method, seed))) for seed in range(self.config.seeds)]
+        return max(map(int, set.intersection(*stages)), default=0)
+
+    @property
+    def nothing_learned(self) -> str:
+        """The reason why FedAvg learned nothing in any training; empty if it did."""
+        reasons = [
+            self._entry(t)["nothing_learned"] for t in self.config.trainings() if t.method == REFERENCE
+        ]
+        return str(min(reasons)) if all(reasons) else ""
+
+    def results(self) -> dict[str, Any]:
+        """Return the content of ``compare.json``.
+
+        ``gains`` has the mean gain of each method over FedAvg after its last round, with its 90% interval,
+        positive where the method is better; ``recommended`` the methods whose interval lies above 0, the best
+        first, or FedAvg if some interval lies below 0 and none above. Both are empty if FedAvg learned
+        nothing.
+        """
+        nothing, order = self.nothing_learned, self.config.order
+        after = {} if nothing else {name: self._last_stage(name) for name in order}
+        by_stage = {rounds: self._gains(rounds) for rounds in {*after.values()} - {0}}
+        gains = {
+            name: by_stage[rounds][name]
+            for name, rounds in after.items()
+            if rounds and name in by_stage[rounds]
+        }
+        reference = [self._entry(Training(REFERENCE, seed)) for seed in range(self.config.seeds)]
+        curves = [entry["validation"] for entry in reference]
+        return {
+            "metric": self.task.metric,
+            "methods": order,
+            "recommended": recommended(gains),
+            "gains": {name: gain.to_dict() for name, gain in gains.items()},
+            "sites": self._of_sites(after),
+            "budget": {
+                "seconds": self.config.budget,
+                "spent": round(self.record["seconds"], 1),
+                "rounds": self.config.run.rounds,
+                "seeds": self.config.seeds,
+                "stages": self.record["stages"],
+            },
+            "trainings": [self._of_training(training) for training in self.config.trainings()],
+            "stopped": self.record["stopped"],
+            "nothing_learned": nothing,
+            "rising": not is_converged([fmean(scores) for scores in zip(*curves, strict=False)]),
+        }
+
+    def _of_training(self, training: Training) -> dict[str, Any]:
+        entry = self._entry(training)
+        last = max(map(int, entry["stages"]), default=0)
+        scores = {site: found["score"] for site, found in entry["stages"].get(str(last), {}).items()}
+        known = [score for score in scores.values() if score is not None]
+        return {
+            "method": training.method,
+            "seed": self.config.config(training).seed,
+            "rounds": entry["rounds"],
+            "seconds": round(entry["seconds"], 1),
+            "score": fmean(known) if known else None,
+            "sites": scores,
+            "validation": entry["validation"],
+        }
+
+    def _of_sites(self, after: Mapping[str, int]) -> dict[str, Any]:
+        """Return the gains at each site, and the sites at which FedAvg learned nothing."""
+        sites: dict[str, dict[str, Any]] = {}
+        for name, rounds in after.items():
+            compared = self._compared(rounds) if rounds else {}
+            for site in sorted({site for by_site in compared.get(name, []) for site in by_site}):
+                alone = {
+                    key: only for key, by_seed in compared.items() if len(only := _at(by_seed, site)) > 1
+                }
+                if name not in alone:
+                    continue
+                gain = mean_gain(alone[name], [only for key, only in alone.items() if key != name])
+                if all(by_site[site].error is None for by_site in alone[name]):
+                    gain = Gain(gain.mean)  # nothing shows the chance of its patients
+                entry = sites.setdefault(site, {"patients": 0, "gains": {}})
+                entry["gains"][name] = gain.to_dict()
+                entry["patients"] = max(entry["patients"], *(d[site].patients for d in alone[name]))
+        for site, entry in sites.items():
+            scores = self._stages_of(Training(REFERENCE, 0)).get(str(after[REFERENCE]), {})
+            found = nothing_learned_at(self.task.metric, {site: scores.get(site, {}).get("score")})
+            entry["nothing_learned"] = bool(found)
+        return dict(sorted(sites.items()))
+
+
+def _at(by_seed: Sequence[Mapping[str, Difference]], site: str) -> list[dict[str, Difference]]:
+    return [{site: by_site[site]} for by_site in by_seed if site in by_site]
+
+
+def recommended(gains: Mapping[str, Gain]) -> list[str]:
+    """Return the methods with a gain over FedAvg, the best first; FedAvg if there are losses only.
+
+    Example:
+        >>> recommended({"ditto": Gain(0.1, 0.02, 0.2), "single": Gain(-0.2, -0.3, -0.1)})
+        ['ditto']
+        >>> recommended({"single": Gain(-0.2, -0.3, -0.1)}), recommended({"single": Gain(-0.2, -0.5, 0.1)})
+        (['fedavg'], [])
+    """
+    better = [name for name, gain in gains.items() if gain.low is not None and gain.low > 0]
+    worse = [name for name, gain in gains.items() if gain.high is not None and gain.high < 0]
+    if not better and worse:
+        return [REFERENCE]
+    return sorted(better, key=lambda name: -gains[name].mean)

@@ -1,0 +1,264 @@
+"""`medfedaug compare`: short trainings on the folders of all sites, within a budget."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from medfedaug.analysis.gain_page import conclusions, write_gain_page
+from medfedaug.config.comparison import (
+    ALONE,
+    CHECKED_AT,
+    REFERENCE,
+    REMEDIES,
+    SEEDS,
+    ComparisonConfig,
+    choose_methods,
+)
+from medfedaug.config.run import Execution, RunConfig
+from medfedaug.data.base import SiteFolder
+from medfedaug.data.federation import federation_settings
+from medfedaug.data.file_hashes import check_same_files, fingerprint_sites
+from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.errors import ConfigError
+from medfedaug.federation.composition import Composition
+from medfedaug.federation.in_process import compare_in_process, run_in_process
+from medfedaug.federation.job_folder import COMPARED, STATE
+from medfedaug.methods.registry import parse_methods
+from medfedaug.research.datasets.benchmarks import open_benchmark
+from medfedaug.research.sweeps.experiment import make_experiment
+from medfedaug.research.sweeps.run_list import parse_methods_list
+from medfedaug.runs.folder import only_process
+from medfedaug.utils.event_text import OnEvent
+from medfedaug.utils.files import parse_versioned, write_json, write_versioned
+
+PAGE = "compare.html"
+FEWEST_ROUNDS, MOST_ROUNDS = 4, 100
+
+_LACKING = "condist"  # where sites have annotated different classes
+_COST = 1.5  # of a method's round, in rounds of FedAvg; Ditto's costs 2
+_MEMORY = 4 * 2**30  # bytes of decoded images
+_FILE, _KIND, _VERSION = "trainings.json", "trainings", 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """A comparison as a user asks for it.
+
+    Args:
+        methods: combinations of methods besides `REFERENCE` and `ALONE`; empty for `REMEDIES`.
+        budget: seconds for all trainings.
+        settings: ``NAME=VALUE``, as in a benchmark; ``rounds`` limits the number of rounds.
+        limit: largest number of cases per split and site.
+    """
+
+    data: Path
+    out: Path
+    methods: tuple[str, ...] = ()
+    budget: float = 600.0
+    settings: tuple[str, ...] = ()
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """The trainings of a comparison, before their number of rounds is known.
+
+    Args:
+        config: the trainings, with the largest number of rounds.
+        sites: the sites' data.
+        left_out: methods of `REMEDIES` that do not go with the data or settings, with the reason.
+    """
+
+    config: ComparisonConfig
+    sites: Sequence[SiteFolder]
+    left_out: Mapping[str, str]
+
+    @property
+    def number(self) -> int:
+        """The number of trainings."""
+        return len(self.config.methods) * self.config.seeds
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds to open a training, seconds of a round of FedAvg, and seconds that measuring them took."""
+
+    opening: float
+    round: float
+    spent: float
+
+    def rounds(self, budget: float, trainings: int) -> int:
+        """Return the number of rounds of each training that a budget suffices for.
+
+        Example:
+            >>> Timing(opening=1, round=2, spent=10).rounds(600, trainings=12)
+            15
+        """
+        each = (budget - self.spent) / trainings - len(CHECKED_AT) * self.opening
+        return max(0, int(each / (_COST * self.round)))
+
+    def needed(self, rounds: int, trainings: int) -> float:
+        """Return the budget that suffices for a number of rounds."""
+        return self.spent + trainings * (len(CHECKED_AT) * self.opening + rounds * _COST * self.round)
+
+
+def make_trainings(request: Request) -> Trainings:
+    """Open the sites, and choose the methods that go with them.
+
+    Raises:
+        MedFedAugError: for data or settings that cannot be used, and named methods that do not go with them.
+    """
+    asked = parse_methods_list(request.methods) if request.methods else list(REMEDIES)
+    given = {"data": request.data, "out": request.out, "seeds": 1, "limit": request.limit}
+    several = [*asked, *([] if request.methods else [_LACKING])]
+    experiment = make_experiment(
+        None, {**given, "methods": list(dict.fromkeys([REFERENCE, ALONE, *several]))}, request.settings
+    )
+    if experiment.vary:
+        name = next(iter(experiment.vary))
+        raise ConfigError(f"--set {name}: give one value; medfedaug benchmark compares several")
+    preset = experiment.preset()
+    (run,) = replace(experiment, methods=(REFERENCE,)).runs(preset)
+    sites = open_benchmark(preset.benchmark, experiment.root, limit=request.limit, **run.data)
+    if not any(site.cases["validation"] for site in sites):
+        raise ConfigError(f"{request.data}: no site has validation cases, on which methods are compared")
+    if not request.methods and any(site.partial for site in sites):
+        asked.append(_LACKING)
+    base = replace(run.config, **federation_settings(sites))
+    if "rounds" not in experiment.settings:
+        base = replace(base, rounds=MOST_ROUNDS)
+
+    def configure(name: str) -> RunConfig:
+        parts = [part["name"] for part in parse_methods(name)]
+        arguments = {part: preset.arguments_of(part, held_out=False) for part in parts}
+        config = replace(base, methods=tuple(parse_methods(name, arguments)))
+        _check(config, sites)
+        return config
+
+    configs, left_out = choose_methods(asked, configure, needed=bool(request.methods))
+    methods = {name: list(config.methods) for name, config in configs.items()}
+    return Trainings(ComparisonConfig(run=base, methods=methods, seeds=SEEDS), sites, left_out)
+
+
+def _check(config: RunConfig, sites: Sequence[SiteFolder]) -> None:
+    """Check that methods go with the network, the settings and the sites' annotations."""
+    composition = Composition(config)
+    composition.check_apart("a comparison")
+    for site in sites:
+        labelled = site if config.unlabelled_weight else site.without_unlabelled()
+        if labelled.trains:
+            composition.check_annotated(labelled)
+
+
+def time_rounds(trainings: Trainings, device: str = "auto", execution: Execution | None = None) -> Timing:
+    """Measure a round of FedAvg, after a round in which all images are read."""
+    run, execution = trainings.config.run, replace(execution or Execution(), tested=False)
+    begun = started = time.monotonic()
+    for rounds in (1, 2):
+        started = time.monotonic()
+        config = replace(run, rounds=rounds, init=None)
+        server = run_in_process(config, "", trainings.sites, device, execution=execution)
+    seconds = float(server.rounds[-1]["seconds"])
+    whole = time.monotonic() - started
+    return Timing(max(0.0, whole - 2 * seconds), seconds, time.monotonic() - begun)
+
+
+def planned_rounds(timing: Timing, trainings: Trainings, budget: float) -> int:
+    """Return the rounds of each training.
+
+    Raises:
+        ConfigError: when the budget does not suffice for `FEWEST_ROUNDS`.
+    """
+    most = trainings.config.run.rounds
+    rounds = min(most, timing.rounds(budget, trainings.number))
+    least = min(FEWEST_ROUNDS, most)
+    if rounds < least:
+        minutes = timing.needed(least, trainings.number) / 60
+        raise ConfigError(
+            f"--budget: {trainings.number} trainings of {least} rounds take about {minutes:.0f} min, since a "
+            f"round of {REFERENCE} takes {timing.round:.1f} s: give --budget {minutes + 1:.0f}min, or fewer "
+            "--methods"
+        )
+    return rounds
+
+
+def compare_methods(
+    request: Request,
+    *,
+    device: str = "auto",
+    execution: Execution | None = None,
+    say: OnEvent | None = None,
+    on_event: OnEvent | None = None,
+) -> dict[str, Any]:
+    """Compare methods by short trainings, or continue; write ``compare.json`` and a page.
+
+    Args:
+        say: called with ``{"event": "stage", "text": ...}`` for what is said before the trainings.
+        on_event: see `medfedaug.federation.FederationServer`.
+
+    Returns:
+        The content of ``compare.json``: that of
+        `medfedaug.federation.server.comparison.Comparison.results`, with ``left_out`` and ``conclusions``.
+    """
+    tell = say or (lambda event: None)
+    trainings = make_trainings(request)
+    out, state = request.out, request.out / STATE
+    with only_process(out), keep_decoded(_MEMORY):
+        plan = _earlier_plan(out, trainings, request)
+        for name, reason in trainings.left_out.items():
+            tell({"event": "stage", "text": f"without {name}: {reason}"})
+        if plan is None:
+            tell({"event": "stage", "text": f"measuring a round of {REFERENCE}"})
+            timing = time_rounds(trainings, device, execution)
+            rounds = planned_rounds(timing, trainings, request.budget)
+            plan = {"rounds": rounds, "budget": request.budget - timing.spent, "round": timing.round}
+            files = {"files": fingerprint_sites(trainings.sites), "asked": _asked(trainings, request)}
+            write_versioned(out / _FILE, _KIND, _VERSION, {**plan, **files})
+        config = replace(
+            trainings.config,
+            run=replace(trainings.config.run, rounds=plan["rounds"]),
+            budget=plan["budget"],
+        )
+        names = ", ".join(config.order)
+        text = (
+            f"budget {request.budget / 60:.3g} min: {trainings.number} trainings ({names}; "
+            f"{config.seeds} seeds) of up to {plan['rounds']} rounds; a round of {REFERENCE} took "
+            f"{plan['round']:.2g} s"
+        )
+        tell({"event": "stage", "text": text})
+        results = compare_in_process(config, trainings.sites, state, device, on_event, execution)
+        budget = results["budget"]
+        budget["spent"] = round(budget["spent"] + request.budget - plan["budget"], 1)
+        budget["seconds"] = request.budget
+        results["left_out"] = dict(trainings.left_out)
+        results["conclusions"] = conclusions(results, str(request.data))
+        write_json(out / COMPARED, results)
+        write_gain_page(results, out / PAGE, results["conclusions"])
+        for model in state.glob("*/*.pt"):  # the record suffices to show the result again
+            model.unlink()
+    return results
+
+
+def _asked(trainings: Trainings, request: Request) -> dict[str, Any]:
+    return {"config": trainings.config.to_dict(), "budget": request.budget}
+
+
+def _earlier_plan(out: Path, trainings: Trainings, request: Request) -> dict[str, Any] | None:
+    """Return the plan of an interrupted or finished comparison in this folder."""
+    file = out / _FILE
+    if not file.exists():
+        if (out / COMPARED).exists():
+            raise ConfigError(f"{out} holds another comparison; choose another folder")
+        return None
+    try:
+        plan = parse_versioned(file.read_text(encoding="utf-8"), _KIND, _VERSION)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read ({error}); choose another folder") from error
+    if plan["asked"] != _asked(trainings, request):
+        raise ConfigError(f"{out} holds a comparison with other settings; choose another folder")
+    check_same_files(plan["files"], fingerprint_sites(trainings.sites), out, request.data)
+    return plan
