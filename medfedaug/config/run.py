@@ -577,7 +577,7 @@ def asked_settings(record: Mapping[str, Any]) -> dict[str, Any]:
 def learning_rate(config: RunConfig, round_: int) -> float:
     """Return the learning rate of a round (`RunConfig.schedule`).
 
-    It depends on the round alone, so it is the same at every site and in a resumed run. A round after the
+    It depends only on the round, so it is the same at every site and in a resumed run. A round after the
     last one has the rate of the last.
 
     Example:
