@@ -1,4 +1,4 @@
-"""What a finished run no longer needs, and who uses its folder; without PyTorch."""
+"""Files that a finished run no longer needs, and the user of its folder; without PyTorch."""
 
 from __future__ import annotations
 
