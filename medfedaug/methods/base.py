@@ -87,11 +87,11 @@ __all__ = [
 WORDS: dict[str, str] = {
     "normalised_input": "its transforms normalise the intensities, instead of plain scaling to [0, 1]",
     "global_model": "its `Aggregator` computes the global model, instead of the mean",
-    "labels": "each image of a batch has its own labels alone",
+    "labels": "each image of a batch has only its own labels",
     "norm_layers": "the normalisation layers are the network's",
     "complete_state_dict": "the network's state dict has everything that is trained, averaged or scored",
     "same_start": "all updates of a round start from the same global model",
-    "separate_sites": "the images of each site are at that site alone",
+    "separate_sites": "each site holds only its own images",
     "counted_patients": "a site knows the patients behind every number that it sends",
     "averaged_parameters": "some trained parameters are averaged, and do not stay at the sites",
     "given_shares": "the run, and no method, decides a site's share of the mean",
