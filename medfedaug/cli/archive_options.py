@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,19 +13,12 @@ from medfedaug.cli.options import Given
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access
 
-DicomWeb = Annotated[
-    str | None, Option(metavar="URL", help="DICOMweb service.", rich_help_panel=Access.PANEL)
-]
-Dimse = Annotated[
-    str | None, Option(metavar="AET@HOST:PORT", help="DIMSE archive.", rich_help_panel=Access.PANEL)
-]
+archive_option = partial(Option, rich_help_panel=Access.PANEL)
+DicomWeb = Annotated[str | None, archive_option(metavar="URL", help="DICOMweb service.")]
+Dimse = Annotated[str | None, archive_option(metavar="AET@HOST:PORT", help="DIMSE archive.")]
 TokenFile = Annotated[
     Path | None,
-    Option(
-        metavar="FILE",
-        help="File with a bearer token for DICOMweb, instead of --user; or set MEDFEDAUG_PACS_TOKEN.",
-        rich_help_panel=Access.PANEL,
-    ),
+    archive_option(metavar="FILE", help="Bearer token for DICOMweb, or MEDFEDAUG_PACS_TOKEN."),
 ]
 
 

@@ -67,7 +67,7 @@ def benchmark(
     The same command continues an interrupted comparison.
     """
     if list_:
-        _print_list(name, data)
+        _print_list(name)
         return
     _check_names(name, methods or ())
     settings = [*(set_ or []), *([f"plan={plan_}"] if plan_ is not None else [])]
@@ -250,7 +250,7 @@ def run_experiment(
     return Outcome(tables, notes, finished, failure)
 
 
-def _print_list(name: str | None, data: Path | None) -> None:
+def _print_list(name: str | None) -> None:
     """Print all protocols and entries, or one with its details."""
     from medfedaug.research.papers.papers import entries, find_entry
     from medfedaug.research.papers.presets import PRESETS, find_preset
@@ -259,21 +259,13 @@ def _print_list(name: str | None, data: Path | None) -> None:
     if name:
         known = [find_entry(name)] if ":" in name else []
         presets = [PRESETS[p] for p in known[0].protocols] if known else [find_preset(name)]
-    data_notes: dict[str, str] = {}
-    if data is not None:
-        from medfedaug.research.datasets.benchmarks import is_available  # imports PyTorch
-
-        with err_console.status("looking"):
-            for benchmark_ in {preset.benchmark for preset in presets}:
-                there = "there" if is_available(benchmark_, data) else "NOT there"
-                data_notes[benchmark_] = f"  data: {there}"
     for entry in known:
         say(f"{entry.name}  {entry.source}: {entry.title}")
         say("    " + (f"cannot be run: {entry.reason}" if entry.reason else ", ".join(entry.protocols)))
         for line in (f"{len(entry.published)} published rows", *entry.notes) if name else ():
             say(f"    - {line}")
     for preset in presets:
-        say(f"{preset.name}{data_notes.get(preset.benchmark, '')}")
+        say(preset.name)
         facts = (preset.benchmark, preset.protocol, preset.config["network"], preset.schedule, preset.source)
         say("    " + " · ".join((*facts, f"{preset.cost} a run on one core")))
         for comparison in known[0].comparisons(preset.name) if name and known else ():

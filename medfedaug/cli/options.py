@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -16,7 +17,7 @@ from typer import Option
 
 from medfedaug.cli.docstrings import plain
 from medfedaug.config.options import Settings, default_of, hints_of, kinds_of, read_text
-from medfedaug.config.plan import PLAN_MEMORY
+from medfedaug.config.plan import PLAN_MEMORY, Plan
 from medfedaug.data.dataset_json import is_lone_site
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.job_folder import GLOBAL_MODEL, RESULTS
@@ -68,10 +69,7 @@ SiteOrSites = Annotated[
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1, or auto: CUDA if available.")]
 State = Annotated[
     Path | None,
-    Option(
-        help="Folder of a site's own layers, such as its kit; by default MEDFEDAUG_STATE, or state/ next to "
-        "the model."
-    ),
+    Option(help="Folder of a site's own layers; by default MEDFEDAUG_STATE, or state/ beside the model."),
 ]
 Limit = Annotated[int | None, Option(min=1, help="At most this many cases per split and site.")]
 Init = Annotated[Path | None, Option(callback=existing_file, help="Weights to start from.")]
@@ -80,12 +78,7 @@ Local = Annotated[list[str] | None, Option(metavar="RUN|SITE=RUN", help="Sites' 
 Threads = Annotated[int, Option(min=0, help="CPU threads per site; 0 shares the cores among sites.")]
 Workers = Annotated[
     str | None,
-    Option(
-        "--workers",
-        metavar="WHERE",
-        help="Workers of the runs: a number of processes, slurm, slurm:PARTITION, or dask://HOST:PORT. "
-        "[default: 1]",
-    ),
+    Option(help="Number of processes, slurm, slurm:PARTITION, or dask://HOST:PORT. [default: 1]"),
 ]
 Each = Annotated[list[str] | None, Option(metavar="NAME=VALUE", help="Cluster request: gpus=1, mem=16G.")]
 Pictures = Annotated[bool, Option("--pictures/--no-pictures", help="Show images on the page.", hidden=True)]
@@ -100,23 +93,14 @@ Bundle = Annotated[
     ),
 ]
 Methods = Annotated[str | None, Option(help="Methods, separated by commas: fedrdn,fedfa.")]
+_plan = partial(Option, rich_help_panel=Plan.PANEL)
 PlanFile = Annotated[
     str | None,
-    Option(
-        "--plan",
-        metavar="FILE|auto",
-        help="File of medfedaug plan; or auto: a plan from the sites' summaries.",
-        rich_help_panel="The plan of volumes",
-    ),
+    _plan("--plan", metavar="FILE|auto", help="File of medfedaug plan; or auto: from the sites' summaries."),
 ]
 PlanMemory = Annotated[
     float | None,
-    Option(
-        min=0.01,
-        help=f"GiB that a training step may take at a site, for --plan auto; by default {PLAN_MEMORY:g}.",
-        rich_help_panel="The plan of volumes",
-        hidden=True,
-    ),
+    _plan(min=0.01, help=f"GiB of a training step, for --plan auto [default: {PLAN_MEMORY:g}].", hidden=True),
 ]
 Assignments = Annotated[
     list[str] | None,

@@ -6,9 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
-
-from medfedaug.cli.archive_options import DicomWeb, Dimse, TokenFile, archive_access
+from medfedaug.cli.archive_options import DicomWeb, Dimse, TokenFile, archive_access, archive_option
 from medfedaug.cli.console import say
 from medfedaug.cli.options import Config, Given, State, named_pairs, takes
 from medfedaug.cli.predict import Images, Models, Out, finish, open_models, predict_files
@@ -32,19 +30,11 @@ def predict(
     images: Images = None,
     studies: Annotated[
         Path | None,
-        Option(
-            metavar="FILE",
-            help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID.",
-            rich_help_panel=Access.PANEL,
-        ),
+        archive_option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID."),
     ] = None,
     channel: Annotated[
         list[str] | None,
-        Option(
-            metavar="NAME=REGEX|UID",
-            help="A channel's series, instead of --series; repeatable.",
-            rich_help_panel=Access.PANEL,
-        ),
+        archive_option(metavar="NAME=REGEX|UID", help="A channel's series, instead of --series; repeatable."),
     ] = None,
     dicomweb: DicomWeb = None,
     dimse: Dimse = None,

@@ -42,7 +42,7 @@ LAYERS = {"core": "medfedaug.config", "hospital": "medfedaug.hospital", "researc
 """A package of each layer, by which the layer is found."""
 
 GROUPS = {
-    "site": "Run a site, or the server: the commands for an NVFlare kit, KIT.",
+    "site": "Run a hospital's site, or the server: commands for an NVFlare kit (KIT).",
     "enrol": "Enrol a participant, whose private key stays there: a command on each side, and a call.",
 }
 """The text of each group of commands."""
@@ -175,7 +175,7 @@ def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
     def show(context: typer.Context, shown: bool) -> None:
         if not shown:
             return
-        hidden = [parameter for parameter in context.command.params if getattr(parameter, "hidden", False)]
+        hidden: list[Any] = [p for p in context.command.params if getattr(p, "hidden", False)]
         for parameter in hidden:
             parameter.hidden = False
         typer.echo(context.get_help())

@@ -174,22 +174,11 @@ def export(
     methods: Methods = None,
     config: Config = None,
     evaluate: Annotated[
-        Path | None,
-        Option(metavar="MODEL", callback=existing_run, help="A finished run to score, instead of a run."),
+        Path | None, Option(metavar="RUN", callback=existing_run, help="Run to score.")
     ] = None,
     local: Local = None,
-    compare: Annotated[
-        bool,
-        typer.Option(
-            "--compare",
-            help="Short trainings by site, together and with --methods (in quotes, separated by spaces), "
-            "which are compared on validation cases, as by `medfedaug compare`.",
-        ),
-    ] = False,
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Time of a comparison, such as 2h; by default no limit."),
-    ] = None,
+    compare: Annotated[bool, Option("--compare", help="Compare methods as medfedaug compare does.")] = False,
+    budget: Annotated[str | None, Option(metavar="TIME", help="Time of --compare, such as 2h.")] = None,
     set_: Assignments = None,
     plan: PlanFile = None,
     plan_memory: PlanMemory = None,
@@ -337,15 +326,7 @@ def _export_comparison(
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
 
 
-_EVALUATION_OPTIONS = {
-    "evaluate",
-    "local",
-    "out",
-    "threads",
-    "min_sites",
-    "round_timeout",
-    "grace",
-}
+_EVALUATION_OPTIONS = {"evaluate", "local", "out", "threads", "min_sites", "round_timeout", "grace"}
 
 
 def _export_evaluation(

@@ -6,6 +6,7 @@ import getpass
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 Kit = Annotated[Path, Argument(metavar="KIT", help="An NVFlare kit, the server's or a site's.")]
 SiteKit = Annotated[Path, Argument(metavar="KIT", help="A site's NVFlare kit.")]
+_rule = partial(Option, rich_help_panel=JobRules.PANEL)
 Timeout = Annotated[float, Option(min=1, metavar="SECONDS", help="Longest time to wait.")]
 
 
@@ -38,36 +40,23 @@ def configure(
     ] = None,
     describe: Annotated[
         Path | None,
-        Option(
-            metavar="FILE",
-            help="YAML that describes the site for the model card; leaves in every job.",
-            rich_help_panel=PrivacyPolicy.PANEL,
-        ),
+        Option(metavar="FILE", help="YAML about the site for the model card; leaves in every job."),
     ] = None,
     allow_bundle: Annotated[
         list[Path] | None,
-        Option(
+        _rule(
             "--allow-bundle",
             metavar="DIR",
-            help="Let jobs use a MONAI Bundle with its present content; repeatable.",
-            rich_help_panel=JobRules.PANEL,
+            help="Let jobs use a Bundle as it is now; repeatable.",
         ),
     ] = None,
     forbid_code: Annotated[
         bool,
-        Option(
-            "--forbid-code/--allow-code",
-            help="Refuse jobs with code, or trust whoever may submit one; with --epsilon always refused.",
-            rich_help_panel=JobRules.PANEL,
-        ),
+        _rule("--forbid-code/--allow-code", help="Refuse jobs with code, or allow it without --epsilon."),
     ] = True,
     only_medfedaug: Annotated[
         bool,
-        Option(
-            "--only-medfedaug/--also-nvflare",
-            help="Refuse classes of other packages, or allow NVFlare's.",
-            rich_help_panel=JobRules.PANEL,
-        ),
+        _rule("--only-medfedaug/--also-nvflare", help="Refuse other packages' classes, or allow NVFlare's."),
     ] = True,
     check: Annotated[bool, Option("--check", help="Only check; exit code 1 if a part is missing.")] = False,
 ) -> None:
@@ -212,7 +201,7 @@ def _check_health(kit: Path) -> None:
 
 
 def _write_checks(path: Path, checks: Sequence[Check], kit: Path | None, *, ready: bool) -> None:
-    from medfedaug.runs.folder import is_json_with
+    from medfedaug.runs.leftovers import is_json_with
     from medfedaug.utils.files import write_json
 
     if path.is_file() and path.stat().st_size and not is_json_with(path, "ready", "checks"):

@@ -211,7 +211,9 @@ def _plugins(allowed: Sequence[str] | None) -> Iterator[Check]:
             advice = f"pip install {package}, or take it out of local/medfedaug.json."
             yield Check(name, False, "allowed, and adds nothing here that jobs could use", advice)
         elif package not in usable:
-            yield Check(name, None, f"{text}: jobs may not use them", "site-config --allow-plugin allows it.")
+            yield Check(
+                name, None, f"{text}: jobs may not use them", "site configure --allow-plugin allows it."
+            )
         else:
             yield _loaded(name, text, parts)
 

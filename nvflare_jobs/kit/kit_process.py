@@ -137,7 +137,9 @@ def find_trouble(kit: str | Path, *, server: bool) -> str:
     """
     record = ProcessRecord.load(kit)
     if record is None or not record.is_alive():
-        return "does not run" if find_process(kit) is None else "runs without the components of site-config"
+        return (
+            "does not run" if find_process(kit) is None else "runs without the components of site configure"
+        )
     if record.stopping:
         return "was asked to stop"
     silent = time.time() - (record.heard or record.started)

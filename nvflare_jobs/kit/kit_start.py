@@ -153,7 +153,7 @@ def _await_up(kit: Path, before: int | None, timeout: float) -> str:
         raise RunFailed(f"{kit}: does not start: {_last_error(kit)}")
     text = f"runs as process {process.pid}"
     if not writes:
-        return f"{text}, without the components of site-config"
+        return f"{text}, without the components of site configure"
     return text if settled else f"{text}, and the server has not answered so far"
 
 

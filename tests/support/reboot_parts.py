@@ -13,5 +13,5 @@ class Deployment(Rehearsal):
 
     def medfedaug(self, *arguments: str | Path) -> str:
         code, out, err = command(*arguments)
-        assert code == 0, err
+        assert code == 0, (out, err)
         return out

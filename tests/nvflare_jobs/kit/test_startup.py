@@ -263,6 +263,7 @@ def test_behind_a_proxy_a_kit_starts_and_says_why_it_is_not_connected(tmp_path, 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_python")
 def test_the_way_to_a_running_server_and_the_log_of_a_site_whose_certificate_has_expired(tmp_path):
     with Deployment(tmp_path / "work", hospitals=HOSPITALS[:2]) as system:
         system.provision()
