@@ -63,13 +63,12 @@ test: install
 	$(RUN_TESTS) --durations 15
 
 # The tests of the core, in a copy without what hospitals and studies add.
-CORE_TESTS := $(filter-out tests/cli tests/hospital tests/integration tests/nvflare_jobs tests/research tests/support, \
-  $(wildcard tests/*))
+ABOVE_CORE := cli hospital integration nvflare_jobs research
 test-core: install
 	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	  git ls-files -z | xargs -0 cp --parents -P -t "$$folder" && cd "$$folder" && \
-	  rm -r medfedaug/hospital medfedaug/research tests/hospital tests/research && \
-	  PYTHONPATH="$$folder/src" $(CURDIR)/$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(CORE_TESTS)
+	  rm -r medfedaug/hospital medfedaug/research $(ABOVE_CORE:%=tests/%) && \
+	  PYTHONPATH="$$folder/src" $(CURDIR)/$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 # The tests as an ordinary user with another Python, locale, time zone, umask and processor runs them.
 test-elsewhere:

@@ -29,10 +29,9 @@ from measure import hardware, parser
 from scipy import stats
 
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.folders import OWN_DATA
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
-from medfedaug.research.datasets.benchmarks import open_benchmark
+from medfedaug.research.datasets.benchmarks import OWN_DATA, open_benchmark
 from medfedaug.research.datasets.published import FOLDS
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin

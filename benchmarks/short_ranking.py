@@ -119,24 +119,35 @@ def measure(name: str, out: Path, data: Path | None) -> None:
 
 
 def table(out: Path) -> str:
-    """Return the table of the page, with the number of hits."""
-    lines = ["| federation | named | long trainings, best first | |", "|---|---|---|---|"]
-    hits = total = 0
+    """Return the table of the page, and the sums below it."""
+    lines = ["| federation | named | largest gain | long trainings, best first |", "|---|---|---|---|"]
+    hits = largest_hits = total = inside = intervals = 0
     for name in FEDERATIONS:
         file = out / f"{name}.json"
-        if not file.exists():
-            continue
-        record = json.loads(file.read_text())
+        record = json.loads(file.read_text()) if file.exists() else {"long": {}}
         if any(len(record["long"].get(method, [])) < len(SEEDS) for method in METHODS):
             continue
         means = {method: fmean(scores) for method, scores in record["long"].items()}
         order = sorted(means, key=lambda method: -means[method])
-        named = record["short"]["recommended"][:1]
-        hit = bool(named) and named[0] in order[:2]
-        hits, total = hits + hit, total + 1
-        ranking = ", ".join(f"{method} {means[method]:.3f}" for method in order)
-        lines.append(f"| {name} | {named[0] if named else 'none'} | {ranking} | {'' if hit else 'miss'} |")
-    return "\n".join([*lines, "", f"{hits} of {total}"])
+        gains = record["short"]["gains"]
+        named = next(iter(record["short"]["recommended"]), "none")
+        largest = max(["fedavg", *gains], key=lambda m: gains[m]["mean"] if m in gains else 0.0)
+        marks = ["" if method in order[:2] else " (miss)" for method in (named, largest)]
+        hits, largest_hits, total = hits + (not marks[0]), largest_hits + (not marks[1]), total + 1
+        for method, gain in gains.items():
+            if gain["low"] is not None:
+                intervals += 1
+                inside += gain["low"] <= means[method] - means["fedavg"] <= gain["high"]
+        ranking = ", ".join(f"{method} {means[method]:.2f}" for method in order)
+        lines.append(f"| {name} | {named}{marks[0]} | {largest}{marks[1]} | {ranking} |")
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"named: {hits} of {total}; largest gain: {largest_hits} of {total}; "
+            f"{inside} of {intervals} intervals contain the gain of the long trainings",
+        ]
+    )
 
 
 def main() -> None:

@@ -53,10 +53,10 @@ run("medfedaug inspect --data data --out inspection.html")
 # The first answer
 # ----------------
 # `compare` trains each site alone, all sites together by plain averaging, and with a remedy for each cause of
-# differences, twice each and for as long as the budget allows, and says what helped whom. Two methods and few
+# differences, twice each and for as long as the budget allows, and says what helped whom. Two methods and six
 # rounds keep this tutorial short.
 
-run("medfedaug compare --data data --out compare --methods fedrdn ditto --budget 5min --set rounds=6")
+run("medfedaug compare --data data --out compare --methods fedrdn ditto --budget 20min --set rounds=6")
 
 # %%
 # One run

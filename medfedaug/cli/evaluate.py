@@ -40,7 +40,7 @@ def evaluate(
     """Score a trained model on the images of one site or of several, or compare it with local models."""
     with importing():
         from medfedaug.runs.evaluate import evaluate_model
-        from medfedaug.runs.folder import is_json_with
+        from medfedaug.runs.leftovers import is_json_with
         from medfedaug.utils.files import write_json
 
     if local or engine is not None:
@@ -76,7 +76,7 @@ def evaluate(
 
 def _evaluate_sites(out: Path | None, model: Path, data: Path, **options: Any) -> None:
     from medfedaug.research.comparison.local_vs_global import worth_table
-    from medfedaug.runs.folder import is_json_with
+    from medfedaug.runs.leftovers import is_json_with
     from medfedaug.runs.site_evaluation import evaluate_sites
     from medfedaug.utils.files import write_json
 

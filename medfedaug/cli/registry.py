@@ -175,7 +175,7 @@ def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
     def show(context: typer.Context, shown: bool) -> None:
         if not shown:
             return
-        hidden = [parameter for parameter in context.command.params if getattr(parameter, "hidden", False)]
+        hidden: list[Any] = [p for p in context.command.params if getattr(p, "hidden", False)]
         for parameter in hidden:
             parameter.hidden = False
         typer.echo(context.get_help())

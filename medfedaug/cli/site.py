@@ -201,7 +201,7 @@ def _check_health(kit: Path) -> None:
 
 
 def _write_checks(path: Path, checks: Sequence[Check], kit: Path | None, *, ready: bool) -> None:
-    from medfedaug.runs.folder import is_json_with
+    from medfedaug.runs.leftovers import is_json_with
     from medfedaug.utils.files import write_json
 
     if path.is_file() and path.stat().st_size and not is_json_with(path, "ready", "checks"):

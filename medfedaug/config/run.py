@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -34,6 +35,8 @@ __all__ = [
     "RunConfig",
     "asked_settings",
     "derive_seed",
+    "job_hash",
+    "learning_rate",
     "task_defaults",
 ]
 
@@ -569,6 +572,25 @@ def task_defaults(task: str, plan: Plan | None = None, *, own_data: bool = False
 def asked_settings(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that the user gave, before the sites' fingerprints decided other values."""
     return dict(record.get("planned", {}).get("asked", record["config"]))
+
+
+def learning_rate(config: RunConfig, round_: int) -> float:
+    """Return the learning rate of a round (`RunConfig.schedule`).
+
+    It depends only on the round, so it is the same at every site and in a resumed run. A round after the
+    last one has the rate of the last.
+
+    Example:
+        >>> [learning_rate(RunConfig(schedule="poly", rounds=2, learning_rate=1.0), r) for r in (1, 2)]
+        [1.0, 0.5358867312681466]
+    """
+    done = (min(round_, config.rounds) - 1) / config.rounds
+    if config.schedule == "poly":
+        rate: float = config.learning_rate * (1 - done) ** 0.9
+        return rate
+    if config.schedule == "cosine":
+        return config.learning_rate * (1 + math.cos(math.pi * done)) / 2
+    return config.learning_rate
 
 
 def derive_seed(*parts: object) -> int:

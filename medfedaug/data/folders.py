@@ -21,10 +21,6 @@ MARKER = "federation.json"
 """File of a folder that stands for a published data set (`medfedaug.research.datasets.benchmarks`)."""
 
 
-OWN_DATA = "own_data"
-"""Name, in a marker and in results, for a folder of sites that is no published data set."""
-
-
 def is_federation(folder: Path) -> bool:
     """Return whether a folder's marker makes it the data folder of a benchmark."""
     return (folder / MARKER).is_file()

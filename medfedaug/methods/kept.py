@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -57,25 +56,3 @@ def weighted_mean(
 def stacked(models: Mapping[str, Mapping[str, Tensor]], key: str) -> Tensor:
     """Stack one entry of all sites, (M, ...), float64."""
     return torch.stack([model[key].double() for model in models.values()])
-
-
-def update_norms(
-    models: Mapping[str, Mapping[str, Tensor]], start: Mapping[str, Tensor], keys: Collection[str]
-) -> dict[str, float]:
-    """Return ‖wₖ − w‖ of each site k, over all these entries together."""
-    return {
-        site: math.hypot(*(float((model[key].double() - start[key].double()).norm()) for key in keys))
-        for site, model in models.items()
-    }
-
-
-def moved(
-    models: Mapping[str, Mapping[str, Tensor]],
-    start: Mapping[str, Tensor],
-    key: str,
-    factors: Sequence[float],
-) -> Tensor:
-    """Return one entry of w + Σₖ fₖ (wₖ − w), float64."""
-    before = start[key].double()
-    updated: Tensor = before + torch.tensordot(before.new_tensor(factors), stacked(models, key) - before, 1)
-    return updated

@@ -15,7 +15,7 @@ from medfedaug.errors import ConfigError, first_line, withheld
 from medfedaug.utils.validation import check_choice, check_printable
 
 if TYPE_CHECKING:
-    from medfedaug.metrics.segmentation import LabelMaps
+    from medfedaug.metrics.label_maps import LabelMaps
 
     Compute = Callable[[Any], "CaseScores | SiteScores"]
 
@@ -73,7 +73,7 @@ class Metric:
         has_unit: it is a length, in the site's unit (`medfedaug.metrics.registry.UNITS`).
         cases: unit of the cases, ``"patients"`` or ``"images"``.
         task: the task that computes it; empty for a metric of a Bundle, which computes it itself.
-        compute: of a segmentation, `CaseScores` of one case (`medfedaug.metrics.segmentation.LabelMaps`); of
+        compute: of a segmentation, `CaseScores` of one case (`medfedaug.metrics.label_maps.LabelMaps`); of
             a classification, `SiteScores` of all cases
             (`medfedaug.metrics.classification.ClassifiedImages`).
         by_class: results have it for each class.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from medfedaug.metrics.base import MEAN, CaseScores, Metric
 
 if TYPE_CHECKING:
-    from medfedaug.metrics.segmentation import LabelMaps
+    from medfedaug.metrics.label_maps import LabelMaps
 
 
 def _dice(maps: LabelMaps) -> CaseScores:

@@ -9,7 +9,7 @@ import numpy as np
 from medfedaug.metrics.base import Metric, mean_of_classes
 
 if TYPE_CHECKING:
-    from medfedaug.metrics.segmentation import LabelMaps
+    from medfedaug.metrics.label_maps import LabelMaps
 
 _PERCENTILE = 95
 
@@ -22,7 +22,7 @@ def _hd95(maps: LabelMaps, index: int) -> float | None:
         HD95 = max{P₉₅(d(Sₚ, Sₜ)), P₉₅(d(Sₜ, Sₚ))}
 
     with the distances d between the surfaces S of prediction and truth
-    (`medfedaug.metrics.segmentation.surface_distances`), and P₉₅ the 95th percentile, linear between
+    (`medfedaug.metrics.label_maps.surface_distances`), and P₉₅ the 95th percentile, linear between
     neighbours. Without a truth or a prediction it is ``None``.
     """
     distances = maps.surface_distances(index)

@@ -23,7 +23,7 @@ def nothing_learned_in(test: Mapping[str, Any]) -> str:
     Returns:
         The reason: every score is 0 in three digits (for
         `medfedaug.metrics.base.Metric.zero_is_nothing`); every case with a score is undivided
-        (`medfedaug.metrics.segmentation.LabelMaps.undivided`), as by marking all or nothing of any image; or
+        (`medfedaug.metrics.label_maps.LabelMaps.undivided`), as by marking all or nothing of any image; or
         each site with images of several classes gives them all one class. Otherwise empty.
 
     Example:

@@ -9,7 +9,7 @@ import numpy as np
 from medfedaug.metrics.base import MEAN, Metric, mean_of_classes
 
 if TYPE_CHECKING:
-    from medfedaug.metrics.segmentation import LabelMaps
+    from medfedaug.metrics.label_maps import LabelMaps
 
 
 def _nsd(maps: LabelMaps, index: int) -> float | None:
@@ -20,7 +20,7 @@ def _nsd(maps: LabelMaps, index: int) -> float | None:
         NSD = (|{s ∈ Sₚ: d(s, Sₜ) ≤ τ}| + |{s ∈ Sₜ: d(s, Sₚ) ≤ τ}|) / (|Sₚ| + |Sₜ|)
 
     with the distances d between the surfaces S of prediction and truth
-    (`medfedaug.metrics.segmentation.surface_distances`). Without a truth it is ``None``, with a truth and no
+    (`medfedaug.metrics.label_maps.surface_distances`). Without a truth it is ``None``, with a truth and no
     prediction 0.
 
     Deviations:

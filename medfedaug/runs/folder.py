@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from medfedaug.data.file_hashes import Fingerprint
 from medfedaug.errors import ConfigError, StorageError, first_line
 from medfedaug.federation.job_folder import (
@@ -27,7 +25,8 @@ from medfedaug.federation.job_folder import (
     exchange_file,
 )
 from medfedaug.federation.messages.checkpoint import CHECKPOINT_FORMAT, server_checkpoint
-from medfedaug.utils.files import parse_json, parse_versioned, write_versioned
+from medfedaug.runs.leftovers import LOCK, WORKSPACE, is_json_with, locked, workspaces
+from medfedaug.utils.files import parse_versioned, write_versioned
 
 LOG, TRACKING = "nvflare.log", "tracking"
 SERVER_TRACKING = f"medfedaug/{TRACKING}"  # below the server's run folder
@@ -39,7 +38,7 @@ _FILES = (
 _TRACKED = re.compile(r"(.*/)?(events\.out\.tfevents\..*|mlflow\.db)")
 # A checkpoint whose writer was killed (`medfedaug.utils.files.write_atomic`).
 _UNFINISHED = re.compile(r"\.(medfedaug|[0-9a-f]{32})\.pt\.[a-z0-9_]{8}")
-_LOCK, _SITES_LOCK, _WORKSPACE = ".medfedaug.lock", ".medfedaug.sites.lock", ".medfedaug-run"
+_SITES_LOCK = ".medfedaug.sites.lock"
 # Orphaned sites end within a second or two.
 _WAIT_FOR_SITES = 30.0
 _DATA, _DATA_KIND, _DATA_VERSION = "data.json", "data", 1
@@ -68,15 +67,6 @@ def kept_fingerprint(state: Path) -> Fingerprint:
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{file}: {first_line(error)}") from error
     return fingerprint
-
-
-def is_json_with(path: Path, *keys: str) -> bool:
-    """Return whether a file holds a JSON object with these keys."""
-    try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and set(keys) <= set(content)
 
 
 def check_results(out: Path) -> None:
@@ -135,56 +125,19 @@ def _delete(files: Sequence[Path], root: Path) -> None:
 def make_workspace(out: Path) -> Path:
     """Make a new folder next to ``out``, from which files move without a copy."""
     work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.resolve().parent))
-    (work / _WORKSPACE).touch()
+    (work / WORKSPACE).touch()
     return work
 
 
 def remove_workspaces(out: Path) -> None:
     """Delete the workspaces of killed processes."""
-    for folder in _workspaces(out):
+    for folder in workspaces(out):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _workspaces(out: Path) -> list[Path]:
-    pattern = re.compile(rf"\.{re.escape(out.name)}-[a-z0-9_]{{8}}")
-    return [
-        folder
-        for folder in out.resolve().parent.iterdir()
-        if pattern.fullmatch(folder.name) and (folder / _WORKSPACE).exists()
-    ]
-
-
-def spare_files(out: Path) -> dict[Path, int]:
-    """Return what no command needs of a finished run, with sizes in bytes.
-
-    These are the model of the last round beside the selected one, and workspaces of killed processes.
-
-    Raises:
-        ConfigError: while another process makes the run, or when it is not finished.
-    """
-    if not is_json_with(out / RESULTS, "config", "rounds", "test"):
-        raise ConfigError(f"{out}: no finished run; name a folder with {RESULTS}")
-    if (out / _LOCK).exists():
-        with locked(out / _LOCK, f"{out}: another process is making this run"):
-            pass
-    last = out / FINAL_MODEL
-    models = [last, exchange_file(last)] if (out / GLOBAL_MODEL).exists() else []
-    spare = [*filter(Path.exists, models), *_workspaces(out)]
-    files = {path: [file for file in (path, *path.rglob("*")) if file.is_file()] for path in spare}
-    return {path: sum(file.stat().st_size for file in inside) for path, inside in files.items()}
-
-
-def free(path: Path) -> None:
-    """Delete a file or folder of `spare_files`."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def publish(work: Path, out: Path, names: Sequence[str] = ()) -> None:
     """Move a workspace's files to ``out``, ``results.json`` last, since it marks a finished run."""
-    files = [path for path in work.rglob("*") if path.is_file() and path.name != _WORKSPACE]
+    files = [path for path in work.rglob("*") if path.is_file() and path.name != WORKSPACE]
     for file in sorted(files, key=lambda path: path.name == RESULTS):
         if not names or file.name in names:
             target = out / file.relative_to(work)
@@ -200,7 +153,7 @@ def only_process(out: Path) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{out}: cannot be made ({error.strerror})") from error
-    file = out / _LOCK
+    file = out / LOCK
     with locked(file, f"{out}: another process is making this run"):
         try:
             _wait_for_sites(out)
@@ -210,20 +163,6 @@ def only_process(out: Path) -> Iterator[None]:
             if new:
                 with suppress(OSError):  # not empty
                     out.rmdir()
-
-
-@contextmanager
-def locked(file: Path, message: str, timeout: float = 0) -> Iterator[None]:
-    """Hold the lock of a file, which the system releases when the process dies."""
-    lock = FileLock(file)
-    try:
-        lock.acquire(timeout=timeout)
-    except Timeout as error:
-        raise ConfigError(message) from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _wait_for_sites(out: Path) -> None:

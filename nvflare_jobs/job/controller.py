@@ -33,7 +33,7 @@ from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.job.carrier import Aborted, NVFlareCarrier
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.presence import Presence
-from medfedaug.runs.folder import locked
+from medfedaug.runs.leftovers import locked
 from medfedaug.utils import plugins
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import remove_unfinished

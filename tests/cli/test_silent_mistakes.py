@@ -19,7 +19,7 @@ def test_statistics_of_a_second_site_join_those_of_the_first(run, phantom_dir, t
         assert code == 0, err
         saved[name] = load_statistics("statistics.json")[name]
     assert load_statistics("statistics.json") == saved
-    assert "which also has site_A" in shown
+    assert "also has site_A" in shown
     assert FedRDN("statistics.json").sites == ("site_A", "site_B")
     # A site that is asked again takes its own place, where that is meant.
     code, _, err = run("statistics", "--data", phantom_dir / "site_A", "--limit", 1)

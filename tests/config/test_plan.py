@@ -27,6 +27,7 @@ from medfedaug.federation.messages.messages import FINGERPRINT, Reply, namespace
 from medfedaug.federation.planning.fingerprint import fingerprint
 from medfedaug.federation.planning.plan_request import Planning
 from medfedaug.federation.planning.planner import make_plan, training_bytes
+from medfedaug.federation.pooled import PooledCarrier
 from medfedaug.federation.site.trainer import site_fingerprint
 from medfedaug.hospital.privacy import PrivacyPolicy
 from medfedaug.hospital.privacy.guard import SitePrivacy
@@ -330,6 +331,34 @@ def test_a_plan_is_made_by_the_federation_and_kept(volumes_dir, tmp_path, run):
     assert "plan: spacing" in err
     run.ok(*simulate, *flags, "--resume")
     assert "The plan" in (tmp_path / "run/report.html").read_text()
+
+
+def test_a_run_with_a_plan_of_its_own_is_continued_with_it(volumes_dir, tmp_path):
+    methods, carrier = "pooled,norm", PooledCarrier
+    config = volume_config(volumes_dir, methods, plan=Plan(), planning={"memory": 0.02}, rounds=2)
+    whole = train(config, volumes_dir, carrier=carrier)
+    events = []
+
+    def stop(event):
+        events.append(event["event"])
+        if event["event"] == "round_started" and event["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, volumes_dir, carrier=carrier, on_event=stop, state_dir=tmp_path / "state")
+    assert "planned" in events
+    events.clear()
+    again = train(
+        config,
+        volumes_dir,
+        carrier=carrier,
+        on_event=lambda e: events.append(e["event"]),
+        state_dir=tmp_path / "state",
+        resume=True,
+    )
+    assert "planned" not in events
+    assert again.config == whole.config
+    assert all(torch.equal(again.state[key], value) for key, value in whole.state.items())
 
 
 @pytest.mark.parametrize("min_sites", [0, 2])

@@ -40,9 +40,12 @@ IMPOSSIBLE = [
     ({"inclusion": "x" * 1001}, "more than 1000"),
     ({"modality": 7}, "must be text"),
     ({"years": [2024, 2019]}, "first and the last year"),
+    ({"years": [2024]}, "first and the last year"),
     ({"patients": 0}, "at least 1"),
+    ({"patients": True}, "whole number"),
     ({"patients": 10**12}, "at most 999999"),
     ({"scanners": {"Siemens": "Prisma"}}, "lists of models"),
+    (["MR"], "an object"),
     (None, "an object"),
 ]
 

@@ -94,12 +94,15 @@ def same_name(folder):
 IMAGE, LABEL, LIST = "images/0.nii.gz", "labels/0.nii.gz", "dataset.json"
 FAULTS = {
     "missing label": (lambda f: (f / LABEL).unlink(), LABEL, "missing"),
+    "missing image": (lambda f: (f / IMAGE).unlink(), IMAGE, "missing"),
     "not an image": (contains(IMAGE, b"no image at all"), IMAGE, "cannot be read"),
+    "empty file": (contains(IMAGE, b""), IMAGE, "cannot be read"),
     "other shape": (zeros(LABEL, 16, 16, 5, dtype=np.uint8), LABEL, "16 x 16 x 5", "16 x 16 x 4"),
     "other channels": (zeros(IMAGE, 16, 16, 4, 2), "channels", "images/"),
     "empty split": (listing(validation=[]), LIST, "'validation' is empty"),
     "no case": (listing(training=[], validation=[], test=[]), LIST, "no case"),
     "duplicate": (row_in_test(), IMAGE, "more than once"),
+    "no list": (listing(training="images"), LIST, "'training'"),
     "no label key": (lambda f: edit(f, lambda c: c["training"][0].pop("label")), LIST, "'training'"),
     "odd classes": (listing(labels={"0": "a", "-5": "b"}), LIST, "'labels'"),
     "not JSON": (contains(LIST, b"{"), LIST, "not readable as JSON"),
@@ -111,6 +114,7 @@ FAULTS = {
     "label of two channels": (zeros(LABEL, 16, 16, 4, 2, dtype=np.uint8), LABEL, "2 channels, expected one"),
     "flat": (zeros(IMAGE, 16, 16), IMAGE, "2-dimensional"),
     "truncated": (lambda f: truncate(f / IMAGE), IMAGE, "cannot be read"),
+    "truncated label": (lambda f: truncate(f / LABEL), LABEL, "cannot be read"),
 }
 
 
@@ -158,6 +162,8 @@ NOT_FINITE = (IMAGE, "has NaN or infinite voxels")
         ),
         (labels_with(7), (LABEL, "label values 7,", "[0, 1]")),
         (labels_with(0.5, np.float32), (LABEL, "label values 0.5,")),
+        (labels_with(-1, np.int16), (LABEL, "label values -1,")),
+        (labels_with(np.nan, np.float32), (LABEL, "label values nan,")),
     ],
 )
 def test_faults_inside_a_volume_name_site_and_file(make_site, change, words):

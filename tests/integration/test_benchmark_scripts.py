@@ -19,6 +19,7 @@ NARROW = "--patients 3 --shape 16 16 4 --rounds 1 --local-epochs 1 --channels 4 
 RUNS = {
     "aggregation.py --sites 3": "3 sites",
     "layouts.py --only alexnet --dimensions 2 --repeats 1": '("cpu", "batch", 2): ',
+    "short_ranking.py --out OUT --table": "named: 0 of 0",
     "memory.py --volumes 2 --shape 64 64 32 --steps 1": "| 2 |",
     "method_costs.py --batch 2 --size 32 --repeats 1": "FedFD-A / FedAvg",
     "step_times.py --out OUT/steps.json --only lenet5 --repeats 1": "lenet5, 28 x 28",

@@ -37,7 +37,7 @@ def test_nothing_is_compared_where_every_dice_is_0(fold, tmp_path):
     assert "Nothing was learned: every test Dice is 0. Hence nothing is compared." in " ".join(table.notes)
     page = write_report([run.path.parent for run in runs], tmp_path / "report.html").read_text()
     assert "Nothing was learned: every test Dice is 0." in page
-    for word in ("could see", "95% interval", "Paired by", "better", "p = "):
+    for word in ("could see", "95% CI", "Paired by", "better", "p = "):
         assert word not in page
 
 

@@ -137,9 +137,11 @@ class Entry:
     ("name", "values", "message"),
     [
         ("Dice2", {}, "use a free name of small letters"),
+        ("cases", {}, "use a free name"),
         ("gap_low", {}, "use a free name"),
         ("gap", {"title": "Gap\x1b[2J"}, "holds a control character"),
         ("gap", {"compute": None}, "task and compute are needed"),
+        ("gap", {"task": ""}, "task and compute are needed"),
     ],
 )
 def test_what_a_package_says_of_its_metric_is_checked(name, values, message):

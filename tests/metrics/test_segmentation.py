@@ -12,8 +12,9 @@ from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 from scipy.stats import t as student_t
 
 from medfedaug.metrics.classification import ClassifiedImages, image_scores
+from medfedaug.metrics.label_maps import LabelMaps, voxel_edges
 from medfedaug.metrics.registry import METRICS, metric_names, over_sites
-from medfedaug.metrics.segmentation import LabelMaps, LabelMapScores, voxel_edges
+from medfedaug.metrics.segmentation import LabelMapScores
 from medfedaug.metrics.significance import mean_interval
 from medfedaug.tasks import ClassificationTask, EvaluationCase, SegmentationTask
 

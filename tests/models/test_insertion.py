@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from monai.networks.nets import BasicUNet, UNet
+from monai.networks.nets import AutoEncoder, BasicUNet, UNet
 from small_networks import build_small
 from torch import nn
 
@@ -244,14 +244,18 @@ def test_modules_that_do_not_return_a_tensor():
     ("make", "stages", "message"),
     [
         (basic_unet, [6], "unknown stage 6 of BasicUNet, known: 1 to 5, enc1, enc2, enc3, enc4, enc5"),
+        (basic_unet, [0], "unknown stage 0"),
         (basic_unet, [True], "unknown stage True"),
         (basic_unet, ["enc6"], "unknown stage 'enc6' of BasicUNet.*conv_0"),
+        (basic_unet, [""], "unknown stage ''"),
         (basic_unet, [], "stages is empty"),
         (basic_unet, "enc1", "expected a list of stages"),
         (basic_unet, [1, "enc1"], "occurs twice"),
         (Encoder, None, "stages of Encoder are not known .*BasicUNet.*layer1, .*blocks"),
         (Encoder, [1], "unknown stage 1 of Encoder, modules are for example: layer1"),
+        (Encoder, ["layer3"], "unknown stage 'layer3' of Encoder"),
         (Encoder, ["head"], "stage 'head': the number of channels of Sequential is not known"),
+        (lambda: AutoEncoder(2, 1, 1, (4, 4), (2, 2)), None, "AutoEncoder are not known"),
     ],
 )
 def test_impossible_stages_change_nothing(make, stages, message):

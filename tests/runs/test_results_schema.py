@@ -48,10 +48,13 @@ NINE = {
     "a score of hundreds of digits": (("test", "mean", "dice"), 10**400),
     "the worst site without its name": (("test", "worst", "dice"), {"value": 0.5}),
     "a number as the versions": (("versions",), 1),
+    "a number as the rounds": (("rounds",), 1),
     "a text as a site's round": (("rounds", 0, "sites", "site_A"), "x"),
     "no method": (("config", "methods"), []),
+    "a list as the selected round": (("selected_round",), []),
     "a number as the patterns of frozen entries": (("config", "freeze"), 1),
     "arguments that are a list": (("config", "methods", 0, "args"), []),
+    "a class that is a list": (("config", "classes", 0), []),
 }
 
 
@@ -101,6 +104,7 @@ OPTIONS = {
         "network_args: dropout must be a finite number",
     ),
     "a device that computes nothing": (("--device", "meta"), "device meta cannot be used"),
+    "weight decay of 1e300": (("--weight-decay", "1e300"), "weight_decay must be at most 1e+15"),
     "a momentum of infinity": (("--momentum", "inf"), "momentum must be a number, got inf"),
 }
 
@@ -124,9 +128,11 @@ ROW = [1.0, 2.0, 3.0]
     [
         ({"spacing": []}, "spacing is [], and an object"),
         ({"spacing": {"A": {"low": ROW, "median": ROW}}}, "an object with high"),
+        ({"spacing": {"A": {"low": ROW, "median": ROW, "high": [1.0]}}}, "a list of 3"),
         ({"spacing": {"A": {"low": ROW, "median": ROW, "high": [1.0, 2.0, None]}}}, "a finite number"),
         ({"planned": {"fingerprints": {"A": {}}}}, "an object with spacing"),
         ({"planned": {"fingerprints": {"A": {"spacing": [ROW, ROW], "intensity": []}}}}, "a list of 3"),
+        ({"planned": {"fingerprints": {"A": {"spacing": [ROW] * 3, "intensity": [[1]]}}}}, "a list of 2"),
     ],
 )
 def test_odd_spacings_are_refused_in_one_line(changed, told):

@@ -10,10 +10,9 @@ from monai.transforms import Compose, Flip, Rotate
 from torch.utils.data import DataLoader
 
 from medfedaug.config.plan import Plan
-from medfedaug.data.folders import OWN_DATA
 from medfedaug.data.sites import find_sites
 from medfedaug.methods import parse_methods
-from medfedaug.research.datasets.benchmarks import write_federation
+from medfedaug.research.datasets.benchmarks import OWN_DATA, write_federation
 from medfedaug.sampling.augmentation import (
     ConcatenatedDataset,
     FlipRotate,

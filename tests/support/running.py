@@ -49,7 +49,7 @@ class Command:
     def ok(self, *args) -> str:
         """Call it; it succeeds. Return its standard output."""
         code, out, err = self(*args)
-        assert code == 0, err
+        assert code == 0, f"exit code {code}\n{out}{err}"
         return out
 
     def refused(self, *args) -> str:

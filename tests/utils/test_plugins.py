@@ -241,6 +241,7 @@ def odd(tmp_path, monkeypatch) -> Path:
         ("fedavg", r"'fedavg' of the package odd-one has the name of one that is built in"),
         ("fedfa+", r"'fedfa\+' of the package odd-one has the name of one that is built in"),
         ("gone", r"'gone' of the package odd-one cannot be loaded \(ModuleNotFoundError: .*odd_nowhere"),
+        ("leaves", r"odd-one cannot be loaded \(SystemExit: 3\)$"),
         ("breaks", r"odd-one cannot be loaded \(RuntimeError: no such\)$"),
         ("nothing", r"odd-one cannot be loaded \(AttributeError"),
         ("words", r"odd-one: 'no method' is no subclass of medfedaug.methods.Method"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from medfedaug.config.run import RunConfig
+from medfedaug.config.run import RunConfig, learning_rate
 from medfedaug.errors import DataError, MedFedAugError
 from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
 from medfedaug.methods.base import Step, Targets, overridden
@@ -24,25 +24,6 @@ from medfedaug.sampling.prefetch import on_device, prefetch
 
 if TYPE_CHECKING:
     from medfedaug.federation.site.model import SiteModel
-
-
-def learning_rate(config: RunConfig, round_: int) -> float:
-    """Return the learning rate of a round (`medfedaug.config.run.RunConfig.schedule`).
-
-    It depends on the round alone, so it is the same at every site and in a resumed run. A round after the
-    last one has the rate of the last.
-
-    Example:
-        >>> [learning_rate(RunConfig(schedule="poly", rounds=2, learning_rate=1.0), r) for r in (1, 2)]
-        [1.0, 0.5358867312681466]
-    """
-    done = (min(round_, config.rounds) - 1) / config.rounds
-    if config.schedule == "poly":
-        rate: float = config.learning_rate * (1 - done) ** 0.9
-        return rate
-    if config.schedule == "cosine":
-        return config.learning_rate * (1 + math.cos(math.pi * done)) / 2
-    return config.learning_rate
 
 
 @dataclass(frozen=True)

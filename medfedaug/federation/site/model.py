@@ -14,7 +14,7 @@ from monai.transforms import Compose
 from torch import Tensor, nn
 
 from medfedaug.config.machine import Machine
-from medfedaug.config.run import RunConfig
+from medfedaug.config.run import RunConfig, learning_rate
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import MedFedAugError, UpdateRefused, warn
 from medfedaug.federation.composition import Composition
@@ -22,7 +22,6 @@ from medfedaug.federation.messages.messages import own_entries
 from medfedaug.federation.messages.tensor_checks import StateDictValidator, check_values
 from medfedaug.federation.site.data_folder import open_own_data
 from medfedaug.federation.site.entry_patients import EntryPatients
-from medfedaug.federation.site.local_training import learning_rate
 from medfedaug.federation.site.samples import SiteSamples
 from medfedaug.federation.site.script_components import ScriptComponents, ScriptSamples, script_scores
 from medfedaug.federation.site.state import LocalState

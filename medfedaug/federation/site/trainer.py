@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from medfedaug.config.machine import Machine
 from medfedaug.config.plan import PLANNED
-from medfedaug.config.run import RunConfig, derive_seed, job_hash
+from medfedaug.config.run import RunConfig, derive_seed, job_hash, learning_rate
 from medfedaug.config.site_description import DESCRIPTION
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import MedFedAugError, PrivacyRefused, warn
@@ -38,7 +38,7 @@ from medfedaug.federation.messages.messages import (
 from medfedaug.federation.planning.fingerprint import PLAN, FingerprintExchange, site_spacing
 from medfedaug.federation.site.entry_patients import check_contributors, step_weights
 from medfedaug.federation.site.guard import Guard, Privacy
-from medfedaug.federation.site.local_training import LocalRound, LocalTraining, learning_rate
+from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, ScriptSession

@@ -17,7 +17,7 @@ from medfedaug.config.plan import Plan
 from medfedaug.config.run import BY_PLAN
 from medfedaug.data.base import Case, SiteFolder, spread
 from medfedaug.data.federation import arrange
-from medfedaug.data.folders import OWN_DATA, is_federation, is_site
+from medfedaug.data.folders import is_federation, is_site
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.sites import find_sites, open_site, site_statistics
@@ -33,7 +33,13 @@ from medfedaug.research.comparison.case_views import (
 )
 from medfedaug.research.comparison.features import SiteFeatures
 from medfedaug.research.comparison.intensities import MIDDLE, intensity_histograms, sample_intensities
-from medfedaug.research.datasets.benchmarks import BENCHMARKS, find_root, read_federation, write_federation
+from medfedaug.research.datasets.benchmarks import (
+    BENCHMARKS,
+    OWN_DATA,
+    find_root,
+    read_federation,
+    write_federation,
+)
 from medfedaug.runs.evaluate import open_model
 from medfedaug.runs.run import BASELINE, Run
 from medfedaug.statistics import ChannelStatistics, load_statistics

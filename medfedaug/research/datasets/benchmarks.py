@@ -24,7 +24,7 @@ import numpy as np
 
 from medfedaug.config.run import derive_seed
 from medfedaug.data.base import SPLITS, Case, SiteFolder, spread
-from medfedaug.data.folders import MARKER, OWN_DATA, open_folder, site_folders
+from medfedaug.data.folders import MARKER, open_folder, site_folders
 from medfedaug.data.splits import deal_by_dirichlet, in_fold, shuffled
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.research.datasets.published import COMMON_OPTIONS, FOLDS, Benchmark
@@ -44,6 +44,9 @@ def _registered() -> dict[str, Benchmark]:
 
 BENCHMARKS = _registered()
 """The published data sets, by name."""
+
+OWN_DATA = "own_data"
+"""Name, in a marker and in results, for a folder of sites that is no published data set."""
 
 _OWN = Benchmark(
     lambda root: [*map(open_folder, site_folders(root))],

@@ -30,10 +30,10 @@ from medfedaug.config.plan import PLAN_FIELDS, Plan, load_plan, planning_setting
 from medfedaug.config.run import RunConfig, task_defaults
 from medfedaug.data.base import is_own_data
 from medfedaug.data.federation import federation_settings
-from medfedaug.data.folders import OWN_DATA, is_federation
+from medfedaug.data.folders import is_federation
 from medfedaug.errors import ConfigError, warn
 from medfedaug.methods.registry import parse_methods
-from medfedaug.research.datasets.benchmarks import find_benchmark, open_benchmark, read_federation
+from medfedaug.research.datasets.benchmarks import OWN_DATA, find_benchmark, open_benchmark, read_federation
 from medfedaug.research.papers.axes import Axis, Comparison, axis_value, parse_axis
 from medfedaug.research.papers.papers import find_entry
 from medfedaug.research.papers.presets import Preset, find_preset

@@ -12,7 +12,7 @@ from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.federation.messages.run_definition import define
 from medfedaug.metrics.registry import UNSEEN, over_sites
-from medfedaug.runs.folder import is_json_with
+from medfedaug.runs.leftovers import is_json_with
 from medfedaug.simulate import Simulation, run_simulation
 from medfedaug.utils.files import write_json
 

@@ -164,7 +164,7 @@ def test_what_does_not_go_together_is_refused_with_a_reason(run, hospitals, tmp_
         *evaluation, hospitals / "runs/ditto", *["--local", hospitals / "runs/single"] * 2
     )
     job = ("export", "--out", tmp_path / "job")
-    assert "a job is a run or an evaluation: give --methods, or --evaluate" in refused(*job)
+    assert "a job is a run, an evaluation or a comparison: give --methods" in refused(*job)
     assert "--rounds is for a run" in refused(*job, "--evaluate", hospitals / "runs/ditto", "--rounds", 3)
 
 

@@ -146,6 +146,7 @@ CASES = {
     "J2K breaks off": ({**J2K, "after": inside(lambda b: b[:-300]), **ONE}, "break off"),
     "J2K lacks its middle": ({**J2K, "after": inside(lambda b: b[:500] + b[800:]), **ONE}, "break off"),
     "RLE breaks off": ({**RLE, "after": inside(lambda b: b[:-300]), **ONE}, "decoded as RLE"),
+    "J2K is no J2K": ({**J2K, "after": inside(lambda b: b"\0" * 2880), **ONE}, "neither JPEG nor JPEG 2000"),
     "J2K of another size": (
         {**J2K, "after": inside(lambda b: b.replace(b"\0\0\0\x28", b"\0\0\0\x14")), **ONE},
         "compressed pixels are 36 x 20 x 1",
@@ -166,12 +167,14 @@ CASES = {
     ),
     "8 bits of 16": ({"change": sets(BitsStored=8, HighBit=7)}, "beyond the 8 bits"),
     "an overlay in the other bits": ({"change": overlaid}, SAME),
+    "bits at the upper end": ({"change": sets(BitsStored=12)}, "12 bits that end at bit 15"),
     "more bits than there are": ({"change": sets(BitsStored=20, HighBit=19)}, "20 bits in 16"),
     "unsigned in one": ({"change": sets(PixelRepresentation=0), **ONE}, "differ in their pixels"),
     "8 bits allocated in one": (
         {"change": sets(BitsAllocated=8, BitsStored=8, HighBit=7), **ONE},
         "differ in their pixels",
     ),
+    "32 bits": ({"change": stored_as("<i4", BitsAllocated=32, BitsStored=32, HighBit=31)}, SAME),
     "no bits stored": ({"change": lacks("BitsStored"), **ONE}, "has no BitsStored"),
     # Units
     "a slope in one": (
@@ -183,6 +186,9 @@ CASES = {
         lambda v: v - np.where(np.arange(6) == MIDDLE, 1024, 0),
     ),
     "slope -1": ({"change": sets(RescaleSlope=-1)}, lambda v: -v),
+    "slope 0": ({"change": sets(RescaleSlope=0)}, "RescaleSlope 0"),
+    "intercept 1e30": ({"change": sets(RescaleIntercept="1e30"), **ONE}, "RescaleIntercept 1e"),
+    "slope 1e30": ({"change": sets(RescaleSlope="1e30")}, "RescaleSlope 1e"),
     "slope without end": ({"change": sets(RescaleSlope="1e400")}, "wrong RescaleSlope"),
     "a table": ({"change": table()}, lambda v: 3.0 * (v + 1000)),
     "a short table": ({"change": table(entries=2500)}, "modality LUT has not the 2500"),
@@ -193,6 +199,10 @@ CASES = {
         lambda v: -1 - v,
     ),
     "white is lowest in CT": ({"change": sets(PhotometricInterpretation="MONOCHROME1")}, lambda v: v),
+    "white is lowest in PET": (
+        {"change": sets(PhotometricInterpretation="MONOCHROME1", Modality="PT", Units="BQML")},
+        lambda v: v,
+    ),
     "white is lowest, compressed": (
         {**J2K, "change": sets(PhotometricInterpretation="MONOCHROME1", Modality="MR")},
         lambda v: -1 - v,
@@ -202,6 +212,7 @@ CASES = {
         "differ in their pixels",
     ),
     "a palette": ({"change": sets(PhotometricInterpretation="PALETTE COLOR")}, "colours of a palette"),
+    "three values a pixel in one": ({"change": sets(SamplesPerPixel=3), **ONE}, "3 values a pixel"),
     "another kind": ({"change": sets(PhotometricInterpretation="HSV"), **ONE}, "HSV"),
     "two frames": ({"change": sets(NumberOfFrames=2), **ONE}, "do not say where they lie|all its slices"),
     # Places
@@ -210,6 +221,7 @@ CASES = {
     "pixels of 1e9 mm": ({"change": sets(PixelSpacing=["1e9", "1e9"])}, "voxels of 1e\\+09"),
     "other pixels in one": ({"change": sets(PixelSpacing=[2, 2]), **ONE}, "differ in pixel spacing"),
     "no directions": ({"change": sets(ImageOrientationPatient=[0] * 6)}, "no unit vectors"),
+    "parallel directions": ({"change": sets(ImageOrientationPatient=[1, 0, 0, 1, 0, 0])}, "no unit vectors"),
     "a turned one": ({"change": sets(ImageOrientationPatient=[-1, 0, 0, 0, 1, 0]), **ONE}, "2 volumes"),
     "directions without end": (
         {"change": sets(ImageOrientationPatient=NO_NUMBER)},
@@ -222,6 +234,7 @@ CASES = {
     "one place": ({"change": sets(ImagePositionPatient=[0, 0, 0])}, "lie in one place"),
     "no place of one": ({"change": lacks("ImagePositionPatient"), **ONE}, "do not say where they lie"),
     "uneven": ({"change": sets(ImagePositionPatient=lambda k: [-80, -90, 3 * k + 0.4 * (k == 3)])}, "uneven"),
+    "far apart": ({"change": sets(ImagePositionPatient=lambda k: [0, 0, 5000 * k])}, "5000 mm apart"),
     "another frame of reference in one": (
         {"change": sets(FrameOfReferenceUID=lambda k: generate_uid()), **ONE},
         "frames of reference",

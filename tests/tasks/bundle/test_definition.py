@@ -302,12 +302,15 @@ def resampled_late(config):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        (remove("train", "trainer"), "train#trainer or trainer: is missing"),
         (remove("train", "trainer", "loss_function"), "train#trainer#loss_function: is missing"),
         (remove("network_def"), "network.*network_def"),
+        (remove("train", "dataset", "transform"), "train#dataset#transform: is missing"),
         (remove("train", "trainer", "train_data_loader"), "train#trainer#train_data_loader: is missing"),
         (remove("validate", "evaluator", "key_val_metric"), "validate#evaluator#key_val_metric: is missing"),
         (put("GanTrainer", "train", "trainer", "_target_"), "train#trainer: is GanTrainer; only MONAI's"),
         (put("$print", "train", "trainer", "prepare_batch"), "train#trainer#prepare_batch"),
+        (put(4, "train", "dataloader", "repeats"), "train#dataloader#repeats"),
         (put("$@network.encoder.parameters()", "optimizer", "params"), "optimizer#params"),
         (put("NoSuchNetwork", "network_def", "_target_"), "network.*NoSuchNetwork"),
         (put("SlidingWindowInferer", "train", "inferer", "_target_"), "train#inferer|inferer"),
