@@ -171,9 +171,7 @@ class Census:
             if step is not None
         ]
 
-    def of_steps(
-        self, by_age: Sequence[float] | None = None, *, passed: bool = False
-    ) -> Contributors | None:
+    def of_steps(self, by_age: Sequence[float] | None = None, *, passed: bool = False) -> Contributors | None:
         """Return the patients of the round's steps.
 
         Args:
