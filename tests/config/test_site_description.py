@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -18,6 +17,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.federation.server.history import RunHistory
 from medfedaug.federation.server.reply_checks import accepted_description
 from medfedaug.hospital.privacy import PrivacyLedger
+from medfedaug.hospital.privacy.job_log import JobEntry
 from medfedaug.hospital.privacy.job_summary import summary
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 
@@ -134,6 +134,6 @@ def test_a_job_carries_it_and_the_ledger_names_it(hospitals):
 
 
 def test_the_page_for_an_approval_says_that_it_leaves():
-    entry = SimpleNamespace(hash="0" * 64, config=RunConfig(**TINY_NETWORK).to_dict(), verdict="waiting")
+    entry = JobEntry("0" * 64, RunConfig(**TINY_NETWORK).to_dict(), seen=0, verdict="waiting", runs={})
     (line,) = [line for line in summary(entry, SiteSettings()) if "--describe" in line]
     assert "patients and studies" in line
