@@ -17,7 +17,7 @@ from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.checks.site_checks import check_known_classes
 from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.preparation.resizing import resize_in_plane
-from medfedaug.errors import ConfigError, DataError
+from medfedaug.errors import ConfigError, DataError, withheld
 from medfedaug.metrics.classification import ClassifiedImages, image_scores
 from medfedaug.metrics.registry import metric_names
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, stack
@@ -138,7 +138,8 @@ class ClassificationTask(Task):
         sizes = {tuple(sample[Keys.IMAGE].shape[1:]) for sample in samples}
         if len(sizes) > 1:
             first, second = sorted(sizes)[:2]
-            raise ConfigError(f"images of different size, {first} and {second}: choose --image-size")
+            sizes_of_few = withheld(f"{first} and {second}")
+            raise ConfigError(f"images of different size, {sizes_of_few}: choose --image-size")
         return stack(samples)
 
     def scores(self, outputs: Iterable[tuple[EvaluationCase, Tensor]], full: bool) -> dict[str, Any]:

@@ -18,7 +18,8 @@ class BIN(Method):
     (`medfedaug.research.layers.batch_instance_norm`). ρ is trained with the network and clipped to [0, 1]
     after each step.
 
-    Exchange, every round and batch norm: ρ, (C,), up; the average down, which a finished run keeps.
+    Exchange, every round and batch norm, in simulations only, since clipping after a long step leaves the
+    sign of the last batch's gradient: ρ, (C,), up; the average down, which a finished run keeps.
 
     Args:
         rate: factor of the gradient of ρ; for SGD, of its learning rate.
@@ -34,7 +35,7 @@ class BIN(Method):
 
     name = "bin"
     requires = frozenset({"norm_layers"})
-    excludes = frozenset({"complete_state_dict"})
+    excludes = frozenset({"complete_state_dict", "counted_patients"})
 
     def __init__(self, rate: Positive = 1.0) -> None:
         self.rate = rate

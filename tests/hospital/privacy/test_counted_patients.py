@@ -113,7 +113,8 @@ def test_each_bin_of_a_histogram_has_enough_patients(hospital):
 
 
 @pytest.mark.parametrize(
-    ("method", "arguments"), [("fedmix", {"group": 10}), ("feddg_ga", {}), ("fedsr", {}), ("fraug", {})]
+    ("method", "arguments"),
+    [("fedmix", {"group": 10}), ("feddg_ga", {}), ("fedsr", {}), ("fraug", {}), ("bin", {})],
 )
 def test_images_losses_and_weights_of_classes_leave_in_simulations_only(hospital, method, arguments):
     prepared, _ = answers(hospital(), job(method, {method: arguments}))
@@ -196,7 +197,6 @@ def test_an_update_of_enough_patients_leaves(hospital, norm):
         ("fednova", "group"),
         ("fedfd", "batch"),
         ("fedfd_a", "batch"),
-        ("bin", "batch"),
         ("selfreg", "group"),
         ("dac_sc", "batch"),
         ("fedfa,fedfa_h", "group"),
