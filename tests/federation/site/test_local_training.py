@@ -94,7 +94,7 @@ def test_the_weight_of_a_case_without_outlines_is_a_part_of_its_samples(share, w
     training = object.__new__(LocalTraining)
     training.config = SimpleNamespace(unlabelled_weight=share)
     cases = [SimpleNamespace(annotated=None), SimpleNamespace(annotated=())]
-    training.folder = SimpleNamespace(cases={"training": cases})
+    training.folder = SimpleNamespace(cases={"training": cases}, partial=True)
     samples = SimpleNamespace(by_case=lambda: [range(3), range(4)])
     assert training.weights_of_cases(samples) == pytest.approx(weights)
     assert training.count(samples) == count
