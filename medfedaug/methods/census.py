@@ -306,14 +306,21 @@ class Census:
 
     def _groups(self, by_patient: Tensor) -> list[slice]:
         """Divide the bins of a channel, (patients, L), into groups of enough patients."""
-        groups, start, bins = [], 0, by_patient.shape[1]
+        groups, start, bins = list[slice](), 0, by_patient.shape[1]
+
+        def enough(group: slice) -> bool:
+            weights = by_patient[:, group].sum(dim=1)[None]
+            return bool(weights.any()) and bool(Contributors(weights).enough(self.least))
+
         for end in range(1, bins + 1):
-            weights = by_patient[:, start:end].sum(dim=1)[None]
-            if bool(weights.any()) and bool(Contributors(weights).enough(self.least)):
+            if enough(slice(start, end)):
                 groups.append(slice(start, end))
                 start = end
-        if start < bins:  # the rest joins the last group
-            groups = [*groups[:-1], slice(groups[-1].start if groups else 0, bins)]
+        if start < bins:  # the rest joins groups before it until one patient does not outweigh the others
+            rest = slice(start, bins)
+            while groups and not enough(rest):
+                rest = slice(groups.pop().start, bins)
+            groups.append(rest)
         return groups
 
     def flags(self, members: Sequence[Sequence[int] | None]) -> Tensor:

@@ -27,7 +27,7 @@ def test_statistics_of_a_second_site_join_those_of_the_first(run, phantom_dir, t
     assert "statistics.json has site_A already; choose another file with --out, or --overwrite" in err
     assert load_statistics("statistics.json") == saved
     code, shown, _ = run("statistics", "--data", phantom_dir / "site_A", "--limit", 1, "--overwrite")
-    assert "which also has site_B" in shown
+    assert "the file also has site_B" in shown
     again = load_statistics("statistics.json")
     assert again["site_B"] == saved["site_B"]
     assert again["site_A"].count == 1 < saved["site_A"].count

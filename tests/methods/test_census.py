@@ -152,6 +152,14 @@ def test_bins_of_too_few_patients_are_merged():
     assert many[0, 1:].sum().item() == pytest.approx(0.5)
 
 
+def test_a_patient_who_outweighs_the_last_bins_does_not_keep_the_histogram_at_the_site():
+    counts = [torch.tensor([[10.0, 1.0, 0.0]]) for _ in range(10)]
+    counts[0] = torch.tensor([[10.0, 1.0, 3.0]])
+    merged = census().histogram(counts)
+    assert merged.tolist() == [[pytest.approx(1 / 3)] * 3]
+    assert contributors_of(merged).problem(10) == ""
+
+
 def test_a_flag_needs_enough_patients():
     counted = census()
     assert counted.flags([None, range(10), range(9), []]).tolist() == [1.0, 1.0, 0.0, 0.0]

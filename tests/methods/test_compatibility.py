@@ -50,7 +50,7 @@ def test_a_method_from_outside_is_refused_in_one_line(flip, run, phantom_dir, tm
     err = run.refused("simulate", "--data", phantom_dir, *options)
     assert " ".join(err.split()).endswith(
         "fedrdn and flip cannot be combined: fedrdn provides normalised_input (its transforms normalise the "
-        "intensities, in place of plain scaling to [0, 1]), flip excludes it; leave one of the two out"
+        "intensities, instead of plain scaling to [0, 1]), flip excludes it; leave one of the two out"
     )
     with pytest.raises(ConfigError, match=r"moex provides method:moex .*, flip excludes it"):
         build_methods([{"name": "moex"}, {"name": "flip"}])

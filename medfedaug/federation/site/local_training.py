@@ -75,6 +75,8 @@ class LocalTraining:
 
     def count(self, samples: SiteSamples) -> int:
         """Return the number of samples that determines the site's weight."""
+        if not self.folder.partial:  # also for a script, whose samples may belong to no single case
+            return max(1, len(samples.training()))
         return max(1, round(sum(self.weights_of_cases(samples))))
 
     def weights_of_cases(self, samples: SiteSamples) -> list[float]:
