@@ -15,7 +15,9 @@ from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import MedFedAugWarning
 from medfedaug.federation.planning.fingerprint import fingerprint
-from medfedaug.hospital.privacy import PrivacyLedger
+from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.hospital.privacy import PrivacyLedger, PrivacyPolicy
+from medfedaug.hospital.privacy.guard import SitePrivacy
 from medfedaug.hospital.privacy.job_summary import summary
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.methods import parse_methods
@@ -146,6 +148,17 @@ def test_with_everything_outlined_methods_and_settings_change_no_bit(phantom, tm
         assert all(torch.equal(value, other[key]) for key, value in models[0].items())
 
 
+@pytest.mark.parametrize(
+    ("policy", "labelled"),
+    [({"min_images": 10}, ""), ({"min_images": 1, "epsilon": 8.0, "score_noise_multiplier": 8.0}, None)],
+)
+def test_no_class_of_few_patients_is_named_and_none_under_noise(phantom, policy, labelled):
+    config = RunConfig(classes=("background", *STRUCTURES), **TINY_NETWORK, local_steps=1)
+    trainer = SiteTrainer(config, phantom, "cpu", privacy=SitePrivacy(PrivacyPolicy.from_dict(policy)))
+    trainer.open("site_A")
+    assert trainer.prepare().metrics["input"].get("labelled") == labelled
+
+
 def test_what_a_site_has_annotated_is_in_its_ledger_and_on_the_approval_page(phantom, tmp_path):
     config = RunConfig(
         methods=tuple(parse_methods("condist,fedrdn")),
@@ -169,7 +182,7 @@ def test_what_a_site_has_annotated_is_in_its_ledger_and_on_the_approval_page(pha
         ]
         assert f"annotated classes: {known}" in notes
         page = summary(open_kit(site.kit).job_book().entries()[0], SiteSettings())
-        assert any("classes that this site has annotated" in line for line in page)
+        assert any("classes that enough patients of this site have annotated" in line for line in page)
     counts = {site: reply.num_samples for site, reply in deployment.replies if reply.task == "prepare"}
     assert counts["site_D"] == round(0.5 * 5)
 

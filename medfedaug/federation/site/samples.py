@@ -148,14 +148,14 @@ class SiteSamples:
             )
         return self._statistics[over]
 
-    def summary(self, *, statistics: bool) -> dict[str, str]:
-        """Describe this site's images for the record of a run."""
+    def summary(self, *, statistics: bool, annotated: Sequence[str] | None = None) -> dict[str, str]:
+        """Describe this site's images for the record of a run, with its ``annotated`` classes."""
         missing = self.folder.missing_channels
         constant = [i for i in self.statistics().constant if i not in missing] if statistics else []
         count = max(self.config.in_channels, *(i + 1 for i in constant), 0)
         names = self.config.channel_names or tuple(map(str, range(count)))
         channels = {"missing_channels": missing, "constant_channels": constant}
-        partial = {LABELLED: ", ".join(self.folder.annotated("training"))} if self.folder.partial else {}
+        partial = {LABELLED: ", ".join(annotated)} if annotated is not None else {}
         return {
             "scaling": self.folder.scaling,
             **partial,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -218,13 +219,23 @@ class SiteTrainer(SiteModel):
             reply.contributors[NUMBER_OF_SAMPLES] = self._of_samples()
         reply.metrics = {
             "cases": {split: len(cases) for split, cases in self.folder.cases.items()},
-            "input": self._samples.summary(statistics=self.trains and self.shows_statistics),
+            "input": self._samples.summary(
+                statistics=self.trains and self.shows_statistics, annotated=self._annotated()
+            ),
         }
         if self.trains and (spacing := site_spacing(self.folder, self.min_patients, self.guard.collect)):
             reply.metrics[SPACING] = spacing
         split = "training" if self.trains else "test"
         reply.metrics[DESCRIPTION] = self.guard.description(self.folder.cases_of_patients(split))
         return reply
+
+    def _annotated(self) -> list[str] | None:
+        """Return the classes that enough patients have annotated for training; ``None`` for no such list."""
+        if not self.folder.partial or self.guard.adds_noise:  # one patient may change the list
+            return None
+        names = self.folder.annotated("training")
+        enough = self.census.flags([self._cases_with(name) for name in names]) if names else ()
+        return list(compress(names, enough))
 
     def start_round(
         self,

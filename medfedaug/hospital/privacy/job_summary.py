@@ -115,8 +115,8 @@ def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
     return [
         *lines,
         "  once: the numbers of cases, and how images are scaled",
-        "  once: the names of the classes that this site has annotated for training, where its dataset.json "
-        "says that these may not be all (labelled)",
+        "  once: the names of the classes that enough patients of this site have annotated for training, "
+        "where its dataset.json says that these may not be all (labelled)",
         "  once: the voxel sizes of the training volumes, as 10 %, 50 % and 90 % quantiles of two digits",
         "  once: the numbers of patients and studies, and the site's description of itself for the model "
         "card (site configure --describe); by default none",

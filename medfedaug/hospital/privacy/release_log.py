@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from medfedaug.data.base import SiteFolder
+from medfedaug.data.dataset_json import LABELLED
 from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.federation.messages.messages import (
     FINGERPRINT,
@@ -80,8 +81,8 @@ class Account:
             if self.epsilon is not None:
                 reply.metrics[SCORE_EPSILON] = self.epsilon
             self.ledger.enter(self._update(reply, by_method(reply.payload)), self._cases("training"))
-            if reply.task == PREPARE and self.folder.partial:
-                self.ledger.enter(self._annotated(self.folder.annotated("training")))
+            if reply.task == PREPARE and LABELLED in reply.metrics["input"]:
+                self.ledger.enter(self._annotated(reply.metrics["input"][LABELLED]))
 
     def release(self, split: str, scores: Mapping[str, Any]) -> dict[str, Any]:
         """Enter the scores of a model in the ledger, and return the part that leaves.
@@ -124,9 +125,9 @@ class Account:
         about = ("training", cases, self.policy.noise_multiplier)
         return self._release(method, "statistics", _size(values), *about, digest_of(values))
 
-    def _annotated(self, classes: Sequence[str]) -> Iterator[Release]:
+    def _annotated(self, classes: str) -> Iterator[Release]:
         """Yield the release of the names of the classes that the site has annotated for training."""
-        names = ", ".join(classes) or "none"
+        names = classes or "none"
         yield self._release("task", "numbers", f"annotated classes: {names}", digest=_hash(names))
 
     def _update(self, reply: Reply, payloads: Mapping[str, Mapping[str, Tensor]]) -> Iterator[Release]:
