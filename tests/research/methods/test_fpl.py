@@ -112,6 +112,8 @@ def network():
 def test_the_server_refuses_what_no_site_can_have():
     server = FPL().every_round(ServerContext(network(), 1, task=TASK))
     good = SITES["A"]
+    assert 0 in good["known"]  # a class that the site lacks
+    server.check(good)
     for wrong in ({"known": good["known"] / 2}, {"known": -good["known"]}, {"means": good["means"] + 1}):
         with pytest.raises(ValueError, match="other than 0 or 1, or a class without images"):
             server.check({**good, **wrong})
