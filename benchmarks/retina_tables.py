@@ -75,17 +75,14 @@ def longer_trainings() -> list[str]:
         parts = {run.repetition for run in members}
         short = [run for run in recorded(SHORT) if run.repetition in parts]
         same = group_runs([run for run in short if run.methods in (members[0].methods, (BASELINE,))])
-        (after,), (before,) = pool_runs(members), pool_runs(same[label])
+        (after,) = pool_runs(members)
         (plain,) = pool_runs([run for run in long[BASELINE] if run.repetition in parts])
-        better = f"{tested.better} / {tested.worse}" if tested else ""
-        best = ", ".join(str(run.selected_round) for run in members)
         cells = [
             f"{len(members)}",
             _gain(tested),
-            better,
             _gain(*(one.patients for one in compare_groups(same))),
         ]
-        compared.append(_row(label, *cells, f"{after.mean:.3f} ({before.mean:.3f})", best))
+        compared.append(_row(label, *cells))
         scores = [(score or 0.0, plain.sites[site] or 0.0) for site, score in after.sites.items()]
         by_camera.append(
             _row(label, *(f"{one - other:+.3f}" if tested else f"{one:.3f}" for one, other in scores))
