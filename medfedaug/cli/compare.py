@@ -29,7 +29,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="Folder for compare.json and compare.html.")] = Path("compare"),
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Settings of all trainings, as in `benchmark`."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Settings of all trainings, as in benchmark."),
     ] = None,
     device: Device = "auto",
     threads: Threads = 0,
