@@ -1,1 +1,1 @@
-"""What a clinical site adds: DICOM, archives, rules and guard of its data, secure aggregation."""
+"""The layer of a clinical site: DICOM, archives, rules and guard of its data, secure aggregation."""

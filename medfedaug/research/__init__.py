@@ -1,1 +1,1 @@
-"""What a study adds: published data sets, the papers' experiments, compared methods, sweeps, comparison."""
+"""The layer of a study: published data sets, the papers' experiments, compared methods, sweeps, tables."""

@@ -1,4 +1,4 @@
-"""What the layers `medfedaug.hospital` and `medfedaug.research` add to the core, which imports neither."""
+"""Find what `medfedaug.hospital` and `medfedaug.research` add to the core, which imports neither."""
 
 from __future__ import annotations
 

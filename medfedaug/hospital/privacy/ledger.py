@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from medfedaug.errors import ConfigError, MedFedAugError, StorageError, own
 from medfedaug.hospital.privacy.accountant import Spent, epsilon_spent
-from medfedaug.utils.files import PRIVATE, make_private, private_folder
+from medfedaug.utils.files import create_database, make_private, private_folder
 
 __all__ = ["LEDGER_FILE", "Entry", "PrivacyLedger", "Release", "by_kind"]
 
@@ -200,7 +200,7 @@ class PrivacyLedger:
         with self.held():
             try:
                 if not self.path.exists():
-                    _create(self.path)
+                    create_database(self.path, _make)
                 elif not self.path.stat().st_size:
                     raise ValueError("it is empty")
                 make_private(self.path)
@@ -220,20 +220,6 @@ def by_kind(entries: Iterable[Entry]) -> list[tuple[Entry, Entry, int]]:
         r = entry.release
         groups.setdefault((r.job, r.site, r.method, r.kind, r.shape, r.split, entry.cases), []).append(entry)
     return [(group[0], group[-1], len(group)) for group in groups.values()]
-
-
-def _create(path: Path) -> None:
-    """Create a ledger whole: on a full disk, a partial file could be mistaken for an empty account."""
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
-    try:
-        make_private(fresh)
-        with closing(sqlite3.connect(fresh)) as connection, connection:
-            _make(connection)
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def _make(connection: sqlite3.Connection) -> None:

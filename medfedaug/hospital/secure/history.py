@@ -21,6 +21,7 @@ from torch import Tensor
 
 from medfedaug.errors import ConfigError, own
 from medfedaug.hospital.secure.secure_random import KEY_BYTES, stream
+from medfedaug.utils.files import create_database, make_private
 from medfedaug.utils.printable import counted
 
 HISTORY_FILE = "sums.sqlite"
@@ -180,7 +181,8 @@ class SumHistory:
         with self._lock:
             try:
                 if not self.path.exists():
-                    _create(self.path)
+                    create_database(self.path, _make)
+                make_private(self.path)
                 with closing(sqlite3.connect(self.path)) as connection, connection:
                     ((version,),) = connection.execute("PRAGMA user_version")
                     if version != _VERSION:
@@ -191,18 +193,6 @@ class SumHistory:
                     f"{own(self.path)}: is not a history of sums ({error}), so no further sum is opened; "
                     "restore it from a backup"
                 ) from error
-
-
-def _create(path: Path) -> None:
-    """Make a new history atomically: an empty file would pass for a lost history."""
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    try:
-        with closing(sqlite3.connect(fresh)) as connection:
-            _make(connection)
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def _make(connection: sqlite3.Connection) -> None:

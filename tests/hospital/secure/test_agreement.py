@@ -480,3 +480,12 @@ def test_after_a_crash_in_the_middle_of_a_round_old_requests_open_nothing_more(s
         server.play(model, sites="BCD", round_=server.round)
     assert oracle.smallest() in (3, 4, None)
     check_alive(server, oracle)
+
+
+def test_the_history_with_a_sites_secret_is_its_owners_alone(tmp_path):
+    history = SumHistory(tmp_path / "sums.sqlite")
+    assert history.key
+    assert history.path.stat().st_mode & 0o077 == 0
+    history.path.chmod(0o644)  # of a restored backup
+    assert history.key
+    assert history.path.stat().st_mode & 0o077 == 0
