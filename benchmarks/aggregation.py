@@ -7,8 +7,6 @@ FedFA and FedFAʰ, as in a federation without a network connection. A separate p
 sites, and compares its memory with that before the first update. One thread counts processor time.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import resource
 import sys

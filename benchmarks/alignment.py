@@ -19,8 +19,6 @@ score of the selected round and, over every tenth step from the second round on,
 Runs that are in the output's JSON already are not repeated.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -3,8 +3,6 @@
 python benchmarks/demo_effect.py --out docs/results/demo --seeds 0 1 2 3 4 5 6 7 8 9
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

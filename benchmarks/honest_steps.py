@@ -8,8 +8,6 @@ the output: for parameters and running statistics the numbers of steps longer th
 others', the longest step, and the lowest cosine.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ Small batches, cross-entropy, Adam, one thread, processor time. A row of the tab
 the number of spatial dimensions, with the geometric mean of the ratios of its networks.
 """
 
-from __future__ import annotations
-
 import copy
 import statistics
 from collections import defaultdict

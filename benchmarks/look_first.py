@@ -15,8 +15,6 @@ the range of their site's training cases, as `predict --data` does. The scores o
 the range over the label maps of all sites, which no run has: an upper bound.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Common parts of the scripts: hardware, alternating measurements, medians and ratios."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

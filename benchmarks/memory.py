@@ -7,8 +7,6 @@ trains for some steps and scores its validation cases.
     python benchmarks/memory.py --volumes 20 200 2000 --limit 0.25
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

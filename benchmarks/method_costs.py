@@ -9,8 +9,6 @@ and FRAug train MONAI's ResNet-18 for seven classes. FedRDN's cost is that of it
 each image in place of MONAI's `NormalizeIntensityd`.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 

@@ -5,8 +5,6 @@
 Runs in the record are not repeated.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -3,8 +3,6 @@
 Slices, network, loss, optimiser and scores are those of ``medfedaug simulate`` by default.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -8,8 +8,6 @@ take turns; the table has medians. Processor time is of all processes, memory th
 proportional set sizes.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -11,8 +11,6 @@ repeated.
 sent without noise.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

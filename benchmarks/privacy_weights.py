@@ -7,8 +7,6 @@ the output's JSON are not repeated. ε is of the whole job at δ = 1e-5, for the
 without noise.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import statistics

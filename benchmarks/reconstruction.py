@@ -8,8 +8,6 @@ often one photograph, although 24 patients are behind each number. `docs/threats
     PYTHONPATH=tests/support python benchmarks/reconstruction.py
 """
 
-from __future__ import annotations
-
 import tempfile
 from itertools import product
 from pathlib import Path

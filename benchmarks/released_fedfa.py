@@ -10,8 +10,6 @@ scored by the same function. Seconds are processor time of one thread for local 
 validation of the global model; the median round. Runs in the output's JSON are not repeated.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

@@ -6,8 +6,6 @@ Prints the rows of the tables of README and `docs/results`. `medfedaug report FO
 compares the same runs in the same way.
 """
 
-from __future__ import annotations
-
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace

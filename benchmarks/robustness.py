@@ -26,8 +26,6 @@ Two hostile sites make the same attack. Runs without hostile sites, and with the
 each site's test images with the trigger, as unseen sites.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -6,8 +6,6 @@ python benchmarks/same_bits.py --out before.json
 python benchmarks/same_bits.py --out after.json --compare before.json
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -13,8 +13,6 @@ of the site that is farthest from the others. `numbers.json` has every run; prin
 summarise them. Runs that are in `numbers.json` already are not repeated.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

@@ -7,8 +7,6 @@ with three other seeds. A later call continues from the records::
     python benchmarks/short_ranking.py --out docs/results/short_ranking --table
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

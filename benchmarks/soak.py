@@ -14,8 +14,6 @@ the C library's allocator has handed out (glibc), and the number of Python's blo
 grows, the allocator keeps returned memory.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import gc

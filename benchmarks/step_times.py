@@ -10,8 +10,6 @@ hours of a protocol and of an entry: a step for every training image of all roun
 validation image of the sites in it. Reading images, the server, and what methods add are left out.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -6,8 +6,6 @@ Three phantom sites with the usual distance of scanners: two of five training pa
 outlined, and one of eight without any outline, which has 44% of the samples.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

@@ -11,8 +11,6 @@ The columns count tables with at least one verdict: by the tests of the observed
 which adds `medfedaug.research.comparison.patient_tests.rare_loss_test`.
 """
 
-from __future__ import annotations
-
 import argparse
 
 import numpy as np

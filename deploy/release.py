@@ -1,7 +1,5 @@
 """Steps of `make release` and `make dist`: `version NUMBER`, `notes FILE`, `page FOLDER [URL]`."""
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import re

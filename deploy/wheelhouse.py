@@ -6,8 +6,6 @@ FOLDER/requirements.txt names each wheel with its version and hash, so that pip 
 others; FOLDER/SHA256SUMS is for `sha256sum --check`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from pathlib import Path

@@ -6,8 +6,6 @@ python docs/check_pages.py build/html    # and the built pages
 The script fetches nothing, and skips addresses of other sites.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

@@ -5,8 +5,6 @@ python docs/entries.py
 A test compares the page with them.
 """
 
-from __future__ import annotations
-
 import re
 import runpy
 from collections.abc import Iterator, Sequence

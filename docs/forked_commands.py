@@ -5,8 +5,6 @@ the build of the pages, `medfedaug` is a small client, which hands its arguments
 files to that process and ends as the command does.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

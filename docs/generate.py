@@ -5,8 +5,6 @@ packages. Existing rows of `privacy/methods.md` stay; a new method gets its row
 from its declarations.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import runpy

@@ -9,8 +9,6 @@ phrase of `PHRASES` or a first word of `OPENINGS`. A long sentence has more than
 count. A file without a row has no budget.
 """
 
-from __future__ import annotations
-
 import ast
 import csv
 import re

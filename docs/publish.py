@@ -5,8 +5,6 @@ python docs/publish.py build/html PAGES 0.4.0
 PAGES/index.html leads to the newest version, PAGES/versions.json lists them, newest first.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

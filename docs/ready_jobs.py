@@ -4,8 +4,6 @@
 numbers of sites, export a custom job.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -6,8 +6,6 @@ The results are those of every other engine to the last bit. A package offers it
 entry point of the group `medfedaug.federation.engines`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

@@ -19,8 +19,6 @@ and sends nothing itself::
             federation.step(loss)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Errors for users: one line that names the problem, its place and a remedy."""
 
-from __future__ import annotations
-
 import errno
 import re
 import warnings

@@ -1,7 +1,5 @@
 """`check_loop_script`: one batch of a custom training loop, without NVFlare."""
 
-from __future__ import annotations
-
 import runpy
 import threading
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Classification networks of the papers that MONAI lacks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Calls of a network through `torch.compile`, with the plain network where that fails."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Entries of a network that are not trained."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 

@@ -1,7 +1,5 @@
 """Find the head of a network, after its features."""
 
-from __future__ import annotations
-
 from monai.networks.nets import DynUNet, MedNeXt, UNet
 from torch import nn
 

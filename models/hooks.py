@@ -1,7 +1,5 @@
 """Hooks that stay with a network in another process."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

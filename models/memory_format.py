@@ -1,7 +1,5 @@
 """The memory layout of a network's weights: channels last where training is measured to be faster."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import TypeVar
 

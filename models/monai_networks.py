@@ -1,7 +1,5 @@
 """MONAI's networks by the names of their classes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Networks by name, with one argument for their normalisation."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Mixed precision as a property of a network."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable

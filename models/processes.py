@@ -1,7 +1,5 @@
 """Statistics of a batch across the processes of a joint training, as with `DistributedDataParallel`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

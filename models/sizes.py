@@ -1,7 +1,5 @@
 """Sizes of images that a network takes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any

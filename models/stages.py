@@ -8,8 +8,6 @@ The layer needs the channels in second place. Networks whose features are tokens
 UNETR has one place: its decoder receives the transformer's last tokens as a feature map.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Passes of a network with other weights, and the names of its entries."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Deep supervision: networks with several outputs, the finest of them the segmentation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Read files of tensors: run no code in them, and refuse damaged files."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Pre-trained weights: read a state dict and find the entries that fit a network."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

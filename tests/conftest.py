@@ -3,8 +3,6 @@
 Fixtures are in `shared_fixtures`, which imports PyTorch and MONAI for seconds and half a gigabyte.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training loops of a user's own: the weights of the federation's loop, and what a site lets them do."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """The names of `import medfedaug as mfa`, which are imported when they are used."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib import import_module

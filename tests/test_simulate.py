@@ -1,7 +1,5 @@
 """`mfa.simulate` as a script calls it: a keyword for every setting, and a run that is looked at."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 

@@ -1,7 +1,5 @@
 """Images that do not fit one block of the statistics pass."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

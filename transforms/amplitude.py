@@ -1,7 +1,5 @@
 """HarmoFL: images with the amplitudes of an average image and their own phases."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ A package stands one floor above the highest package that it imports; its colour
 an import that no longer path of arrows implies. ``make lint`` compares the file with the imports.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from html import escape

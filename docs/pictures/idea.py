@@ -6,8 +6,6 @@ All of it is computed: phantom sites, their statistics, γ by the equations of F
 of a convolution with random weights.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from io import BytesIO

@@ -5,8 +5,6 @@ python docs/pictures/odd_scanner.py demo docs/pictures/odd_scanner.png
 The rows are the test patients of the hospital with the odd scanner, all of them.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

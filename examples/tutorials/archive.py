@@ -1,7 +1,5 @@
 """An archive for the tutorial on a PACS, and studies in it: what a hospital has already."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

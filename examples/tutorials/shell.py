@@ -1,7 +1,5 @@
 """What the tutorials share: a folder of their own, and commands as a terminal runs them."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`Document`: sections of texts and tables, as Markdown and as a page."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import dataclass

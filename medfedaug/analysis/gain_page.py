@@ -1,7 +1,5 @@
 """The page of a comparison: which method helped whom by how much in short trainings, and the next step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

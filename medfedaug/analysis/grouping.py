@@ -1,7 +1,5 @@
 """`group_runs` collects the runs of one row of a table; `pool_runs` pools the scores of a seed's runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace

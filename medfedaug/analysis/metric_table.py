@@ -1,7 +1,5 @@
 """`metric_table`: every test metric by method: mean, classes, worst site and spread."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from statistics import fmean

@@ -1,7 +1,5 @@
 """The model card: training data, training, scores and known gaps of a model."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Figures of runs, drawn with Matplotlib's object interface, which does not change global state."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, cycle

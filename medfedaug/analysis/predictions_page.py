@@ -1,7 +1,5 @@
 """`write_predictions_page` writes the cases of a prediction on one page, below the model's test score."""
 
-from __future__ import annotations
-
 import base64
 import io
 import xml.etree.ElementTree as ET

@@ -1,7 +1,5 @@
 """`write_report`: finished runs on one HTML page that needs no other files and no network."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ET
 from collections import defaultdict

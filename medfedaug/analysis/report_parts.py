@@ -1,7 +1,5 @@
 """`ReportParts`: the parts of a report that compare runs or need their images."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from functools import cache

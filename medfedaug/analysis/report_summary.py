@@ -1,7 +1,5 @@
 """Summary of a page: its result in a sentence or two, and the meaning of its words."""
 
-from __future__ import annotations
-
 import re
 from importlib import resources
 

@@ -1,7 +1,5 @@
 """`TextTable`: one table as Markdown, CSV, LaTeX or on the terminal."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """The application that the commands join, and its entry point."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

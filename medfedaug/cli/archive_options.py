@@ -1,7 +1,5 @@
 """Options of commands that use a DICOM archive, besides `medfedaug.hospital.pacs.archive.Access`."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path

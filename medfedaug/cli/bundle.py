@@ -1,7 +1,5 @@
 """The command `bundle` writes a finished run as a MONAI Bundle."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from shlex import quote
 from typing import Annotated

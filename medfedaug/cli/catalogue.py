@@ -4,8 +4,6 @@ Texts are docstrings; arguments and defaults are those of constructors. Nothing 
 take seconds, and a package that adds a method is read like this one (`medfedaug.cli.source`).
 """
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Iterable, Mapping, Sequence

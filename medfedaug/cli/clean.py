@@ -1,7 +1,5 @@
 """The command `clean` frees what a finished run no longer needs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

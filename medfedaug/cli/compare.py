@@ -1,7 +1,5 @@
 """The command `compare`: short trainings of several methods within a budget."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

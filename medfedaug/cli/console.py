@@ -3,8 +3,6 @@
 All output to a terminal goes through these: texts from outside hold no character that steers it.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Commands about data: `phantom`, `inspect`, `statistics` and `plan`."""
 
-from __future__ import annotations
-
 import json
 from enum import Enum
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command `datasets`: published data sets, described from their source files without imports."""
 
-from __future__ import annotations
-
 import ast
 import json
 from functools import cache

@@ -1,7 +1,5 @@
 """The command `demo`: a federation with one odd scanner, with and without a remedy."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from shlex import quote

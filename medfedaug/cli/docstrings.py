@@ -1,7 +1,5 @@
 """Read docstrings in Google's style: the first paragraph, the text, and the text of each argument."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The group `enrol`: a project, and certificates whose private keys stay with their owners."""
 
-from __future__ import annotations
-
 import sys
 from enum import Enum
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Imports large packages without collecting garbage, which imports hardly make."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

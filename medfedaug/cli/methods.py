@@ -1,7 +1,5 @@
 """Commands that list choices: `methods` and `networks`."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Options that several commands share, and options that are made from the fields of settings."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -4,8 +4,6 @@ A command belongs to a layer of the package, and a copy without that layer has n
 ``medfedaug --help`` says who uses it.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

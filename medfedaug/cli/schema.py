@@ -1,7 +1,5 @@
 """The command `schema` prints JSON Schemas of the files that users write, for their editors."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from enum import Enum

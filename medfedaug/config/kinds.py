@@ -1,7 +1,5 @@
 """Kinds of the values that methods exchange."""
 
-from __future__ import annotations
-
 # A site that adds noise has public bounds for these.
 INTENSITY_MEAN, INTENSITY_STD = "intensity_mean", "intensity_std"
 FEATURE_MEAN, FEATURE_STD = "feature_mean", "feature_std"

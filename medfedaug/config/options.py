@@ -6,8 +6,6 @@ variables of a site's environment and its kit's file (`medfedaug.hospital.privac
 tables of the pages (`settings_table`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math

@@ -1,7 +1,5 @@
 """`Plan`: orientation, spacing, normalisation and patches of images."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`check_scanners`: a site's scanners by manufacturer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

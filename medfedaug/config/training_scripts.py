@@ -10,8 +10,6 @@ A run then has its name, and the job carries no code. Otherwise the job carries 
 file name and the SHA-256 of its content, ``train.py@2c26b4...``; no other content runs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from importlib.util import find_spec

@@ -8,8 +8,6 @@ keys of ``labels`` are the values of the classes in the label maps; background i
 ``label`` has none. ``"ignore": 255`` is the value of voxels of unknown class.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Check that sites make a federation: names, classes, channels, files. Nothing here needs PyTorch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Check that the sites' files have not changed since a run began or finished."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Mapping, Sequence

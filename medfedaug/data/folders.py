@@ -1,7 +1,5 @@
 """Recognise and open the folders of sites."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

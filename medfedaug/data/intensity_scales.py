@@ -1,7 +1,5 @@
 """Check whether the volumes of a site have comparable scales of intensity."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

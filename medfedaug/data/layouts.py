@@ -6,8 +6,6 @@ file, a folder with one file or one DICOM series at any depth, or nnU-Net's one 
 ``NAME_0000``, ... This module needs no PyTorch, and a folder without DICOM needs no pydicom.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Split cases into training, validation and test, and deal images to sites."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain

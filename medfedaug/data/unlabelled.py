@@ -1,7 +1,5 @@
 """Images to predict, as the data of a site without labels."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Composition of methods and network, the same at the server and at every site."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`Engine`: runs a federation or an evaluation on one machine, with its `Carrier`."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

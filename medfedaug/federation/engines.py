@@ -1,7 +1,5 @@
 """The engines by name: those of this package, of other packages, and of a script."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 

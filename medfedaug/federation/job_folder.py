@@ -1,7 +1,5 @@
 """Names and hashes of the files of a job and of a finished run, and names in its record."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

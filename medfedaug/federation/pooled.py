@@ -1,7 +1,5 @@
 """Engine without a federation: all images in one place, validation and test by site."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """The order of requests in a federation, in an evaluation and in a comparison."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Simulated hours at which the sites of a simulation answer."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Collection, Mapping

@@ -1,7 +1,5 @@
 """Features and images with other statistics (FedFA+ Eq. 4 and 8 to 10; FedFD; FedRobust)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Histograms of features, and the distance between two (FedFA+ Eq. 11 to 14)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Statistics of features, and how they differ between sites (FedFA+ Eq. 2, 6 and 7; FedFD Eq. 2)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ There are two implementations of each pass: plain operations, which compilers fu
 derivatives are written by hand, which need half the passes and memory of autograd.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Distances and clusters that bring the features of a class together (FRAug, FPL, FedSR)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

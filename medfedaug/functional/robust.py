@@ -4,8 +4,6 @@ M sites send one value each, of which at most f may be anything. Every function 
 the sites, up to the rounding of sums.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

@@ -1,7 +1,5 @@
 """Soft Dice confidence: a score that sorts segmentations, and no estimate of their Dice."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Amplitudes and phases of an image's Fourier transform (HarmoFL, FedDG)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """The weighted mean of the sites' models, streaming and independent of the order of arrival."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Types and limits of a method's arguments, checked by the annotations of its constructor."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

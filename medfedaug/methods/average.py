@@ -1,7 +1,5 @@
 """Common exchanges in which each site sends tensors and receives their average."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

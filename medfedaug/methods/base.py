@@ -14,8 +14,6 @@ A method is a small object that describes itself (`Method`). It makes the part t
 together; `medfedaug.methods.compatibility` checks them.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """`Census`: the one place at a site that counts the patients behind each number that leaves it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import torch

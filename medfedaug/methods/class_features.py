@@ -1,7 +1,5 @@
 """Features of a network and their sums by class, for methods with prototypes."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Check of combinations: a run's methods, network and options."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Ditto: each site has a personal model close to the global one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

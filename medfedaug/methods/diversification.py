@@ -1,7 +1,5 @@
 """The loss terms of FedFD, for diversified statistics of batch norms and diversified prompts alike."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

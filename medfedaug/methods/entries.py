@@ -1,7 +1,5 @@
 """State-dict entries of a network by module."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from torch import nn

@@ -1,7 +1,5 @@
 """FedAvg: the weighted mean of the sites' models."""
 
-from __future__ import annotations
-
 from medfedaug.methods.base import Method
 
 

@@ -1,7 +1,5 @@
 """FedBN: normalisation layers stay at their site."""
 
-from __future__ import annotations
-
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 

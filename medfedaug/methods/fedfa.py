@@ -1,7 +1,5 @@
 """FedFA: features augmented by as much as the sites differ, channel by channel."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FedFAʰ: alignment of the sites' feature histograms."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 

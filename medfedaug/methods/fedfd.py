@@ -1,7 +1,5 @@
 """FedFD: features diversified by statistics between the image's own and the federation's."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Any
 

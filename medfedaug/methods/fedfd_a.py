@@ -1,7 +1,5 @@
 """FedFD-A: FedFD with adapters that choose the share of each image's statistics."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

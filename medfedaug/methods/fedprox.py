@@ -1,7 +1,5 @@
 """FedProx: a proximal term keeps the local weights close to the global ones."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """FedRDN: each training image is normalised with the statistics of a random site."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

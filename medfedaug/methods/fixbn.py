@@ -1,7 +1,5 @@
 """FixBN: batch norms with fixed statistics of the federation after a part of the rounds."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FRAug: synthetic embeddings from a shared generator and a network that each site keeps."""
 
-from __future__ import annotations
-
 import copy
 from typing import Annotated, Any
 

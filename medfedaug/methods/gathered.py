@@ -1,7 +1,5 @@
 """Exchange in which each site sends tensors and receives the tensors of all sites."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

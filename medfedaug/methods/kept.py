@@ -1,7 +1,5 @@
 """Parts of methods whose server compares the models of a round."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

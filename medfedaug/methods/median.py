@@ -1,7 +1,5 @@
 """The coordinate-wise median of the sites' models."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from medfedaug import functional as F

@@ -1,7 +1,5 @@
 """Conventional normalisation, with which FedRDN is compared."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from monai.transforms import Transform

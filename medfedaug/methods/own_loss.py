@@ -1,7 +1,5 @@
 """Mean losses of a method over the steps of a round."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

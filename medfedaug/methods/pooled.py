@@ -1,7 +1,5 @@
 """Pooled: training with all images in one place."""
 
-from __future__ import annotations
-
 from medfedaug.methods.base import Method
 
 

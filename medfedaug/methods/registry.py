@@ -1,7 +1,5 @@
 """Methods by name, and checks of their combination."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches

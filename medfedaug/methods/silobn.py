@@ -1,7 +1,5 @@
 """SiloBN: the statistics of norm layers stay at their site, their weights are averaged."""
 
-from __future__ import annotations
-
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 

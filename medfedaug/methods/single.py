@@ -1,7 +1,5 @@
 """Single: every site trains by itself."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from medfedaug.methods.base import Method

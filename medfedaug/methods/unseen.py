@@ -1,7 +1,5 @@
 """Norm layers for an unseen site, in methods whose sites keep norm layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 

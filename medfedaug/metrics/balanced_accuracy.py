@@ -1,7 +1,5 @@
 """Balanced accuracy: mean of the classes' recalls, each counting alike."""
 
-from __future__ import annotations
-
 from medfedaug.metrics.base import MEAN_OF_CLASSES, Metric, SiteScores, mean_score
 
 METRIC = Metric(

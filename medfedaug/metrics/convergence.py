@@ -1,7 +1,5 @@
 """Convergence of a run: `is_converged`, and `has_stalled` during the run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import fmean, median, variance

@@ -1,7 +1,5 @@
 """`mean_gain` compares a method with a reference in few trainings, over seeds and patients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

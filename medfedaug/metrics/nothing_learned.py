@@ -1,7 +1,5 @@
 """`nothing_learned_in` detects models no better than a constant answer, whose comparison is meaningless."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

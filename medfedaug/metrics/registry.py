@@ -1,7 +1,5 @@
 """Metrics by name, with title, unit and direction; summaries of the sites' scores."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Paired comparisons over seeds, and intervals of means."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass

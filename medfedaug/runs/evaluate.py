@@ -1,7 +1,5 @@
 """Evaluate a finished model on the cases of one or several sites."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

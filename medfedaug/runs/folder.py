@@ -1,7 +1,5 @@
 """A run's folder. Only files that a run wrote are deleted or replaced."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Files that a finished run no longer needs, and the user of its folder; without PyTorch."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator

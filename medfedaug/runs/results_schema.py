@@ -1,7 +1,5 @@
 """The structure of a run's ``results.json``, checked wherever one is read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from medfedaug.federation.job_folder import LEVELS

@@ -1,7 +1,5 @@
 """Let sites score models of finished runs, each on its own cases, with any engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

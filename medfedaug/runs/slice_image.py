@@ -1,7 +1,5 @@
 """Display a slice of a volume: its window and outlines of label maps."""
 
-from __future__ import annotations
-
 import numpy as np
 from matplotlib.axes import Axes
 

@@ -1,7 +1,5 @@
 """Draw windows of patches in volumes and slices, around candidate voxels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

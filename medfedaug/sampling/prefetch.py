@@ -1,7 +1,5 @@
 """Prefetch batches, and copy them to a GPU, during computation."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping

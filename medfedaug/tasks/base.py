@@ -1,7 +1,5 @@
 """`Task`: samples, loss, inference and metric of a task."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

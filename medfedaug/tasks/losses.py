@@ -1,7 +1,5 @@
 """Losses by name, which another package may add, or by the path of MONAI's class."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

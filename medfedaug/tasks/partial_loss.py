@@ -1,7 +1,5 @@
 """Losses of partially annotated cases: marginal loss and exclusion loss."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

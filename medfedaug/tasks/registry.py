@@ -1,7 +1,5 @@
 """`make_task` makes the task of a configuration."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from medfedaug.config.run import RunConfig

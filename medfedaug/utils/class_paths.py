@@ -3,8 +3,6 @@
 A path comes from a job: it imports nothing, and reaches only public classes of one namespace.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The structure of the events in ``events.jsonl``, which their reader checks and others rely on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

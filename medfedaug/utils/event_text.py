@@ -1,7 +1,5 @@
 """Describe events of a run in lines: for the terminal, for the logs of server and sites, and for `watch`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Find what `medfedaug.hospital` and `medfedaug.research` add to the core, which imports neither."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType

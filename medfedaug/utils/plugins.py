@@ -10,8 +10,6 @@ used. A job at a site, or at the server of a federation, uses only the packages 
 (`medfedaug.hospital.privacy.site_settings.SiteSettings.plugins`).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass

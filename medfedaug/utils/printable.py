@@ -7,8 +7,6 @@ output of them goes through `printable`: the console and its tables (`medfedaug.
 (`PrintableRecord`).
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import traceback

@@ -1,7 +1,5 @@
 """Checks of JSON from outside, which compose to checks of a structure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 

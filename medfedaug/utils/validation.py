@@ -1,7 +1,5 @@
 """Checks of values from users and files, with one message for each kind of mistake."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """The versions of the software that computes a run's numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version

@@ -1,7 +1,5 @@
 """NVFlare as the carrier of a federation: send tasks, receive results, prepare late sites."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

@@ -1,7 +1,5 @@
 """The job of a comparison: short trainings of several methods, one after the other."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from pathlib import Path

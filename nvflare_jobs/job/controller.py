@@ -1,7 +1,5 @@
 """The server's component: the federation's protocol as an NVFlare controller."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The job of an evaluation: sites score models of other sites."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path

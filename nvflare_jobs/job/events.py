@@ -1,7 +1,5 @@
 """Write the events of a job, at the server or a site, to a file in the run's folder and to the log."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

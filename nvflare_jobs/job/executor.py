@@ -1,7 +1,5 @@
 """The site's component: a thin shell around the engine-neutral trainer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

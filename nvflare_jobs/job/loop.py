@@ -1,7 +1,5 @@
 """A script with a custom training loop, under NVFlare's Client API, in the process of the site's job."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path

@@ -5,8 +5,6 @@ metrics, because filters for parameters destroy statistics. The methods' exchang
 metadata, and so do the sites' messages under secure aggregation: a filter would destroy masked numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

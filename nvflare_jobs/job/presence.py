@@ -4,8 +4,6 @@ NVFlare 2.9 reports a site as disconnected more than ten minutes after its machi
 site registers again before. A site's job process sends a heartbeat every ten seconds, also while it trains.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable

@@ -7,8 +7,6 @@ distributes the samples. At the start of a round, rank 0 sends its peers the sta
 At the end they send it their losses, and nothing else of them counts.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import runpy

@@ -1,7 +1,5 @@
 """The NVFlare job, from a run's configuration."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path

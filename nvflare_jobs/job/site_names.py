@@ -1,7 +1,5 @@
 """Names of sites in a simulation: any printable name, for which NVFlare gets an identifier."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -8,8 +8,6 @@ references to one, so that an optimiser still steps a method's parameters.
 Functions and objects that describe the run (the site's context, a `Method`, the task) stay as they are.
 """
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence

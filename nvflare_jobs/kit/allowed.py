@@ -6,8 +6,6 @@ including every function and class that a module there has imported. Therefore e
 a single class in the module that defines it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

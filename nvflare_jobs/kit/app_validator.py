@@ -14,8 +14,6 @@ and the command that reports the kit's folder. Only the server checks paths and 
 that a hostile server would read any file of a site.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Disk space of a kit: list the leftovers of jobs, and remove those that nothing needs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

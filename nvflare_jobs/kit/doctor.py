@@ -1,7 +1,5 @@
 """Check whether a site is ready to take part, as far as this can be checked before a job."""
 
-from __future__ import annotations
-
 import os
 import platform
 import random

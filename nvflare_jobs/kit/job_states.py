@@ -1,7 +1,5 @@
 """States of a kit's jobs: at the server from NVFlare's job store, at a site from its book and processes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass

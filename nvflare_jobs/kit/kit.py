@@ -4,8 +4,6 @@ A kit has files ``local/*.json.default``. A file without that suffix replaces th
 that is written here keeps the other entries of the current one.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -3,8 +3,6 @@
 `medfedaug.nvflare_jobs.kit.doctor` runs them with checks of software and data.
 """
 
-from __future__ import annotations
-
 import grp
 import json
 import pwd

@@ -4,8 +4,6 @@ Prometheus' node_exporter reads their text format with its textfile collector. N
 no label names one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

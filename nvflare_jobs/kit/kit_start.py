@@ -1,7 +1,5 @@
 """Start, stop and restart of a kit on this machine."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

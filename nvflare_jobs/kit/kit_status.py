@@ -3,8 +3,6 @@
 A site asks the server for its clock and its version over NVFlare's connection: no message of gRPC has them.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

@@ -7,8 +7,6 @@ limits and the number of sites that it needs) decide how the job continues. Afte
 process, `medfedaug.nvflare_jobs.kit.rejoin.JobRejoiner` starts the job process.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -5,8 +5,6 @@ process of a job has ended, NVFlare waits up to a quarter of an hour for every s
 finished job abnormal if a site dies meanwhile, or comes back without the job.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

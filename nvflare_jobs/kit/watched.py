@@ -1,7 +1,5 @@
 """Follow a running job by the events that it writes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field

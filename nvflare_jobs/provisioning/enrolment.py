@@ -5,8 +5,6 @@ on the telephone shows that nobody exchanged a file on its way: of the request b
 root certificate before the answer is accepted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Files from which NVFlare makes kits: a project, or participants that keep their keys."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence

@@ -5,8 +5,6 @@ between two checks, or before something is closed. This adapter replaces names i
 processes of a simulation alone, for the versions in `VERSIONS`.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Run a job in NVFlare's simulator, with one process per site on one machine."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

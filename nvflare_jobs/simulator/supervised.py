@@ -7,8 +7,6 @@ them. When standard input ends, because that process has closed it or died, all 
 killed. The file LOCK is locked until none of them is left, so that nobody else uses the run's folder.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import selectors

@@ -1,7 +1,5 @@
 """Every metric in one table, and a comparison by any of them, on runs made for it."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

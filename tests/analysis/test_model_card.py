@@ -1,7 +1,5 @@
 """The model card: what a run left, in words, and nothing that a site did not let out."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex

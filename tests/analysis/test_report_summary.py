@@ -1,7 +1,5 @@
 """The page's first sentence, and the words that it explains."""
 
-from __future__ import annotations
-
 import pytest
 from results import Page, content
 

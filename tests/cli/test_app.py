@@ -1,7 +1,5 @@
 """The command line as a user meets it: what it prints, what it writes, how it fails."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

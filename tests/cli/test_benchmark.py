@@ -1,7 +1,5 @@
 """The command `medfedaug benchmark`."""
 
-from __future__ import annotations
-
 import json
 
 import torch

@@ -1,7 +1,5 @@
 """`medfedaug compare` and `medfedaug export --compare`: short trainings on a user's own data."""
 
-from __future__ import annotations
-
 import json
 import re
 

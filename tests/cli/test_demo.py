@@ -1,7 +1,5 @@
 """`medfedaug demo`: a newcomer sees an odd scanner, two trainings, and what to do next."""
 
-from __future__ import annotations
-
 import json
 import re
 

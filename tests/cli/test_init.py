@@ -1,7 +1,5 @@
 """`medfedaug init` and `medfedaug enrol project`: a federation's first files; and completion."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Commands that compute nothing import neither PyTorch nor MONAI, with all that they really do."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Imports without garbage collection, which is on again whatever happens."""
 
-from __future__ import annotations
-
 import gc
 from contextlib import suppress
 

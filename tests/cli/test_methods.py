@@ -1,7 +1,5 @@
 """What there is to choose from, as `medfedaug methods`, `networks` and `datasets` show it."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import math

@@ -1,7 +1,5 @@
 """Files that no command can read or write end it with one line, and not with a traceback or never."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

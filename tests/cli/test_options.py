@@ -1,7 +1,5 @@
 """Options that are made from the fields of settings: one text, one place, no flag forgotten."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What a user sees while a run goes on, and after Ctrl-C."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

@@ -1,7 +1,5 @@
 """JSON Schemas of the files that users write: schema and code take and refuse the same."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """Commands that were asked for something else than what they would do say so."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

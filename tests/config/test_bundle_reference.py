@@ -1,7 +1,5 @@
 """Bundles at hospitals: a site runs what it allowed, by name and content. Nothing of a job is evaluated."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import py_compile

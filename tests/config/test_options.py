@@ -1,7 +1,5 @@
 """One form of a setting: a field that is added from outside is found wherever settings are."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Plans of volumes: grids, patches, what is kept in memory, and plans made of the sites' fingerprints."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A site's description of itself, from its file to the model card."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Dealing the domains of a data set to further sites."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

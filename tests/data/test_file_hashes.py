@@ -1,7 +1,5 @@
 """A run is continued with the files that it began with, or not at all; files have the modes of the umask."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

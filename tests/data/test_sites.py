@@ -1,7 +1,5 @@
 """Every fault of a site's folder is one line that names the site and the file."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Buffered rounds: the first updates that come make the next model, and late ones count in a later round."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

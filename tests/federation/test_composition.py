@@ -1,7 +1,5 @@
 """Every method for one round beside others, and methods on every network."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from small_networks import SEGMENTING, WIDTHS, needs_einops

@@ -1,7 +1,5 @@
 """Entries that no site trains travel once, and again to a site that has lost them."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The server's decisions and the site's training, without an engine."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Networks whose modules have two names, as MONAI's DynUNet: each tensor is sent, kept and frozen once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from small_networks import SEGMENTING, marked

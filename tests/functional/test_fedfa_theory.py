@@ -1,7 +1,5 @@
 """FedFA+ Section 4 in numbers: the noise of Lemma 4.1, and the regulariser of Theorem 4.1."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy

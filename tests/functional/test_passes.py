@@ -1,7 +1,5 @@
 """The derivatives written by hand in `medfedaug.functional`, against differences and against autograd."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

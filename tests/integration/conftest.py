@@ -1,7 +1,5 @@
 """Settings for all tests of whole federations."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """Hostile jobs submitted by a lead to running federations: nothing is run, and the logs say why."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Every benchmark script runs, at sizes that measure nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

@@ -1,7 +1,5 @@
 """A bundle in an environment with MONAI alone, as its README says."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

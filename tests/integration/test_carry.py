@@ -1,7 +1,5 @@
 """Files of `deploy/` for other machines: image, compose files, service, kits for other launchers, wheels."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Images in several files, one a channel, and sites that lack a channel of the federation."""
 
-from __future__ import annotations
-
 import json
 
 import nibabel

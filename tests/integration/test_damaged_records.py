@@ -1,7 +1,5 @@
 """Files that somebody has changed: a command uses them, or refuses in one line that names the file."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The two deployments of `docs/deploy.md`, step by step as a person would go, on this machine."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The page for an ethics board says no more and no less than what a site's defaults let leave."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The examples run, and before and after differ by no more than they promise."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import json

@@ -1,7 +1,5 @@
 """What a federation survives: sites that raise, hang, die or send rubbish, and a server that is stopped."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

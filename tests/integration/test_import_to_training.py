@@ -1,7 +1,5 @@
 """From DICOM to a trained model: flat memory, and no identity on the way."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Several classes, sites that have no case of one, and sites whose label maps leave one out."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

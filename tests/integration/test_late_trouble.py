@@ -1,7 +1,5 @@
 """Images that are unusable before a run, or turn out to be in it: `simulate` names them, and does without."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

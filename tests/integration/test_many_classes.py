@@ -1,7 +1,5 @@
 """More than 256 classes, whose labels do not fit into a byte: read, trained on, scored, written."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

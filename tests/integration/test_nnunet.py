@@ -1,7 +1,5 @@
 """The example of an nnU-Net trainer in rounds, with nnU-Net's own network, loss, optimiser and steps."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

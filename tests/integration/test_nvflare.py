@@ -1,7 +1,5 @@
 """The job in NVFlare's simulator: the same arithmetic as without it, and what it leaves behind."""
 
-from __future__ import annotations
-
 import json
 import re
 from importlib.util import find_spec

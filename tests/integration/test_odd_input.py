@@ -1,7 +1,5 @@
 """Whatever lies in a site's folder: one line that names the site and the file, or a run."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

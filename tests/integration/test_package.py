@@ -1,7 +1,5 @@
 """What an installed user gets, and what the layers of the package may import."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """Blocks of code on the pages: all run, but for those whose page says why not."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import shutil

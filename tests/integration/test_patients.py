@@ -1,7 +1,5 @@
 """Patients with several cases: what `patient` in `dataset.json` means for what leaves a site."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

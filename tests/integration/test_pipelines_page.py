@@ -1,7 +1,5 @@
 """`docs/pipelines.md`: a Bundle and a network of one's own, as the page says."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`docs/plans.md`: its commands run, and its table has every field."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What ends with `medfedaug simulate`: its processes, however it dies; its locks, no sooner than these."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """README: its Python block runs as pasted, and its pasted outputs are what the commands print."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A hospital whose machine is switched off in the middle of a job, with the processes of a deployment."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Data that would silently give wrong results: refused, or told in a warning, by the commands themselves."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

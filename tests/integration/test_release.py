@@ -1,7 +1,5 @@
 """A release: one version everywhere, its wheel by address, pages by version."""
 
-from __future__ import annotations
-
 import datetime
 import importlib.util
 import json

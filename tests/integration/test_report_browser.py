@@ -1,7 +1,5 @@
 """The report in a real browser: at the width of a phone, in light and dark, without a network."""
 
-from __future__ import annotations
-
 import pytest
 from browser import CHROMIUM, browse, probe
 from browser import page as page

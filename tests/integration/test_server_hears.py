@@ -1,7 +1,5 @@
 """All messages that reach the server of a provisioned federation whose lead and server ask for more."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """FedRDNd and insert_ffa in pipelines of others: engines, caches, compilation, processes, export."""
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`docs/methods.md`: a method of one's own that is a transform, as the page says."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Pages about a finished run: their commands run, and their example is what they write."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Arguments of a method are checked by its annotations, wherever it is made."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -36,7 +34,7 @@ class Unreadable(Method):
 
     name = "unreadable"
 
-    def __init__(self, share: Nowhere = 0.5) -> None:  # noqa: F821
+    def __init__(self, share: "Nowhere" = 0.5) -> None:  # noqa: F821
         self.share = share
 
 

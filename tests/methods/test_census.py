@@ -1,7 +1,5 @@
 """The one place that counts patients, against counts by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

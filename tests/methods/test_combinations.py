@@ -1,7 +1,5 @@
 """Methods exclude each other as they declare, in both orders; a site or server refuses a method by itself."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

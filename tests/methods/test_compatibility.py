@@ -1,7 +1,5 @@
 """Methods declare what they require, provide and exclude; one check refuses what cannot be combined."""
 
-from __future__ import annotations
-
 import pytest
 from outside_package import outside_package as outside_package
 

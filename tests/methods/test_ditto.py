@@ -1,7 +1,5 @@
 """Ditto against Li et al., ICML 2021, Algorithm 1."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from reference import (

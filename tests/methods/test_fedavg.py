@@ -1,7 +1,5 @@
 """FedAvg: the federation that every other reference is a change of."""
 
-from __future__ import annotations
-
 import pytest
 from reference import UNEVEN, assert_models, assert_same, copied, descend, entries, federated_averaging, mean
 

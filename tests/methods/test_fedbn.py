@@ -1,7 +1,5 @@
 """FedBN and SiloBN: what stays at the sites, and what an unseen one is scored with."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

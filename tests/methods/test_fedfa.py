@@ -1,7 +1,5 @@
 """FedFA against Eq. 2 to 10 and Algorithms 1 and 2 of the FedFA+ paper, with the draws of the run."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from monai.networks.nets import BasicUNet

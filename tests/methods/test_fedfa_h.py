@@ -1,7 +1,5 @@
 """FedFAʰ against Eq. 11 to 15 of the FedFA+ paper, at sites that join late and miss rounds."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from monai.networks.nets import BasicUNet

@@ -1,7 +1,5 @@
 """FedFD, FedFD-A and SiloBN: losses, exchanges and what becomes of an unseen site."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """FedFD-A: the adapters; `test_fedfd` tests the rest."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fedfd_loop import L1, L2, SITES, STATISTICS, diversified_loss, interpolated_features, layers

@@ -1,7 +1,5 @@
 """FedProx against Li et al., MLSys 2020, Eq. 2."""
 
-from __future__ import annotations
-
 from reference import UNEVEN, assert_models, descend, federated_averaging
 
 

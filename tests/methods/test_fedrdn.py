@@ -1,7 +1,5 @@
 """FedRDN through a federation: whose statistics are exchanged, and of which images."""
 
-from __future__ import annotations
-
 import json
 
 import nibabel

@@ -1,7 +1,5 @@
 """FixBN against Zhong, Chen and Chao, arXiv:2303.06530: batch norms in two stages."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from reference import UNEVEN, assert_models, assert_same, federated_averaging, same, step_down

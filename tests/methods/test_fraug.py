@@ -1,7 +1,5 @@
 """FRAug: its equations, what stays at the site, and what it refuses."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -1,7 +1,5 @@
 """Methods that are set to do nothing: the run without them, bit for bit, and another run with them."""
 
-from __future__ import annotations
-
 import pytest
 from reference import same
 

@@ -1,7 +1,5 @@
 """Conventional normalisation: every site with its own statistics, in training and at test."""
 
-from __future__ import annotations
-
 from reference import UNEVEN, assert_models, assert_tested, descend, federated_averaging, pixels, statistics
 
 from medfedaug.data.sites import open_site, site_statistics

@@ -1,7 +1,5 @@
 """The two ends that a federation lies between: every site for itself, and all images in one place."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Arguments, networks, tasks and company that methods refuse, each in one line with the reason."""
 
-from __future__ import annotations
-
 import pytest
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Methods by name: what can be asked for, and what is said of what cannot."""
 
-from __future__ import annotations
-
 import pytest
 from monai.networks.nets import BasicUNet
 from torch import nn

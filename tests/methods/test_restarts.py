@@ -1,7 +1,5 @@
 """State that stays at a site: a new process trains its next round as the old one, to the bit."""
 
-from __future__ import annotations
-
 import pytest
 from reference import same
 

@@ -1,7 +1,5 @@
 """SiloBN: which entries stay at the site; what sites make of it is in `test_fedbn`."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from medfedaug.methods import FedFD, SiloBN

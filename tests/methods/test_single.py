@@ -1,7 +1,5 @@
 """Single: every site's descent goes on where it stopped, and nothing leaves."""
 
-from __future__ import annotations
-
 from reference import UNEVEN, assert_same, copied, descend, entries
 
 

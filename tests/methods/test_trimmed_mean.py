@@ -1,7 +1,5 @@
 """The trimmed mean against Yin et al. 2018, Algorithm 1, option II."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

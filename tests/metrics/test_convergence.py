@@ -1,7 +1,5 @@
 """Rounds end where the score stands still, and not where it still rises through noise."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

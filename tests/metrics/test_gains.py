@@ -1,7 +1,5 @@
 """The gain of a method in few trainings, with the chance of seeds and of patients."""
 
-from __future__ import annotations
-
 from statistics import fmean, variance
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Runs whose models found nothing: headline, terminal, tables and page say so, and compare nothing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from results import Page

@@ -1,7 +1,5 @@
 """A metric is one object: it reaches the results by itself, and a run may leave metrics out."""
 
-from __future__ import annotations
-
 import pytest
 
 from medfedaug.errors import ConfigError

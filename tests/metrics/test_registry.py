@@ -1,7 +1,5 @@
 """Metrics as objects: those of another package, from the command to the page and at a site's border."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Scores by class and surface against brute force in float64, and on their way into results.json."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Batch norms that interpolate, against FedFD's equations written out in float64."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Compiled calls: no graph breaks, the same numbers, and the plain network where compiling fails."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 

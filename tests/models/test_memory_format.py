@@ -1,7 +1,5 @@
 """The layout of a network's weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Networks with layers of the methods train on the MetaTensors of MONAI's loaders as on plain tensors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from monai.data import MetaTensor

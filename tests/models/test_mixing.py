@@ -1,7 +1,5 @@
 """Layers that mix the features of a batch, against their equations in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from small_networks import build_small

@@ -1,7 +1,5 @@
 """Networks that methods change in place, saved whole."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

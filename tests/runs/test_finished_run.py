@@ -1,7 +1,5 @@
 """Files of a finished run that are not as the run wrote them: refused in one line with the way out."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import zipfile

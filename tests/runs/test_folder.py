@@ -1,7 +1,5 @@
 """What a run did not write is neither deleted nor replaced."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Scores and warnings of a model, from the records of its run's test."""
 
-from __future__ import annotations
-
 import pytest
 
 from medfedaug.runs.model_score import ModelScore

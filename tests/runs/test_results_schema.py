@@ -1,7 +1,5 @@
 """Records that somebody else has written, and values that nobody means: one line each, and no traceback."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

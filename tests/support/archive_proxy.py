@@ -1,7 +1,5 @@
 """A proxy in front of a DICOMweb archive, which fails as archives and the way to them do."""
 
-from __future__ import annotations
-
 import re
 import ssl
 import threading

@@ -1,7 +1,5 @@
 """Runs that ask for a plan, and fingerprints to make it of."""
 
-from __future__ import annotations
-
 import json
 
 import nibabel

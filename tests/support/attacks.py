@@ -1,7 +1,5 @@
 """Jobs without code that try to run a command, or to write files, where they are started."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

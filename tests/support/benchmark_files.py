@@ -1,7 +1,5 @@
 """Small files of benchmarks, as their owners publish them."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

@@ -1,7 +1,5 @@
 """A page as Chromium shows it."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """Small Bundles in the layout of MONAI's model zoo, and sites that they train on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Certificates of a provisioned project, issued anew with its root key, as who provisions can."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime, timedelta, timezone
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Changes of a JSON file: each entry in turn is replaced by what nobody means, or deleted."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Iterator

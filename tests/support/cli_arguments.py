@@ -1,7 +1,5 @@
 """Arguments of commands that tests start."""
 
-from __future__ import annotations
-
 from running import TINY_OPTIONS
 
 

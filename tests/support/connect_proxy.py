@@ -1,7 +1,5 @@
 """A proxy that connects clients to servers by CONNECT, or refuses to, as a hospital's does."""
 
-from __future__ import annotations
-
 import base64
 import socket
 import threading

@@ -1,7 +1,5 @@
 """DICOM files as scanners and archives write them, made by pydicom from an array and a geometry."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

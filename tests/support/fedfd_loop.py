@@ -1,7 +1,5 @@
 """FedFD's loss and layers, written out in float64."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import avg_pool2d, cross_entropy
 

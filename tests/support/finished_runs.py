@@ -1,7 +1,5 @@
 """Finished runs of seconds, whose models say something of an image that can be compared."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

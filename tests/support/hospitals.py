@@ -1,7 +1,5 @@
 """Hospitals with kits of their own, whose executors answer a server in this process as they do a real one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A server that keeps to no rule, and an oracle that computes what the server could learn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Jobs whose files read the environment, a file or an address of the machine that parses them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

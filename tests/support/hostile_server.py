@@ -4,8 +4,6 @@
 of the answers: a line of JSON for each, with the site, the topic and the text.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """An import as a hospital calls it, with what it said and wrote, for tests of its choices."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field

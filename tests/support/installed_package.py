@@ -1,7 +1,5 @@
 """The packages that pages show, as pip installs them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """DICOM SEG and RTSTRUCT as other programs write them, on the slices of `dicom_files.write_slices`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 message, with the sender, the channel, the topic, and which of the texts of ``RECORDED_TEXTS`` are in it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

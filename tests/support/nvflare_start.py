@@ -6,8 +6,6 @@ parent process, which deploys it, and what a job process builds, or says, where 
 same.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -4,8 +4,6 @@ The fixture `orthanc` (in `shared_fixtures`) starts one for a session, with a te
 Orthanc is not installed, tests that ask for it are skipped.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """The modules of the package and their files."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

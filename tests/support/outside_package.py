@@ -1,7 +1,5 @@
 """A package of somebody else, as an installer leaves it: one module, and what its metadata say."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path

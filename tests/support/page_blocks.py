@@ -1,7 +1,5 @@
 """The blocks of code on the pages, and the same commands on small data with few rounds."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Identity in fifty tags and more of a DICOM header, to be looked for in all that a command leaves."""
 
-from __future__ import annotations
-
 from pydicom import Dataset
 from pydicom.sequence import Sequence as Items
 

@@ -1,7 +1,5 @@
 """A step of DP-SGD written out, and what it spends."""
 
-from __future__ import annotations
-
 import numpy as np
 import reference
 import torch

@@ -1,7 +1,5 @@
 """What tests share with `tests/integration/test_reboot.py`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rehearsed_hospitals import Rehearsal

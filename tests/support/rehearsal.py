@@ -6,8 +6,6 @@ those whose private keys the participants made themselves. Every step is a comma
 phantom data. WORK is a new folder. Nothing outside it is written, and no process is left running.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Processes that a rehearsal has left."""
 
-from __future__ import annotations
-
 import psutil
 
 

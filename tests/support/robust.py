@@ -1,7 +1,5 @@
 """What the tests of robust methods share: five sites, and FedAvg's loop with another rule at its end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Commands, small settings and files that tests of all packages use."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """A hospital at which a job runs a training script."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

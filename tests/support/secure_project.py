@@ -1,7 +1,5 @@
 """Hospitals with certificates of one project."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime, timedelta, timezone
 

@@ -1,7 +1,5 @@
 """Small data that every test may read and none may change."""
 
-from __future__ import annotations
-
 import gc
 
 # PyTorch and MONAI make a million objects that live until the end: no collection looks at them, now or later.

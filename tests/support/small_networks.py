@@ -1,7 +1,5 @@
 """Every network that is built in, small enough for a test."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

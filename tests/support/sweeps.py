@@ -1,7 +1,5 @@
 """Small sweeps over Office-Caltech 10, and what they left."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

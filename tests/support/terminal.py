@@ -1,7 +1,5 @@
 """A command as a terminal shows it, in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess

@@ -3,8 +3,6 @@
 Written from He et al., CVPR 2016, with the stride in the 3 x 3 convolution of a bottleneck.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -1,7 +1,5 @@
 """The numbers that a run sent to a tracker, and the numbers of its results."""
 
-from __future__ import annotations
-
 # Site, name and round to value.
 Numbers = dict[tuple[str, str, int], float]
 

@@ -1,7 +1,5 @@
 """Versions of the table in docs/stable.md, and of files that pin them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]

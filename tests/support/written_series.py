@@ -1,7 +1,5 @@
 """DICOM series to predict on."""
 
-from __future__ import annotations
-
 import numpy as np
 import pydicom
 import pytest

@@ -1,7 +1,5 @@
 """One volume, as writers of each format write it."""
 
-from __future__ import annotations
-
 import locale
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Photographs in one folder per class: splits, samples, accuracy, and the published lists."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

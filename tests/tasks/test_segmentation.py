@@ -1,7 +1,5 @@
 """Segmentation: which slices train, what the loss is, and Dice per patient, against NumPy in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

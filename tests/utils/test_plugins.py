@@ -1,7 +1,5 @@
 """Methods and networks of other packages: the page's example, and packages that cannot be used."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Attacks by what is printed: characters of a job, a site or a file reach no terminal, log, page or table."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

@@ -1,7 +1,5 @@
 """Find copies of an image in two splits, within a site and across sites."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import struct

@@ -1,7 +1,5 @@
 """Check that files and sites agree: class names, label maps, axes, and files for custom readers."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path

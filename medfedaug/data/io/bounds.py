@@ -1,7 +1,5 @@
 """Bounds on the numbers of an image's header, for all formats: no scanner writes numbers beyond them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

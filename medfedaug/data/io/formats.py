@@ -1,7 +1,5 @@
 """Image formats by suffix, also of other packages; headers and files of images."""
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Iterable
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Write NIfTI files as bytes that depend on their content alone."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 from typing import IO, Any

@@ -3,8 +3,6 @@
 A photograph has a fixed scale of intensity, unlike a volume: the format says which number is white.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache

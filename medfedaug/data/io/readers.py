@@ -1,7 +1,5 @@
 """`SimpleITKReader`: MHA, NRRD and DICOM for MONAI."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prepared cases, in memory up to a limit and then in files."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

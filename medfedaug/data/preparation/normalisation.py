@@ -1,7 +1,5 @@
 """`ModalityNormalisation`: normalise each channel by its modality, with a plan's numbers."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Resize images to the size of the network's input."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -1,7 +1,5 @@
 """Files that survive a restart, one for the server and one per site, each written atomically."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

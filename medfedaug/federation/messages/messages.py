@@ -1,7 +1,5 @@
 """The messages between server and site, for every engine."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

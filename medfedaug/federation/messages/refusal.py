@@ -1,7 +1,5 @@
 """Errors in the use of a site's reply, which concern that site alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from medfedaug.errors import MedFedAugError, first_line

@@ -1,7 +1,5 @@
 """`Definition`: the origin of a run's network, task and optimiser."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """Choose the sites of a round, and the number of good updates that it needs."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Mapping, Sequence
 

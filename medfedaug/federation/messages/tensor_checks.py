@@ -1,7 +1,5 @@
 """Checks of tensors and models: shapes, dtypes, finite values, variances, length of a step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

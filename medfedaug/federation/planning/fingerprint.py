@@ -1,7 +1,5 @@
 """Fingerprint of a site's volumes for a plan: summaries over its patients."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

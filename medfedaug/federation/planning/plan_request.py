@@ -1,7 +1,5 @@
 """The server's part of a plan from the sites' fingerprints."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 from typing import Any

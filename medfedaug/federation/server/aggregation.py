@@ -1,7 +1,5 @@
 """Next global model, and the methods' messages to the sites, from the sites' updates."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence

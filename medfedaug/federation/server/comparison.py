@@ -1,7 +1,5 @@
 """The server's half of a comparison: short trainings of several methods within a budget."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace

@@ -1,7 +1,5 @@
 """Record of a run: the content of ``results.json``, and the events during the run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Selects the round with the best model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from statistics import fmean
 from typing import Any

@@ -12,8 +12,6 @@ Of two sites nobody can tell which one is wrong, so nothing is refused. Of three
 alike are the majority. Values within the factor pass.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """The files of a finished run: models and ``results.json``, each written atomically."""
 
-from __future__ import annotations
-
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any

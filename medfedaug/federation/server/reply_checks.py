@@ -1,7 +1,5 @@
 """Checks that a site's reply must pass before the server uses it. An error concerns only that site."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice

@@ -1,7 +1,5 @@
 """The server of a federation, for every engine."""
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid

@@ -13,8 +13,6 @@ which every site counts alike. A site is suspected if its steps stand apart in m
 robust mean keeps them out of the model. That is a reason to look at the site, and no proof: its steps count.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

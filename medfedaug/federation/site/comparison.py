@@ -1,7 +1,5 @@
 """The site's half of a comparison: one training at a time, scored on the site's validation cases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

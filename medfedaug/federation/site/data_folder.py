@@ -1,7 +1,5 @@
 """Find and open a site's data."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The patients behind the entries of an update: `medfedaug.methods.census` applied to a network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """The site's half of an evaluation: scores of finished runs' models, and comparisons on its own cases."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """`Gate`: hooks before and after each server request; `Delivery`: the way of an update to the server."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`SiteModel`: a federation's model at one site, which receives, recalls and scores it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

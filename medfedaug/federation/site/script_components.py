@@ -1,7 +1,5 @@
 """Components of a script with its own training loop: network, samples, statistics, scores."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """An engine's view of a site: a request in, a reply out."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """`SiteTrainer`: training of a site's model, with the state that the site keeps between rounds."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import replace

@@ -4,8 +4,6 @@ Parsers of DICOM inflate a deflated object as a whole, and follow sequences by r
 crashes at some ten thousand of them. So an object is checked before it is parsed.
 """
 
-from __future__ import annotations
-
 import io
 import mmap
 import struct

@@ -5,8 +5,6 @@ comments. `describe` returns the size, and refuses incomplete data; `without_com
 Markers: ITU-T T.81 Annex B (JPEG), T.87 Annex C (JPEG-LS), T.800 Annex A (JPEG 2000).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import NamedTuple

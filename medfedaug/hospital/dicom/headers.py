@@ -1,7 +1,5 @@
 """Read headers of DICOM files, once and without the voxels: `DicomInstance` and its `DicomSlice`s."""
 
-from __future__ import annotations
-
 import re
 import stat
 import warnings

@@ -1,7 +1,5 @@
 """`object_identity`: identity of the DICOM objects of a prediction, from the model and its inputs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ pixels and RLE. Images of other compressions go one by one to SimpleITK's GDCM, 
 its description and nothing else; pydicom's plugins read the images that GDCM cannot.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import warnings

@@ -1,7 +1,5 @@
 """`DicomObjects`: identity and codes of a predicted SEG, its contours and its report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import cached_property

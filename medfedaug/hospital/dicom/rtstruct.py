@@ -3,8 +3,6 @@
 highdicom makes its header, which is an extra: ``pip install 'medfedaug[pacs]'``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Codes of classes for DICOM: category, type and anatomic region of each segment, from a file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

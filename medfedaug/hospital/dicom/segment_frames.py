@@ -1,7 +1,5 @@
 """Read the segments of a DICOM SEG frame by frame: binary, fractional, or as a label map."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

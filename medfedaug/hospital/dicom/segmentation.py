@@ -3,8 +3,6 @@
 highdicom writes it, which is an extra: ``pip install 'medfedaug[dicom]'``.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress

@@ -3,8 +3,6 @@
 highdicom writes it, which is an extra: ``pip install 'medfedaug[pacs]'``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

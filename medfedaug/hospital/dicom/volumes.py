@@ -1,7 +1,5 @@
 """`DicomSeries`: the slices of a series in the order of their volume, or the reason why they make none."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`find_changes`: differences between an archive and earlier imports of its studies."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any

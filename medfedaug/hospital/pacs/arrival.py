@@ -1,7 +1,5 @@
 """`Arrival`: write the objects of one series, as they come from an archive, into one file each."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import threading

@@ -1,7 +1,5 @@
 """`CaseFiles`: the files of an import's cases, and the list of the cases."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`plan_import`: choose the series of a study that are its image, its channels and its label maps."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`joined_area`: the area that the closed contours of one region cover in one slice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import reduce
 from typing import Any

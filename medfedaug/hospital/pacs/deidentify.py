@@ -4,8 +4,6 @@ The list is `medfedaug.hospital.pacs.kept_attributes`. Attributes that table E.1
 where the list has them; dicom-anonymizer ships the table.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable
 from functools import cache, partial

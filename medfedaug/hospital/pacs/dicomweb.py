@@ -1,7 +1,5 @@
 """`DicomWebArchive`: an archive with a DICOMweb service (QIDO-RS, WADO-RS, STOW-RS)."""
 
-from __future__ import annotations
-
 import ipaddress
 import threading
 import warnings

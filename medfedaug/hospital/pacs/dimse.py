@@ -1,7 +1,5 @@
 """`DimseArchive`: an archive that speaks DIMSE (C-FIND, C-GET or C-MOVE, C-STORE)."""
 
-from __future__ import annotations
-
 import re
 import ssl
 import threading

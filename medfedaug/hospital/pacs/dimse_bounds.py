@@ -1,7 +1,5 @@
 """Bounds on DIMSE: bytes of messages, and addresses that may send to the receiver."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 from collections.abc import Collection

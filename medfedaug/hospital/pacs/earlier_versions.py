@@ -1,7 +1,5 @@
 """`EarlierVersions`: files of a case from before the archive had another outline or image."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import shutil

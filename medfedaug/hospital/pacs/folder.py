@@ -1,7 +1,5 @@
 """`FolderArchive`: DICOM files in a folder of any depth, for example of a CD or an export."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections import defaultdict

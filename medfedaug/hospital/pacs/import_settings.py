@@ -1,7 +1,5 @@
 """`ImportSettings`: the choices of an import."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import ClassVar

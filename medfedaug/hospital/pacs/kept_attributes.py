@@ -5,8 +5,6 @@ So these lists name the kept attributes of each SOP class; all others go, also i
 attributes that PS3.15 table E.1-1 removes, they name those alone that get another value (a test compares).
 """
 
-from __future__ import annotations
-
 import pydicom.uid
 from pydicom.uid import UID, UID_dictionary
 

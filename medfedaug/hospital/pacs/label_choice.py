@@ -4,8 +4,6 @@ A label map has one author for each class. Predictions are no ground truth; amon
 class one is chosen, or none; and a structure without a class is background only where the settings say so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations

@@ -1,7 +1,5 @@
 """`LabelGrid`: the label map of an image, filled from DICOM SEG or RTSTRUCT on the voxels of the image."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import numpy as np

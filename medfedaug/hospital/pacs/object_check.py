@@ -1,7 +1,5 @@
 """Compare objects of an archive with its answer, with the request, and with the objects they refer to."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

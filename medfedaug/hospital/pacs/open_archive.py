@@ -1,7 +1,5 @@
 """Open the archive that a user names, and import its network package."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from medfedaug.errors import ConfigError

@@ -1,7 +1,5 @@
 """`Patience`: decide when to give up an archive that does not answer."""
 
-from __future__ import annotations
-
 import threading
 
 from medfedaug.hospital.pacs.archive import ArchiveError, FetchError, RequestRefused, UnusableAnswer

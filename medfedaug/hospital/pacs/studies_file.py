@@ -1,7 +1,5 @@
 """Read the studies that a user names in a CSV file."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

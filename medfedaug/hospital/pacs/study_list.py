@@ -1,7 +1,5 @@
 """`StudyList`: the site's private list of imported studies, which maps pseudonyms to studies."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

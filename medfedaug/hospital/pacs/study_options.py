@@ -1,7 +1,5 @@
 """`StudyOptions`: settings of a prediction of studies in an archive."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Open the volumes of fetched series, bring them to one grid, and write them as NIfTI."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """`withdraw`: remove patients from imported data, and record it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Identify a case by its decoded voxels, for any name, place and compression of its file."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """`GuardedGate`: admission of jobs, limits, pseudonyms and ledger of a site in a real federation."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`JobBook`: the jobs that came to a site, their submitters, and the administrator's decisions."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A site's message may quote the job: a class, the name of a network, an argument.
 the site confirm guesses of its secrets. The site's log has the whole message.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """`PrivacyLedger`: everything that a site has released, and its spent privacy budget."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """`Account`: entries of a job's releases in a site's ledger."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@
 ``docs/privacy/policy.md``, and the messages of federations with both.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

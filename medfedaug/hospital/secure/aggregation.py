@@ -1,7 +1,5 @@
 """Next global model from the masked sum over sites."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

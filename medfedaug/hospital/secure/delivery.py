@@ -1,7 +1,5 @@
 """`MaskedDelivery`: masked numbers instead of a site's update."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Signatures with the certificates of the sites' kits, which prove the owner of public keys."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 from pathlib import Path

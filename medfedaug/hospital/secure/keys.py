@@ -1,7 +1,5 @@
 """Key agreement and encrypted messages, by the library `cryptography`."""
 
-from __future__ import annotations
-
 import os
 
 from cryptography.exceptions import InvalidTag

@@ -1,7 +1,5 @@
 """Layout of the sums of a round under secure aggregation, modulo 2^64."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

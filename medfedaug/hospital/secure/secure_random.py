@@ -1,7 +1,5 @@
 """Unpredictable random numbers: key streams, and noise."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence

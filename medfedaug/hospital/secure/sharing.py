@@ -4,8 +4,6 @@ Shamir, "How to share a secret", Communications of the ACM 22 (1979). Over the p
 that shares that do not belong together give a secret of 32 bytes only once in 2^265.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """The server's half of secure aggregation: forwards keys and shares, adds up and unmasks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

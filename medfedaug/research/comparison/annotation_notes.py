@@ -1,7 +1,5 @@
 """Notes on the classes of several sites: spellings, different lists, and classes of few sites."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import combinations

@@ -3,8 +3,6 @@
 Every rule uses a median and a median absolute deviation over the site's cases.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Worst and best test case of a site, with image, truth and prediction; input of its network."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """`class_table`: methods against a reference by class, where sites have annotated different ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

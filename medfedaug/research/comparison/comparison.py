@@ -1,7 +1,5 @@
 """`compare_groups` compares every method with a reference, over seeds and by patient, with one verdict."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

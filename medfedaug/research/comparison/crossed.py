@@ -1,7 +1,5 @@
 """`crossed_test` tests a mean difference with the chance of other trainings and other patients together."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

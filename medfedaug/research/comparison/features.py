@@ -1,7 +1,5 @@
 """Alignment, uniformity and pictures of a network's features."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle

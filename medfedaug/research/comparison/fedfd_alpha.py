@@ -1,7 +1,5 @@
 """α of FedFD-A's adapters, layer by layer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """`inspect_site`: inspect all data of a site before training; no file ends the inspection."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`write_inspection` writes the findings about the sites' data, on one page and as JSON."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Hashable, Sequence

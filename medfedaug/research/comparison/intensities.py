@@ -1,7 +1,5 @@
 """`intensity_histograms` draws the intensities of images, before and after FedRDN."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Compare the federation's models at a site with the model that the site trained alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`odd_sites` names the sites of a federation that differ from the others, and in what."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

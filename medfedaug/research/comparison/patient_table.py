@@ -1,7 +1,5 @@
 """`patient_table` compares methods with FedAvg patient by patient."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of a difference over patients: by random signs, and against rare losses."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The sections of the report that need the sites' images and the runs' models."""
 
-from __future__ import annotations
-
 import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Comparisons and pictures in the report of several runs."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`site_shift`: the distance between sites' images, in units of the distance within a site."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

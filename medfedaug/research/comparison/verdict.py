@@ -1,7 +1,5 @@
 """`judge` gives the verdict of a comparison, by one rule for tables, page and terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple

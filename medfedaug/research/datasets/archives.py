@@ -1,7 +1,5 @@
 """Sites with many images per file, and readers for the files of published benchmarks."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import pickle

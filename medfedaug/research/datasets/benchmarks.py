@@ -8,8 +8,6 @@ benchmark, folder and options. Every command takes such a folder as ``--data``, 
 federation opens its own site from it by name.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence

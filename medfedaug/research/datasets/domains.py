@@ -4,8 +4,6 @@ Every function takes the folder with the published files and returns its sites;
 `medfedaug.research.datasets.benchmarks` lists them with the sources of the files, and checks the sites.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path, PurePosixPath

@@ -1,7 +1,5 @@
 """Handwriting: FEMNIST and EMNIST with one site per writer, and Digits with one site per collection."""
 
-from __future__ import annotations
-
 import csv
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

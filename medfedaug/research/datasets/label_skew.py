@@ -1,7 +1,5 @@
 """CIFAR-10 and Tiny-ImageNet, dealt to sites with different class proportions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """LGG multi-site: brain MRI of lower-grade glioma from five institutions (TCGA-LGG; Buda et al. 2019)."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Phantom whose sites outline different structures, some slices, or nothing."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """ProstateMRI: T2-weighted MRI of the prostate from six sources (Liu et al., IEEE TMI 2020)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

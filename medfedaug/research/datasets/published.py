@@ -1,7 +1,5 @@
 """`Benchmark`: a published data set, as its file in ``datasets/`` registers it."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Retinal vessels: photographs of the retina from five cameras, with masks of the vessels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from medfedaug.data.base import SiteFolder

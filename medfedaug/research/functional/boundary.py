@@ -1,7 +1,5 @@
 """Features at the boundary of a region and just outside of it (FedDG)."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

@@ -1,7 +1,5 @@
 """Images under random convolutions, and the divergence of their predictions (RandConv)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

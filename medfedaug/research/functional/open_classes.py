@@ -1,7 +1,5 @@
 """Losses by which a model learns from another one about classes that a case has not annotated."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Normalisation that keeps the phases of features (DAC-SC), without a Fourier transform."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Batch-instance norm: a batch norm that mixes in instance statistics, channel by channel."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import torch

@@ -1,7 +1,5 @@
 """Norms that keep the phases of features (DAC-SC): after stages, and in the shortcuts of residual blocks."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import torch

@@ -1,7 +1,5 @@
 """Prompts of a vision transformer: tokens that learn what is specific to a site."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """BIN: batch norms that learn, for each channel, the share of an image's own statistics."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Mean of the last layer class by class, over the sites that have annotated the class."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """ConDistFL: the global model teaches a site the classes that it has not annotated."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

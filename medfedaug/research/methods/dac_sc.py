@@ -1,7 +1,5 @@
 """DAC-SC: norms that remove style from features and keep their content."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn

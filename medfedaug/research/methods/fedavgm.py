@@ -1,7 +1,5 @@
 """FedAvgM: momentum at the server."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

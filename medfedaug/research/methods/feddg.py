@@ -1,7 +1,5 @@
 """FedDG: training for images in the style of other sites, with contrasted features at boundaries."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

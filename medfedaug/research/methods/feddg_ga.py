@@ -1,7 +1,5 @@
 """FedDG-GA: higher weights in the mean for sites whose own model is better than the global one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

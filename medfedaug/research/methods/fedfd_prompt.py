@@ -1,7 +1,5 @@
 """FedFD for transformers: mixed prompts of site and federation instead of statistics."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Any
 

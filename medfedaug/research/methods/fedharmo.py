@@ -1,7 +1,5 @@
 """FedHarmo (HarmoFL): images with the amplitudes of all sites' average image, and flat minima."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any

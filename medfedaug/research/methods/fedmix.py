@@ -1,7 +1,5 @@
 """FedMix: MixUp with the means of other sites' images, to first order."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

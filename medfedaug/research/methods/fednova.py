@@ -1,7 +1,5 @@
 """FedNova: updates normalised by the number of local steps of each site."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

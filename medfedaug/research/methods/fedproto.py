@@ -1,7 +1,5 @@
 """FedProto: alignment of the sites' mean features of each class."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

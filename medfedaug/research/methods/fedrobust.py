@@ -1,7 +1,5 @@
 """FedRobust: each site trains on its images under the hardest affine shift for the model."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """FedSAM: local steps towards flat minima."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

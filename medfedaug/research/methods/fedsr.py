@@ -1,7 +1,5 @@
 """FedSR: random representations with little information, which generalise to other sites."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fine-tuning: every site trains the global model further before the test."""
 
-from __future__ import annotations
-
 from medfedaug.methods.arguments import Count
 from medfedaug.methods.base import Method
 

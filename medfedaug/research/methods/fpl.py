@@ -1,7 +1,5 @@
 """FPL: contrast of features with clusters of the sites' prototypes."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Manifold MixUp: training on weighted means of two images' features."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

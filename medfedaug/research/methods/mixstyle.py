@@ -1,7 +1,5 @@
 """MixStyle: features with a mixture of two images' statistics."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """MixUp: training on weighted means of two images."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """MOEX: features with the moments of another image of the batch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

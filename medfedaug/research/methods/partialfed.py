@@ -1,7 +1,5 @@
 """PartialFed: sites load a part of the global model and keep their own weights in the rest."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """RandAugment: a few random operations on every training image."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from monai.transforms import Transform

@@ -1,7 +1,5 @@
 """RandConv: consistent predictions of training images under random convolutions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

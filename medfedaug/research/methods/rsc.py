@@ -1,7 +1,5 @@
 """RSC: muted features with the largest influence on the label, so that others are learned."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import linear

@@ -1,7 +1,5 @@
 """SCAFFOLD: control variates against the drift of the sites."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

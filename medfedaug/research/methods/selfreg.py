@@ -1,7 +1,5 @@
 """SelfReg: features and outputs close to the other images of the class."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

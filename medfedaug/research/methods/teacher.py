@@ -1,7 +1,5 @@
 """Mean teacher: a site learns missing labels from the average of its recent models."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Settings that a sweep varies, as ``--set`` takes them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

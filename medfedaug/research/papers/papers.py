@@ -5,8 +5,6 @@
 [(('fedfa',), ()), (('fedfa',), (Axis(name='fedfa.variance', values=('direct',)),))]
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields

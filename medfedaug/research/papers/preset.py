@@ -1,7 +1,5 @@
 """`Preset`: a protocol with its data, run and methods."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@
 (400, 100)
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from importlib import resources

@@ -1,7 +1,5 @@
 """`cost_table`: time, parameters, bytes and memory of methods in a protocol."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

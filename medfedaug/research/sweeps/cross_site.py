@@ -1,7 +1,5 @@
 """Score the model that one site trained at all other sites: FedRDN Table 3."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

@@ -11,8 +11,6 @@ A user writes a YAML file, or the options of ``medfedaug benchmark``, which take
     out: runs
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence

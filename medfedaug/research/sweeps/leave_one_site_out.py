@@ -1,7 +1,5 @@
 """Leave one site out: train on the others, and score the unseen one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Features of the sites' local models (FedRDN Fig. 3, FedFA+ Fig. 4)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`PlannedRun`: one run of a sweep, and its folder."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

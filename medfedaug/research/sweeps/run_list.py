@@ -1,7 +1,5 @@
 """List the runs of a sweep: all combinations of methods, settings, held-out sites, folds and seeds."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -8,8 +8,6 @@ The file of a search names settings and the choices of each::
     methods: [fedrdn, "fedrdn,fedfa"]
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """`medfedaug compare`: short trainings on the folders of all sites, within a budget."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

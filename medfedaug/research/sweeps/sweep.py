@@ -3,8 +3,6 @@
 `medfedaug.research.sweeps.tables` writes their tables.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The tables of a sweep: our scores, published numbers, and local models at other sites."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

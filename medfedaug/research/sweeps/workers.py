@@ -4,8 +4,6 @@ A sweep gives each run to one worker. From a run's folder any worker can continu
 killed goes on after its last finished round, on this machine or another with the same files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Write the folder of a bundle."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """The workflow of a bundle: a plan's preparation of an image, and its inverse, as MONAI's transforms."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Metadata, schema, README and licence of a bundle."""
 
-from __future__ import annotations
-
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any

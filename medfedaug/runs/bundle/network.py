@@ -1,7 +1,5 @@
 """Reduce a finished run to a MONAI network and a pair for normalisation."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, cast

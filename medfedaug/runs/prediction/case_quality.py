@@ -3,8 +3,6 @@
 `benchmarks/look_first.py` measures how many of the worst predictions the order finds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """`CaseWriter`: the files of a predicted case, and its entry in the record."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`PredictionOptions`: settings of a prediction."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from medfedaug.config.options import File, Settings, setting, settings

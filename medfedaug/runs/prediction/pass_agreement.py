@@ -1,7 +1,5 @@
 """`PassAgreement`: agreement of several predictions of one case, by class and by voxel."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Predict new images with a finished model: label maps on the images' grids, or classes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """The picture of one predicted case: the slice with the largest structure, plain and with its outlines."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

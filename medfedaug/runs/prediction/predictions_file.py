@@ -1,7 +1,5 @@
 """``predictions.json``: the model, its inputs, and the outcome of each case."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePath

@@ -1,7 +1,5 @@
 """`SeriesObjects`: what is written of a series of files in addition to its label map."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

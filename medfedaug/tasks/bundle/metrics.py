@@ -1,7 +1,5 @@
 """The metrics of a Bundle's evaluator, case by case and over a site."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``configs/train.json`` of a Bundle: the parts of MONAI's trainer and evaluator."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

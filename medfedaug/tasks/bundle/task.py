@@ -1,7 +1,5 @@
 """`BundleTask`: samples, loss, inference and metric of a Bundle."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from typing import Any

@@ -1,7 +1,5 @@
 """Image formats as objects: one of another package is trained on and predicted; one file for one format."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of the same image have the same bytes, whenever and under whatever name they are written."""
 
-from __future__ import annotations
-
 import gzip
 
 import nibabel

@@ -1,7 +1,5 @@
 """NIfTI files whose checksum or header contradicts their voxels: one line, refused or warned."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

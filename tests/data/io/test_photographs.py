@@ -1,7 +1,5 @@
 """Photographs with label images as cases of a segmentation: their kinds, and whole runs over them."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

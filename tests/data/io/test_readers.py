@@ -1,7 +1,5 @@
 """One volume, written in every format, is the same volume when it is read."""
 
-from __future__ import annotations
-
 import json
 
 import nibabel

@@ -1,7 +1,5 @@
 """Caches in memory and in files follow every change of an image and of its use."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

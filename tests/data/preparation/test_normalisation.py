@@ -1,7 +1,5 @@
 """Normalisation by modality: the values, where a plan decides it, and what a method makes of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

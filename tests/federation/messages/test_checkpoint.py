@@ -1,7 +1,5 @@
 """What a server keeps of a run: the best round, who has the exchange before training, what may be resumed."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Plans that are made have their numbers along the axes that volumes are turned to."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

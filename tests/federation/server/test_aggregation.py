@@ -1,7 +1,5 @@
 """The cap on the share of one site, in the model and in what methods exchange."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

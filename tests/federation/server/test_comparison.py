@@ -1,7 +1,5 @@
 """Short trainings of several methods: their order, their end, and what they show."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Sites score models that others trained: in process, and as a job in NVFlare's simulator."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """A site that lies below all limits: the others' values speak against it, and against nobody else."""
 
-from __future__ import annotations
-
 import shutil
 import weakref
 

@@ -1,7 +1,5 @@
 """Updates within all fixed limits that would end everybody's run: the liar is named, and the run goes on."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

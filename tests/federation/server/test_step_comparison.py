@@ -1,7 +1,5 @@
 """Steps shortened by those of the other sites, against float64 references; and sites that are named."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Whose model a score is of, and what of a site's scores leaves it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

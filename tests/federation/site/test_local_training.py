@@ -1,7 +1,5 @@
 """What protocols need of local training: steps, weight decay, augmentation."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A site that is killed in the middle of a round repeats the round, and pays for both under noise."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

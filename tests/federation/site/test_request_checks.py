@@ -1,7 +1,5 @@
 """What a hostile or damaged server sends is checked at the site, before anything of it is loaded."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What a training script of a user's own is told of a site's files, and what of it is taken."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The files that a site keeps for itself: nobody else reads them, and what killed writers left goes."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

@@ -1,7 +1,5 @@
 """Objects that inflate or nest without end are refused before they are parsed; all others are not."""
 
-from __future__ import annotations
-
 import io
 import struct
 

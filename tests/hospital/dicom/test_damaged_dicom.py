@@ -1,7 +1,5 @@
 """Damaged and contradicting DICOM series: each is refused in one line, or its voxels are read exactly."""
 
-from __future__ import annotations
-
 import numpy as np
 import pydicom
 import pytest

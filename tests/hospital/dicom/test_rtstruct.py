@@ -1,7 +1,5 @@
 """RTSTRUCT and report of a label map, read by pydicom, dsrdump and dciodvfy."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from dataclasses import replace

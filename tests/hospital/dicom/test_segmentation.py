@@ -1,7 +1,5 @@
 """`medfedaug predict` on DICOM series: DICOM SEG, which lies on the series."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

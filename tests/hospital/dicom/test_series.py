@@ -1,7 +1,5 @@
 """DICOM as archives write it: voxels as an independent reading has them, all else named with the reason."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A corrected outline arrives: changes of the archive are said, taken with --refresh, and kept as before."""
 
-from __future__ import annotations
-
 import shutil
 import stat
 import sys

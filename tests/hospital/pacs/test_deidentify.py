@@ -1,7 +1,5 @@
 """Identity in all places of an object that an attacker or a careless program thinks of: none is kept."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from io import BytesIO

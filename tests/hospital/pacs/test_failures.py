@@ -1,7 +1,5 @@
 """Archives that are down, slow, silent, refuse, or send half; and imports that are killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Kinds of images and label objects, imported from an archive, against independent readings."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import contextmanager

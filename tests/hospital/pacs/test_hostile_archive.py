@@ -1,7 +1,5 @@
 """An archive as an adversary, through the real commands: each lie costs one study, and one line."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import itertools

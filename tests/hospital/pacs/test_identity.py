@@ -1,7 +1,5 @@
 """Identity in fifty tags, looked for in all that an import leaves; and objects without it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

@@ -1,7 +1,5 @@
 """Which outlines become ground truth: predictions, two readers, segments without a class."""
 
-from __future__ import annotations
-
 import json
 import warnings
 

@@ -1,7 +1,5 @@
 """Classes that a site has not outlined, through an import, and fields of the list that it does not write."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

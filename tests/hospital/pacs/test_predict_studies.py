@@ -1,7 +1,5 @@
 """`medfedaug predict` from an archive, and back into it, through the command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Ways to an archive that are encrypted or need a token, with certificates of the test's own."""
 
-from __future__ import annotations
-
 import ssl
 from datetime import datetime, timedelta, timezone
 from ipaddress import ip_address

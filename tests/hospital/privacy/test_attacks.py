@@ -4,8 +4,6 @@ Those whose arguments decide how many patients are behind a number are in `test_
 that stay at a site in ``tests/federation/site/test_state.py``.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

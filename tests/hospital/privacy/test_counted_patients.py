@@ -3,8 +3,6 @@
 Each job runs through the executor and the gate of a hospital with a kit's default rules.
 """
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Images in an update, for whoever chooses the weights: promise A leaves them open, promise B closes them."""
 
-from __future__ import annotations
-
 import pytest
 import reconstruction
 

@@ -1,7 +1,5 @@
 """DP-SGD at a site: what a step is, what one case can change, what it spends, and what it is refused with."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

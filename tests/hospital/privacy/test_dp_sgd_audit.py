@@ -8,8 +8,6 @@ of the table in docs/privacy/training.md: the draws, the ε that the site claims
 mechanism and for a Gaussian one, and that on μ, with 95% confidence.
 """
 
-from __future__ import annotations
-
 import random
 from functools import cache
 

@@ -1,7 +1,5 @@
 """DP-SGD against a hostile model and a hostile job: nothing of one case is seen but its clipped gradient."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 

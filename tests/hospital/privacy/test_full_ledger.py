@@ -1,7 +1,5 @@
 """A disk that is full is called so, and the ledger keeps what it had."""
 
-from __future__ import annotations
-
 import sqlite3
 
 import pytest

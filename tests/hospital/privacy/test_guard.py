@@ -1,7 +1,5 @@
 """A site's guard: what it refuses, how much one case can change, how much noise there is, what it spends."""
 
-from __future__ import annotations
-
 import json
 import math
 import multiprocessing

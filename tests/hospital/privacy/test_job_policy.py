@@ -1,7 +1,5 @@
 """Which jobs a site takes part in: its rules, and its administrator's approval."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

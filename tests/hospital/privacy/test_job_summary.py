@@ -1,7 +1,5 @@
 """The page of a job's configuration, of which the rest is tested where sites decide over it."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """What a site tells the server of a job it cannot run: the key, and no text that the job brought."""
 
-from __future__ import annotations
-
 import pytest
 from hospitals import Hospital
 

@@ -1,7 +1,5 @@
 """No name of a file, a case or a patient leaves a site: the server gets pseudonyms in their place."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The account of all that leaves a site: what is in it, what it keeps back, and that names do not matter."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The scores that leave a site: exact means over enough patients, or means with noise."""
 
-from __future__ import annotations
-
 import random
 from itertools import combinations
 from statistics import fmean

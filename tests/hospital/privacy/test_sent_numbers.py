@@ -1,7 +1,5 @@
 """Every number in the messages of a site is in the table of `docs/privacy/policy.md`, and no other leaves."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

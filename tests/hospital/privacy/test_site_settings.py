@@ -1,7 +1,5 @@
 """What a site sets for itself: file, environment, and how mistakes are told."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

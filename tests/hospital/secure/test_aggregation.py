@@ -1,7 +1,5 @@
 """Secure aggregation, attacked: by a server, by sites that vanish, and by sites that lie."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

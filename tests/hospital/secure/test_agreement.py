@@ -4,8 +4,6 @@ Everything goes through kits, certificates, NVFlare's executor and the real site
 An oracle that knows all secrets says what the server could compute of all that it saw (`hostile.Oracle`).
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Secure aggregation between hospitals with certificates, and a server with keys of its own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

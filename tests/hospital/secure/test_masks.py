@@ -1,7 +1,5 @@
 """Properties of the parts of secure aggregation, over values that hypothesis looks for."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from itertools import combinations

@@ -1,7 +1,5 @@
 """A comparison at hospitals: one approval for all trainings, means only, and NVFlare's processes."""
 
-from __future__ import annotations
-
 import json
 import threading
 

@@ -3,8 +3,6 @@
 Beside it, what a site's own NVFlare filters do to its weights, and that they leave the statistics alone.
 """
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

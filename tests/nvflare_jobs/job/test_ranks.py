@@ -1,7 +1,5 @@
 """A script's loop in two processes of a site, joined by gloo on a CPU."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

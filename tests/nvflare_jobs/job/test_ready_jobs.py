@@ -1,7 +1,5 @@
 """The job folders that are shipped; ``make lint`` compares them with what is written today."""
 
-from __future__ import annotations
-
 import json
 from importlib import resources
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names of real hospitals, for which NVFlare gets identifiers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

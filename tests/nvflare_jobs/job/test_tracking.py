@@ -1,7 +1,5 @@
 """The sites' metrics in TensorBoard and MLflow are those of the results."""
 
-from __future__ import annotations
-
 import json
 import math
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What a job may name at the server and at a site: every class by itself, and nothing that runs commands."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import inspect

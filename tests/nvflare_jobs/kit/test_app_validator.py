@@ -1,7 +1,5 @@
 """Only plain JSON configures a job: none reads the environment, files or network of a site or server."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

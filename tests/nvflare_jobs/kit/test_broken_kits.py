@@ -1,7 +1,5 @@
 """No kit that is broken, unprotected or moved is called ready without a word."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

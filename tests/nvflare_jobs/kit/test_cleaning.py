@@ -1,7 +1,5 @@
 """What `medfedaug site clean` removes of a kit's old jobs, and what it never removes."""
 
-from __future__ import annotations
-
 import os
 import time
 import uuid

@@ -1,7 +1,5 @@
 """What `medfedaug site doctor` says of a site, and that it says so of what is really wrong."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from importlib import metadata

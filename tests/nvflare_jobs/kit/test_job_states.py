@@ -1,7 +1,5 @@
 """States of jobs in NVFlare's store and in a site's book, and what restart says of jobs that run."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

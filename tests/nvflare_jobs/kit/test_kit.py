@@ -1,7 +1,5 @@
 """NVFlare's kits as `medfedaug site configure` leaves them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Numbers of a kit for monitoring: what Prometheus takes, what is in them, and rules that tell somebody."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A site's job process that dies comes back, and a site that cannot go on fails nobody else's."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """A kit whose certificates, modes, names or address are wrong is not ready, and its log says why at once."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

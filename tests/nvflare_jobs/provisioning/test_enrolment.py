@@ -1,7 +1,5 @@
 """A participant enrols by one command a side; its key stays, and an exchanged file is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

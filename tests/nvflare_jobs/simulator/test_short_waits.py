@@ -1,7 +1,5 @@
 """The names of NVFlare that the adapter replaces are still what it replaces."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import time

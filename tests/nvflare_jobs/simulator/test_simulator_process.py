@@ -1,7 +1,5 @@
 """When server and sites are forks of one process, and when they start afresh."""
 
-from __future__ import annotations
-
 import sys
 import time
 

@@ -1,7 +1,5 @@
 """Planted errors in the files of a site, one in each case, as `inspect` finds them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

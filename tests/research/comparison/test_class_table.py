@@ -1,7 +1,5 @@
 """Verdicts by class, apart where sites outlined it for training and where they borrow it."""
 
-from __future__ import annotations
-
 import csv
 import random
 from statistics import fmean

@@ -1,7 +1,5 @@
 """The test over trainings and patients together, and Holm's adjustment, against references of their own."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

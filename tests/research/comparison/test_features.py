@@ -1,7 +1,5 @@
 """Feature metrics against the double loop over pairs, feature extraction and the pictures."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """α by layer: what the adapters said, and its picture."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Inspection before training: the shift against a calculation by hand, and the command on data."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Verdicts of an evaluation, by a metric of either direction."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Sites that differ from the others are named, and alike ones are not."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from medfedaug.research.comparison.odd_sites import Measure, odd_sites

@@ -1,7 +1,5 @@
 """What the report shows of images and models: intensities, features, worst and best cases."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Benchmarks whose images lie many to a file: how they are read and dealt to sites, and harmful files."""
 
-from __future__ import annotations
-
 import os
 import pickle
 

@@ -1,7 +1,5 @@
 """Common behaviour of all benchmarks: options, missing files, markers, and a run over one."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Benchmarks of photographs in their published layouts, and the real ones where they are at hand."""
 
-from __future__ import annotations
-
 import pickle
 
 from benchmark_files import DOMAINNET, OFFICE, PACS, counts, picture, write_fedbn, write_pacs, write_vlcs

@@ -1,7 +1,5 @@
 """Benchmarks of volumes in their published layouts, and the real ones where they are at hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from benchmark_files import PROSTATE, counts, write_lgg, write_prostate, write_retina

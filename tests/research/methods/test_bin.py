@@ -1,7 +1,5 @@
 """BIN against Nam and Kim, NeurIPS 2018."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """DAC-SC against Lee et al., CVPR 2023: amplitudes and phases by Fourier transforms, in float64."""
 
-from __future__ import annotations
-
 import copy
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """FedAvgM against Hsu et al. 2019, section 4.3."""
 
-from __future__ import annotations
-
 import pytest
 from reference import UNEVEN, assert_same, copied, descend, entries, mean
 from torch import nn

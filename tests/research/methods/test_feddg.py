@@ -1,7 +1,5 @@
 """FedDG (ELCFS) against Liu et al., CVPR 2021: counterparts, episodes and the boundary loss."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

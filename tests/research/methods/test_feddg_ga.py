@@ -1,7 +1,5 @@
 """FedDG-GA against Zhang et al., CVPR 2023: weights in the mean that follow the generalization gaps."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from reference import Round, assert_models, assert_same, copied, descend, entries, labels_of, mean, pixels

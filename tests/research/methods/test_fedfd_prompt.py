@@ -1,7 +1,5 @@
 """FedFD's prompt variant on MONAI's vision transformer."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """FedHarmo against Jiang et al., AAAI 2022: amplitudes of all sites, and flat minima."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

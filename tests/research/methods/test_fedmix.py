@@ -1,7 +1,5 @@
 """FedMix against Yoon et al., ICLR 2021, Proposition 1."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from reference import SEGMENTING_OPTIONS, UNEVEN, Points, assert_steps

@@ -1,7 +1,5 @@
 """FedNova in whole federations, against the loop that its paper prints."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

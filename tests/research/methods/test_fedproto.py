@@ -1,7 +1,5 @@
 """FedProto against Tan et al., AAAI 2022: prototypes, their average and the term in the loss."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from reference import UNEVEN, Points, assert_models, federated_averaging, images_of, step_down

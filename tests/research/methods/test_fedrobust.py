@@ -1,7 +1,5 @@
 """FedRobust: descent and ascent written out in float64, what stays at the site, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

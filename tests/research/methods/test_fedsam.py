@@ -1,7 +1,5 @@
 """FedSAM against Qu et al., ICML 2022: the gradient at the worst weights nearby."""
 
-from __future__ import annotations
-
 import torch
 from reference import UNEVEN, assert_models, federated_averaging, same
 from torch import nn

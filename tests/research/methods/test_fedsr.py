@@ -1,7 +1,5 @@
 """FedSR: its draw and its two terms, what is averaged, and what it refuses."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Fine-tuning: descent from the selected model, before the test and never sent."""
 
-from __future__ import annotations
-
 from reference import (
     FINE_TUNING,
     UNEVEN,

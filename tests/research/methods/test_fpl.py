@@ -1,7 +1,5 @@
 """FPL: clusters of prototypes and the two terms of its loss, from the equations, and what it refuses."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Manifold MixUp against Verma et al., ICML 2019, Algorithm 1."""
 
-from __future__ import annotations
-
 from reference import UNEVEN, assert_steps, share_of
 from torch.nn.functional import cross_entropy
 

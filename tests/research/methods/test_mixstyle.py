@@ -1,7 +1,5 @@
 """MixStyle against Zhou et al., ICLR 2021."""
 
-from __future__ import annotations
-
 from reference import UNEVEN, assert_steps, share_of
 from torch.nn.functional import cross_entropy, mse_loss
 

@@ -1,7 +1,5 @@
 """MixUp against Zhang et al., ICLR 2018."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from reference import SEGMENTING_OPTIONS, UNEVEN, assert_steps, share_of

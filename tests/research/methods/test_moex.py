@@ -1,7 +1,5 @@
 """MOEX against Li et al., CVPR 2021, Eq. 1 to 3."""
 
-from __future__ import annotations
-
 import pytest
 from reference import UNEVEN, assert_steps
 from torch.nn.functional import cross_entropy

@@ -1,7 +1,5 @@
 """PartialFed-Fix: layers that are not loaded go on where they stopped."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from reference import UNEVEN, assert_models, assert_tested_with_its_own, descend, federated_averaging, same

@@ -1,7 +1,5 @@
 """RandAugment in a federation: operations on training images, and none at test."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from monai.utils import CommonKeys as Keys

@@ -1,7 +1,5 @@
 """RandConv against Xu et al., ICLR 2021: random convolutions and the consistency of predictions."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

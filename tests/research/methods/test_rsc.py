@@ -1,7 +1,5 @@
 """RSC against Huang et al., ECCV 2020."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from reference import UNEVEN, assert_steps

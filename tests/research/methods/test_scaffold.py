@@ -1,7 +1,5 @@
 """SCAFFOLD against Karimireddy et al., ICML 2020, Algorithm 1 with option II."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from reference import UNEVEN, assert_same, copied, descend, entries, mean

@@ -1,7 +1,5 @@
 """SelfReg against the equations of its authors' public code."""
 
-from __future__ import annotations
-
 import torch
 from reference import UNEVEN, assert_models, assert_same, federated_averaging, mean, share_of
 from torch import nn

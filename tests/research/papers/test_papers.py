@@ -1,7 +1,5 @@
 """The papers' tables and figures: none is forgotten, and each can be run or says why not."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Presets: what a planned run gets, compared with the words of the paper; and their documentation."""
 
-from __future__ import annotations
-
 import csv
 import pickle
 from dataclasses import replace

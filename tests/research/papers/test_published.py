@@ -1,7 +1,5 @@
 """The papers' numbers: means are those of their sites, and a sweep stands beside them."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from importlib import resources

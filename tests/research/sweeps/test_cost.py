@@ -1,7 +1,5 @@
 """`medfedaug benchmark --cost`."""
 
-from __future__ import annotations
-
 import csv
 
 import pytest

@@ -1,7 +1,5 @@
 """Experiments of the papers: folds, noise on statistics, local models at other sites."""
 
-from __future__ import annotations
-
 import json
 from statistics import fmean
 

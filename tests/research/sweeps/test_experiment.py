@@ -1,7 +1,5 @@
 """`medfedaug benchmark` on own data: methods x seeds x folds x settings, by options and by file."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Leaving each site out in turn: what is run, what it leaves, and how an unseen site is scored."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`medfedaug report --features`."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Which runs a sweep is made of, and what they are called."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

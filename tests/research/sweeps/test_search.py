@@ -1,7 +1,5 @@
 """A search sees validation scores alone, goes on after it was killed, and tests its winner only."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Sweeps continue where they stopped, and leave finished runs alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

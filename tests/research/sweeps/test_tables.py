@@ -1,7 +1,5 @@
 """The tables of a sweep, and ours next to the published numbers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from statistics import fmean, stdev

@@ -1,7 +1,5 @@
 """Runs are the same on every kind of worker, and go on after a worker was killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """A MONAI Bundle of a run: made by the command, run where medfedaug cannot be imported, voxel for voxel."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`medfedaug predict` with several models: mean probabilities, and models that do not go together."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

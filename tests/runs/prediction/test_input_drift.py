@@ -1,7 +1,5 @@
 """The spacing of training images: recorded in every job, where a site lets it leave, and compared later."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """`medfedaug predict` on volumes: formats, grids, equality with the evaluation, and what goes wrong."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from itertools import permutations, product

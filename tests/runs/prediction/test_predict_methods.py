@@ -1,7 +1,5 @@
 """`medfedaug predict` with what methods need, on photographs, and on images unlike the federation's."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

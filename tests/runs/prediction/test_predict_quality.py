@@ -1,7 +1,5 @@
 """`medfedaug predict --flips --uncertainty-map --data`: quality of a case, through the command line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from itertools import combinations

@@ -1,7 +1,5 @@
 """A MONAI Bundle as the training definition: four in the zoo's layout, against MONAI's own engines."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """Every method with a Bundle: it runs, or says in one line why it does not go with it."""
 
-from __future__ import annotations
-
 import bundles
 import pytest
 

@@ -19,8 +19,6 @@ a site's name  score at this site, in per cent as printed, ``90.40 ± 0.97`` whe
 A number that a paper or its successor prints again is listed once, with the sites' scores.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Mapping
