@@ -243,7 +243,7 @@ def _metavar(kinds: Sequence[Any], choices: Sequence[str]) -> str | None:
 
 
 def first_sentence(text: str) -> str:
-    """Return the first sentence of a setting's text: the rest is in its schema, and on the pages."""
+    """Return the first sentence of a setting's text: the rest is on the pages."""
     return text.partition(". ")[0].rstrip(".") + "."
 
 

@@ -10,14 +10,6 @@ Scanners = Mapping[str, Sequence[str]]
 
 _MOST = 20  # models
 _LONGEST = 64  # characters of Manufacturer and Manufacturer's Model Name in DICOM (PS3.5, 6.2: LO)
-_NAME = {"type": "string", "minLength": 1, "maxLength": _LONGEST}
-
-SCANNERS_SCHEMA = {
-    "type": "object",
-    "propertyNames": _NAME,
-    "additionalProperties": {"type": "array", "items": _NAME, "minItems": 1},
-}
-"""JSON Schema of `Scanners`."""
 
 
 def check_scanners(value: Any) -> dict[str, list[str]]:

@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar
 
 import yaml
 from annotated_types import Ge, Le, MaxLen
-from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator
 from typing_extensions import Self
 
 from medfedaug.config.options import Settings, setting, settings
-from medfedaug.config.scanners import SCANNERS_SCHEMA, Scanners, check_scanners
+from medfedaug.config.scanners import Scanners, check_scanners
 from medfedaug.errors import ConfigError, first_line
 
 DESCRIPTION = "description"
@@ -50,7 +50,7 @@ class SiteDescription(Settings):
     studies: Count | None = setting(None, "Number of their studies; by default the cases are counted.")
     modality: Short = setting("", "Modality of the images, such as ``MR, FLAIR``.")
     body_part: Short = setting("", "Part of the body, such as ``brain``.")
-    scanners: Annotated[Scanners, BeforeValidator(check_scanners), WithJsonSchema(SCANNERS_SCHEMA)] = setting(
+    scanners: Annotated[Scanners, BeforeValidator(check_scanners)] = setting(
         dict, "Manufacturers of the scanners, each with its models."
     )
     years: Annotated[tuple[Year, ...], AfterValidator(_ordered)] = setting(

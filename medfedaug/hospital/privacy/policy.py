@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from pydantic import Field, Strict
+from pydantic import Strict
 
 from medfedaug.config.kinds import FEATURE_MEAN, FEATURE_STD, INTENSITY_MEAN, INTENSITY_STD
 from medfedaug.config.options import Settings, setting, settings
@@ -87,9 +87,7 @@ class PrivacyPolicy(Settings):
         above=0,
         rare=True,
     )
-    clip: Annotated[
-        Mapping[str, Bounds], Field(json_schema_extra={"propertyNames": {"enum": list(_BOUNDED)}})
-    ] = setting(
+    clip: Mapping[str, Bounds] = setting(
         dict,
         'Public bounds by kind, as a JSON object, {"intensity_mean": [0, 255]}: the part of each case is '
         "clipped to them. Public: chosen without the site's images. Needed for the kinds that a job's "
