@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from medfedaug.config.site_description import SiteDescription
 from medfedaug.federation.site.local_training import LocalTraining
 from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.federation.site.script_training import CustomLoop, LoopTraining
@@ -36,13 +35,9 @@ class Guard:
         """Return the payload that the site sends for an exchange, after `observe`."""
         return exchange.collect()
 
-    def description(self, cases: Sequence[int]) -> dict[str, Any]:
-        """Return the site's description of itself.
-
-        Args:
-            cases: the number of cases of each patient.
-        """
-        return SiteDescription(patients=len(cases) or None, studies=sum(cases) or None).to_dict()
+    def counts(self, cases: Sequence[int]) -> dict[str, int]:
+        """Return the numbers of patients and studies, from the number of cases of each patient."""
+        return {"patients": len(cases), "studies": sum(cases)} if cases else {}
 
     def metrics(self) -> dict[str, float]:
         """Return numbers about privacy, for each update."""

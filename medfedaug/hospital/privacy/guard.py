@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import random
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -277,17 +276,10 @@ class PrivacyGuard(Guard):
         private = exchange.privatised(self._means.pop(name), self.cases)
         return {key: self.census.of_all(value) for key, value in private.items()}
 
-    def description(self, cases: Sequence[int]) -> dict[str, Any]:
-        """Return the site's description of itself, with its counts if the policy allows them.
-
-        Args:
-            cases: the number of cases of each patient.
-        """
-        description = self.policy.description
-        if cases and Contributors(torch.tensor([[*cases]])).enough(self.policy.min_images):
-            patients, studies = description.patients or len(cases), description.studies or sum(cases)
-            description = dataclasses.replace(description, patients=patients or None, studies=studies or None)
-        return description.to_dict()
+    def counts(self, cases: Sequence[int]) -> dict[str, int]:
+        """Return the numbers of patients and studies, if the policy allows them."""
+        enough = cases and Contributors(torch.tensor([[*cases]])).enough(self.policy.min_images)
+        return super().counts(cases) if enough else {}
 
     def _covered(self) -> str:
         on = "statistics and weights" if self.policy.sgd_noise_multiplier else "statistics alone"

@@ -9,7 +9,6 @@ from pydantic import Strict
 
 from medfedaug.config.kinds import FEATURE_MEAN, FEATURE_STD, INTENSITY_MEAN, INTENSITY_STD
 from medfedaug.config.options import Settings, setting, settings
-from medfedaug.config.site_description import SiteDescription
 from medfedaug.errors import ConfigError
 
 OPEN_PROMISE = (
@@ -103,12 +102,6 @@ class PrivacyPolicy(Settings):
         "largest change (L2); 0 for none, or 8 with epsilon.",
         at_least=0,
         rare=True,
-    )
-    description: SiteDescription = setting(
-        SiteDescription,
-        "Description of the site's images and patients, which leaves in every job for the model card; none "
-        "by default.",
-        flags=None,
     )
 
     def __post_init__(self) -> None:
