@@ -200,10 +200,6 @@ def _curves(body: ET.Element, groups: dict[str, list[Run]]) -> None:
     if any(len(members) > 1 for members in groups.values()):
         caption += " Several runs of a method: their mean, in a band from the lowest to the highest."
     page.figure(section, partial(learning_curves, runs), "Validation score by round", caption)
-    tested = [run for run in runs if any(value is not None for value in run.by_round("test"))]
-    if tested:
-        draw = partial(learning_curves, tested, split="test")
-        page.figure(section, draw, "Test score by round", "On the test cases, which choose no round.")
 
 
 def _traffic(body: ET.Element, groups: dict[str, list[Run]]) -> None:

@@ -29,7 +29,6 @@ class RunKeywords(TypedDict, total=False):
     rounds: int
     validate_every: int
     patience: int
-    test_every: int
     local_epochs: int
     local_steps: int
     batch_size: int
@@ -47,10 +46,7 @@ class RunKeywords(TypedDict, total=False):
     intensity: str
     augmentation: str
     surface_tolerance: float
-    metrics: Sequence[str]
-    without_metrics: Sequence[str]
     bundle: str | Path | None
-    normalise_at: str
     init: str | Path | None
     freeze: Sequence[str]
     loop: str | Path | None

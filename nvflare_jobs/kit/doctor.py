@@ -25,7 +25,6 @@ from medfedaug.config.training_scripts import find_loop
 from medfedaug.data.base import SPLITS, Case, SiteFolder
 from medfedaug.data.dataset_json import unseen_note
 from medfedaug.data.intensity_scales import find_uneven_scales
-from medfedaug.data.io.formats import BUILT_IN_SUFFIXES, plugin_format
 from medfedaug.data.sites import open_site
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, JobRefused, MedFedAugError, MedFedAugWarning
@@ -37,7 +36,6 @@ from medfedaug.hospital.privacy.accountant import require_opacus
 from medfedaug.hospital.privacy.policy import OPEN_PROMISE, PrivacyPolicy
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.methods.registry import BUILT_IN_NAMES, method_class
-from medfedaug.metrics.registry import BUILT_IN_METRICS, plugin_metric
 from medfedaug.models.networks import built_in_networks, network_builder
 from medfedaug.nvflare_jobs.kit import allowed
 from medfedaug.nvflare_jobs.kit.cleaning import survey
@@ -59,7 +57,6 @@ from medfedaug.nvflare_jobs.kit.kit_checks import (
 )
 from medfedaug.nvflare_jobs.kit.kit_status import LEAST_DISK
 from medfedaug.nvflare_jobs.kit.startup import Check, check_connection, check_startup
-from medfedaug.tasks.losses import BUILT_IN_LOSSES, loss_class
 from medfedaug.utils import plugins
 from medfedaug.utils.event_text import size_text
 
@@ -220,9 +217,6 @@ def _loaded(name: str, text: str, parts: Sequence[plugins.Plugin]) -> Check:
     groups: dict[str, tuple[Collection[str], Callable[[plugins.Plugin], Any]]] = {
         plugins.METHODS: (BUILT_IN_NAMES, method_class),
         plugins.NETWORKS: (built_in_networks(), network_builder),
-        plugins.LOSSES: (BUILT_IN_LOSSES, loss_class),
-        plugins.METRICS: (BUILT_IN_METRICS, plugin_metric),
-        plugins.FORMATS: (BUILT_IN_SUFFIXES, plugin_format),
     }
     try:
         for plugin in parts:

@@ -200,7 +200,7 @@ def test_patients_studies_and_edges_are_those_of_each_site(finished):
 
 
 def test_a_repeatable_setting_is_repeated_and_a_list_is_joined():
-    settings = {"without_metrics": ["hd95", "nsd"], "plan": {"spatial_dims": 3, "patch_size": [16, 16, 8]}}
+    settings = {"freeze": ["encoder.*", "down.*"], "plan": {"spatial_dims": 3, "patch_size": [16, 16, 8]}}
     command = command_of(settings, simulated=False)
-    assert "--without-metrics hd95 --without-metrics nsd" in command
+    assert "--freeze 'encoder.*' --freeze 'down.*'" in command
     assert "--patch-size 16,16,8" in command

@@ -162,7 +162,7 @@ def _measured(benchmark: str, root: Path, device: str, threads: int, run: Planne
     trained = sorted((s for s in sites if s.trains), key=lambda s: -len(s.cases["training"]))[:2]
     small: dict[str, Any] = {
         **{"rounds": 2, "local_steps": 1, "local_epochs": 1, "participation": 1.0},
-        **{"validate_every": 2, "test_every": 0, "holdout": (), "limit": None},
+        **{"validate_every": 2, "holdout": (), "limit": None},
     }
     config = replace(run.config, **federation_settings(sites), **small)
     trainers: dict[str, SiteTrainer] = {}
