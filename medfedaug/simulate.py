@@ -18,7 +18,7 @@ from medfedaug.config.bundle_reference import allow
 from medfedaug.config.keywords import RunKeywords
 from medfedaug.config.machine import Machine
 from medfedaug.config.plan import Plan
-from medfedaug.config.run import BY_PLAN, Execution, RunConfig, asked_settings, task_defaults
+from medfedaug.config.run import Execution, RunConfig, asked_settings, task_defaults
 from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import SiteFolder, is_own_data
 from medfedaug.data.federation import arrange, federation_settings
@@ -29,7 +29,6 @@ from medfedaug.data.file_hashes import (
     fingerprint_sites,
 )
 from medfedaug.data.folders import is_federation
-from medfedaug.data.intensity_scales import uneven_sites
 from medfedaug.data.sites import check_voxels, find_sites
 from medfedaug.errors import ConfigError, RunFailed, first_line, warn
 from medfedaug.federation import FederationServer
@@ -318,7 +317,6 @@ class _Prepared:
         engine: carries it.
         composition: network and methods.
         made_with: a hash of each site's files, which identifies the data of a finished run.
-        uneven: the sites whose images lie on different scales, with a sentence.
     """
 
     asked: Simulation
@@ -326,18 +324,10 @@ class _Prepared:
     engine: Engine
     composition: Composition
     made_with: dict[str, str] = field(default_factory=dict)
-    uneven: dict[str, str] = field(default_factory=dict)
 
     def emit(self, **event: Any) -> None:
         if self.asked.on_event is not None:
             self.asked.on_event(event)
-
-    @property
-    def input_scale(self) -> str:
-        """The scale of the input, for `UnevenScales.sentence`."""
-        words = set(self.run.config.plan.normalisation or ())
-        by_plan = self.composition.input["normalised_by"] == BY_PLAN
-        return "z_score" if by_plan and words == {"z_score"} else self.composition.intensity
 
     @property
     def out(self) -> Path:
@@ -469,17 +459,7 @@ def _begin(prepared: _Prepared) -> _Prepared:
         remove_workspaces(prepared.out)
     else:
         keep_fingerprint(state, fingerprint_files(run.sites))
-    # The publisher of a benchmark has prepared its intensities, and so has a Bundle.
-    published = any(site.published for site in run.sites)
-    uneven = {} if published or run.config.bundle else uneven_sites(run.sites)
-    for site, scales in uneven.items():
-        prepared.emit(event="uneven", site=site, reason=scales.sentence(prepared.input_scale))
-    return replace(
-        prepared,
-        run=replace(run, resume=resume),
-        made_with=fingerprint_sites(run.sites),
-        uneven={site: str(scales) for site, scales in uneven.items()},
-    )
+    return replace(prepared, run=replace(run, resume=resume), made_with=fingerprint_sites(run.sites))
 
 
 def _carry(prepared: _Prepared, work: Path) -> dict[str, Any]:
@@ -504,8 +484,6 @@ def _finish(prepared: _Prepared, work: Path, results: dict[str, Any]) -> dict[st
     if is_federation(run.data_dir):
         benchmarks = added_module("datasets.benchmarks", str(run.data_dir))
         results["data"], _, results["data_options"] = benchmarks.read_federation(run.data_dir)
-    if prepared.uneven:
-        results["input"]["uneven"] = prepared.uneven
     if not (work / STATISTICS).exists():  # no method exchanged them
         config = RunConfig.from_dict(results["config"])
         task = define(config).task(config, normalised=composition.normalises_input)

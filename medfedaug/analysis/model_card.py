@@ -148,9 +148,7 @@ class _Card:
         return " x ".join(f"{edge:.3g}" for edge in rows[1]) if rows else _NOTHING
 
     def input(self) -> str:
-        text = str(recorded_input({**self.record, "input": {**self.record["input"], "uneven": None}}))
-        uneven = [self.name(site) for site in self.record["input"].get("uneven", {})]
-        return text + (f"; the volumes of {', '.join(uneven)} lie on very different scales" if uneven else "")
+        return str(recorded_input(self.record))
 
     def training(self) -> tuple[Block, ...]:
         config = self.config

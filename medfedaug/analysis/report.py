@@ -21,7 +21,6 @@ from medfedaug.analysis.report_summary import answer, words_in
 from medfedaug.analysis.score_table import MOST_SITES, summary_table
 from medfedaug.analysis.text_table import number
 from medfedaug.metrics.registry import find_metric
-from medfedaug.runs.input_scaling import SCALED
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
 from medfedaug.utils.printable import counted
@@ -105,7 +104,7 @@ def _page(
         caption = "A line is the 95% interval of the mean over a site's test patients."
         page.figure(body, partial(site_scores, groups), "Test score by site and method", caption)
     example = page.add(body, "section")
-    for note in (_lead(runs), *notes, *_uneven(runs), *_stalled(runs), *_late(runs)):
+    for note in (_lead(runs), *notes, *_stalled(runs), *_late(runs)):
         if isinstance(note, str):
             page.add(body, "p", note)
         else:
@@ -143,19 +142,6 @@ def _lead(runs: Sequence[Run]) -> str:
     held_out = sorted({site for run in runs for site in run.held_out})
     parts += [f"left out of training: {_names(held_out)}"] if held_out else []
     return " · ".join(parts)
-
-
-def _uneven(runs: Sequence[Run]) -> list[str]:
-    """Return a sentence on sites whose volumes have several scales, if any site has."""
-    scales = {site: scale for run in runs for site, scale in run.input.uneven}
-    if not scales:
-        return []
-    sites = "; ".join(f"{site} ({scale})" for site, scale in scales.items())
-    if all(run.input.scaling == SCALED.scaling for run in runs if run.input.uneven):
-        advice = "These runs scaled each volume to [0, 1]."
-    else:
-        advice = "Statistics of them all fit none of them; --intensity scale brings each volume to [0, 1]."
-    return [f"Sites whose volumes lie on wildly different scales of intensity: {sites}. {advice}"]
 
 
 def _stalled(runs: Sequence[Run]) -> list[str]:

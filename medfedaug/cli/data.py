@@ -128,7 +128,6 @@ def statistics(
     """Compute the channel statistics of a site's training images."""
     from medfedaug.data.federation import arrange
     from medfedaug.data.folders import is_federation, is_site
-    from medfedaug.data.intensity_scales import uneven_sites
     from medfedaug.data.preparation.preparation import Preparation
     from medfedaug.data.sites import find_sites, open_site, site_statistics
     from medfedaug.statistics import other_statistics, save_statistics
@@ -155,8 +154,6 @@ def statistics(
             deviation = "missing" if channel in site.missing_channels else deviation
             table.add_row(site.name, str(pairs.count), str(channel), f"{mean:.6g}", deviation)
     out_console.print(table)
-    for scales in uneven_sites(sites).values():
-        say(scales.sentence(intensity.value))
     try:
         save_statistics(target, {**kept, **computed}, intensity.value)
     except ValueError as error:

@@ -76,7 +76,6 @@ EVENTS: Mapping[str, Check] = {
     "suspected": _all({**_ROUND, **_SITE, **_REASON}),
     "tested": _all(_SITE),
     "trained": _all({**_ROUND, **_SITE}),
-    "uneven": _all(_REASON),
     "unscored": _all({**_SITE, **_REASON}),
     "unseen": _all(_SITE),
     "validated": _any_score,

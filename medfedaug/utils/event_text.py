@@ -74,7 +74,6 @@ _LINES: Mapping[str, str] = {
     "samples; --max-share 1 lets it",
     "stage": "{text}",
     "suspected": "suspected: {site}: {reason}",
-    "uneven": "{reason}",
     "unscored": "{site}: no validation score: {reason}",
     "unseen": "{site}: unseen, tested only",
     "warning": "warning: {text}",

@@ -158,7 +158,6 @@ EVENTS_OF_A_JOB: list[dict[str, object]] = [
     {"event": "constant_channels", "site": "A", "channels": [0]},
     {"event": "missing_channels", "site": "A", "channels": ["T1"]},
     {"event": "init", "loaded": 3, "of": 4, "file": "a.pt", "skipped": {"head": "its shape"}},
-    {"event": "uneven", "site": "A", "reason": "two scales"},
     {"event": "left_out", "site": "E", "reason": "it is down"},
     {"event": "resumed", "round": 1, "rounds": 3},
     {"event": "share_lowered", "site": "A", "before": 0.6, "after": 0.4},

@@ -314,7 +314,6 @@ RARE = [
     {"event": "labelled", "site": "A", "classes": "lesion"},
     {"event": "missing_channels", "site": "A", "channels": "T1"},
     {"event": "init", "file": "w.pt", "loaded": 1, "of": 2, "skipped": {EVIL: "its shape"}},
-    {"event": "uneven", "reason": "scales"},
     {"event": "left_out", "reason": "site A: gone"},
     {"event": "resumed", "round": 1},
     {"event": "refused", "round": 1, "site": "A", "reason": "NaN"},
