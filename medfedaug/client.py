@@ -19,7 +19,8 @@ and sends nothing itself::
             federation.step(loss)
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,6 +43,18 @@ SESSION_KEY, META = "medfedaug.desk", "medfedaug"
 Wait = Callable[[], LocalRound | None]
 
 _contexts: dict[str, Any] = {}
+_local: tuple[ScriptSession, Wait] | None = None
+
+
+@contextmanager
+def script_at(session: ScriptSession, wait: Wait) -> Iterator[None]:
+    """Connect a script to a session in a process without NVFlare."""
+    global _local
+    _local = session, wait
+    try:
+        yield
+    finally:
+        _local = None
 
 
 def files(split: str = "training") -> list[dict[str, Any]]:
@@ -154,6 +167,8 @@ class FederationHandler:
 
 def _connect() -> tuple[ScriptSession, Wait]:
     """Return the session, and a function that waits for its next round."""
+    if _local is not None:
+        return _local
     # Imported here: training without NVFlare does not need it.
     from nvflare import client as flare
     from nvflare.app_common.abstract.fl_model import FLModel
