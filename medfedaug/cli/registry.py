@@ -48,7 +48,7 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
         Entry("core", "demo:demo", "demo --out demo --seed 1 --json demo.json"),
         Entry("core", "methods:methods", "methods fedrdn"),
         Entry("core", "methods:networks", "networks dynunet"),
-        Entry("research", "datasets:datasets", "datasets prostate_mri"),
+        Entry("research", "methods:datasets", "datasets prostate_mri"),
         Entry("core", "data:phantom", "phantom --out hospitals --sites 3"),
         Entry("core", "data:statistics", "statistics --data data/site_A --out statistics.json"),
         Entry("core", "data:plan", "plan --data data --out plan.json"),

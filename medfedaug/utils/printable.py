@@ -38,6 +38,17 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
+def plain(text: str) -> str:
+    r"""Return a text without line ends and the markup of code and links.
+
+    Example:
+        >>> plain("As ``x`` in `this paper <https://arxiv.org>`_,\nand `medfedaug.config.run.RunConfig`.")
+        'As x in this paper, and medfedaug.config.run.RunConfig.'
+    """
+    text = re.sub(r"\s*<https?://[^>]*>`?_{0,2}", "", re.sub(r"(?::\w+)+:`([^`]*)`", r"\1", text))
+    return " ".join(text.replace("`", "").split())
+
+
 def printable(text: object) -> str:
     r"""Return a text as one line in which every character can be seen.
 
