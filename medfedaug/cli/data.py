@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from typer import Option
 
 from medfedaug.cli.console import Table, err_console, out_console, say
-from medfedaug.cli.loading import importing
 from medfedaug.cli.options import Data, Given, Limit, PlanMemory, SiteOrSites, takes
 from medfedaug.config.plan import Plan, planning_settings
 from medfedaug.config.run import RunConfig
@@ -81,14 +80,13 @@ def inspect(
     Begin with this command. Then medfedaug compare measures what a federation brings, and medfedaug plan
     prepares the training on volumes.
     """
-    with importing():
-        from medfedaug.data.sites import describe_federation
-        from medfedaug.research.comparison.inspection import inspect_sites
-        from medfedaug.research.comparison.inspection_page import (
-            differing_sites,
-            federation_shift,
-            write_inspection,
-        )
+    from medfedaug.data.sites import describe_federation
+    from medfedaug.research.comparison.inspection import inspect_sites
+    from medfedaug.research.comparison.inspection_page import (
+        differing_sites,
+        federation_shift,
+        write_inspection,
+    )
 
     with err_console.status("reading"):
         inspections = inspect_sites(data, limit, intensity.value)

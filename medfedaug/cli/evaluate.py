@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from medfedaug.cli.console import err_console, out_console, print_scores, say
-from medfedaug.cli.loading import importing
 from medfedaug.cli.options import Device, Limit, Local, SiteOrSites, State, existing_run
 from medfedaug.errors import ConfigError
 
@@ -38,10 +37,9 @@ def evaluate(
     engine: Annotated[str | None, Option(metavar="NAME", help="Test each site separately.")] = None,
 ) -> None:
     """Score a trained model on the images of one site or of several, or compare it with local models."""
-    with importing():
-        from medfedaug.runs.evaluate import evaluate_model
-        from medfedaug.runs.leftovers import is_json_with
-        from medfedaug.utils.files import write_json
+    from medfedaug.runs.evaluate import evaluate_model
+    from medfedaug.runs.leftovers import is_json_with
+    from medfedaug.utils.files import write_json
 
     if local or engine is not None:
         if split is not Split.test or limit is not None:

@@ -15,7 +15,6 @@ from typer import Option
 
 from medfedaug.cli.catalogue import check_methods, check_network
 from medfedaug.cli.console import Table, err_console, number, out_console, print_scores, say
-from medfedaug.cli.loading import importing
 from medfedaug.cli.options import (
     Assignments,
     Bundle,
@@ -92,7 +91,7 @@ def simulate(
     )
     if engine == _NVFLARE:
         _prepare_simulation(context, data, given[Execution].get("threads"))
-    with err_console.status("starting"), importing():
+    with err_console.status("starting"):
         from medfedaug.data.sites import describe_federation, num_patients
         from medfedaug.federation.job_folder import REPORT
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
@@ -205,16 +204,15 @@ def export(
         _export_comparison(context, names, options, arguments, budget, execution, out, needed=bool(methods))
         return
     reference, script = loop_reference(loop) if loop is not None else (None, None)
-    with importing():
-        from medfedaug.federation.composition import (
-            Composition,
-            check_counted,
-            with_step_limit,
-            with_trimmed_mean,
-        )
-        from medfedaug.federation.messages.initial_weights import InitialWeights
-        from medfedaug.nvflare_jobs import MedFedAugRecipe
-        from medfedaug.simulate import usual_settings
+    from medfedaug.federation.composition import (
+        Composition,
+        check_counted,
+        with_step_limit,
+        with_trimmed_mean,
+    )
+    from medfedaug.federation.messages.initial_weights import InitialWeights
+    from medfedaug.nvflare_jobs import MedFedAugRecipe
+    from medfedaug.simulate import usual_settings
 
     options["methods"] = _methods(options, methods, arguments)
     if options["bundle"]:
@@ -267,16 +265,15 @@ def _export_comparison(
     *,
     needed: bool,
 ) -> None:
-    with importing():
-        from medfedaug.federation.composition import (
-            Composition,
-            check_counted,
-            with_step_limit,
-            with_trimmed_mean,
-        )
-        from medfedaug.methods import parse_methods
-        from medfedaug.nvflare_jobs.job.comparison import ComparisonRecipe
-        from medfedaug.simulate import usual_settings
+    from medfedaug.federation.composition import (
+        Composition,
+        check_counted,
+        with_step_limit,
+        with_trimmed_mean,
+    )
+    from medfedaug.methods import parse_methods
+    from medfedaug.nvflare_jobs.job.comparison import ComparisonRecipe
+    from medfedaug.simulate import usual_settings
 
     if options["bundle"]:
         described = described_data(options["bundle"])
