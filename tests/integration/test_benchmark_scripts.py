@@ -21,8 +21,6 @@ RUNS = {
     "memory.py --volumes 2 --shape 64 64 32 --steps 1": "| 2 |",
     "method_costs.py --batch 2 --size 32 --repeats 1": "FedFD-A / FedAvg",
     "step_times.py --out OUT/steps.json --only lenet5 --repeats 1": "lenet5, 28 x 28",
-    "alignment.py phantom --work OUT/work --out OUT --patients 5 --shape 32 32 4 --features 4 4 4 4 4 4 "
-    "--rounds 3 --steps 3 --batches 4 --weights 0 0.1 --samples pixels": "| pixels | 4 | 0.1 | 0.01 | -1 |",
     "privacy_epsilon.py --data DATA --out OUT --halve --rounds 1 --features 4 4 4 4 4 4 --seeds 0 "
     "--epsilon 8 --draws 2": "| fedfa | clipped | 0.00 |",
     "privacy_weights.py --data DATA --out OUT --site 1 --rounds 1 --steps 2 --channels 4 8 --batch-size 2 "
