@@ -105,7 +105,7 @@ def predict_studies(
             archive=archive,
             out=out,
             state=state,
-            identity=partial(object_identity, models, origin, codes, book.again, flips=options.flips),
+            identity=partial(object_identity, models, origin, codes, book.again),
             kinds=(ObjectKind.SEGMENTATION, *object_kinds(options)),
             channels=studies.channels,
             series=options.series,
