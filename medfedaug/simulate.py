@@ -20,12 +20,7 @@ from medfedaug.config.run import Execution, RunConfig, asked_settings, task_defa
 from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import SiteFolder, is_own_data
 from medfedaug.data.federation import arrange, federation_settings
-from medfedaug.data.file_hashes import (
-    check_same_files,
-    check_unchanged,
-    fingerprint_files,
-    fingerprint_sites,
-)
+from medfedaug.data.file_hashes import check_same_files, fingerprint_sites
 from medfedaug.data.folders import is_federation
 from medfedaug.data.sites import check_voxels, find_sites
 from medfedaug.errors import ConfigError, RunFailed, first_line, warn
@@ -328,7 +323,8 @@ def _prepare(asked: Simulation) -> _Prepared:
     check_device(asked.device)
     sites = asked.sites or find_sites(asked.data, limit=config.limit)
     if asked.resume and server_checkpoint(out / STATE).exists():
-        check_unchanged(kept_fingerprint(out / STATE), fingerprint_files(sites), asked.data)
+        now = fingerprint_sites(sites, ("training",))
+        check_same_files(kept_fingerprint(out / STATE), now, "the run began", asked.data)
     config = replace(config, **federation_settings(sites, config.holdout))
     sites = arrange(sites, config.channel_names, config.classes)
     composition = Composition(config)  # checks that methods and network go together
@@ -427,7 +423,8 @@ def _finished(prepared: _Prepared) -> dict[str, Any]:
         raise ConfigError(f"{out / RESULTS} is damaged: {first_line(error)}") from error
     if not same:
         raise ConfigError(f"{out} holds a finished run with other settings; choose another folder")
-    check_same_files(results.get(_FILES, {}), fingerprint_sites(run.sites), out, run.data_dir)
+    made = f"the finished run in {out} was made"
+    check_same_files(results.get(_FILES, {}), fingerprint_sites(run.sites), made, run.data_dir)
     return results
 
 
@@ -440,7 +437,7 @@ def _begin(prepared: _Prepared) -> _Prepared:
         FederationServer(run.config, travels=prepared.engine.travels).restore(server_checkpoint(state))
         remove_workspaces(prepared.out)
     else:
-        keep_fingerprint(state, fingerprint_files(run.sites))
+        keep_fingerprint(state, fingerprint_sites(run.sites, ("training",)))
     return replace(prepared, run=replace(run, resume=resume), made_with=fingerprint_sites(run.sites))
 
 
