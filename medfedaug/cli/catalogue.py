@@ -5,6 +5,7 @@ Nothing is imported: PyTorch and MONAI take seconds. A package that adds a metho
 
 import ast
 import inspect
+import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -138,14 +139,14 @@ def _methods() -> dict[str, tuple[str, ast.ClassDef | None]]:
     for file in sorted((file for folder in _METHODS for file in folder.glob("*.py")), key=lambda f: f.stem):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         title, _, does = (ast.get_docstring(tree) or "").partition("\n")[0].partition(": ")
-        for node in tree.body:
-            for line in node.body if isinstance(node, ast.ClassDef) else ():
+        for node in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+            for line in node.body:
                 if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "name":
                     what = does or title
                     found[ast.literal_eval(line.value)] = (what[:1].upper() + what[1:], node)
     for name, parts in _combinations().items():
         words = (
-            part["name"] + "".join(f" with {k}={v}" for k, v in part.get("args", {}).items())
+            part["name"] + "".join(f" with {k}={json.dumps(v)}" for k, v in part.get("args", {}).items())
             for part in parts
         )
         found[name] = (f"The same as {' and '.join(words)}.", None)

@@ -1,6 +1,7 @@
 """Attacks by what is printed: characters of a job, a site or a file reach no terminal, log, page or table."""
 
 import dataclasses
+import inspect
 import json
 import logging
 import re
@@ -107,9 +108,13 @@ def evil_settings(cls: type) -> list[tuple[str, object]]:
     return [
         (entry.name, value)
         for entry in dataclasses.fields(cls)
-        if str(entry.type) not in NO_TEXT
-        for value in SHAPES[str(entry.type)]
+        if (kind := _kind(entry.type)) not in NO_TEXT
+        for value in SHAPES[kind]
     ]
+
+
+def _kind(annotation: object) -> str:
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 @pytest.mark.parametrize("cls", [RunConfig, Execution, Plan])
