@@ -1,6 +1,7 @@
 """Training loops of a user's own: the weights of the federation's loop, and what a site lets them do."""
 
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -12,7 +13,6 @@ from running import command
 from script_site import ScriptSite
 
 from medfedaug import client
-from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
 from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.phantom import make_phantom
@@ -234,19 +234,17 @@ def test_the_last_line_of_a_scripts_error_is_told_in_a_simulation_and_to_no_serv
     assert "Meyer" not in text
 
 
-def test_the_loop_of_the_page_trains(scripted, data, tmp_path):
+def test_the_loop_of_the_page_trains_on_a_phantom_as_the_command_writes_it(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     page = (Path(__file__).resolve().parents[1] / "docs/pipelines.md").read_text(encoding="utf-8")
-    path = tmp_path / "train.py"
-    path.write_text(page.split("\n## A loop of your own\n")[1].split("```python\n")[1].split("```")[0])
-    changes = {"network_args": {"features": [4, 4, 8, 8, 8, 4]}, "plan": Plan(spatial_dims=3), "rounds": 1}
-    config = configured(loop=loop_reference(str(path))[0], **changes)
-    site, server = scripted(path, config), FederationServer(config)
-    other = Site("site_B", SiteTrainer(configured(**changes), data / "site_B", "cpu", threads=1))
-    for name, answer in (("site_A", site.answer), ("site_B", other.answer)):
-        assert server.accept_preparation(name, answer(server.prepare()))
-    server.finish_preparation()
-    reply = site.answer(server.start_round(["site_A"]))
-    assert server.accept("site_A", reply), reply.error
+    text = page.split("\n## A loop of your own\n")[1]
+    (tmp_path / "train.py").write_text(text.split("```python\n")[1].split("```")[0])
+    calls = [block.split("```")[0].replace("\\\n", "") for block in text.split("```bash\n")[1:]]
+    (call,) = [shlex.split(one) for one in calls if "--check" in one]
+    assert run("phantom", "--out", "data", "--sites", 2, "--patients", 3)[0] == 0
+    code, out, err = run(*call[1:])
+    assert code == 0, err
+    assert "the loop is connected: the server takes its update" in out
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -267,6 +265,35 @@ def test_a_loop_that_leaves_out_the_transform_sends_nothing(scripted, script, da
     )
     assert reply.error == (left_out if transform == "None" else "")
     assert bool(reply.weights) is (transform != "None")
+
+
+def test_a_loop_is_checked_with_one_batch_and_without_nvflare(run, script, data, tmp_path):
+    settings = {"features": [8, 16, 32, 64, 128, 8], "norm": "batch"}
+    fixed = ["simulate", "--data", data, "--out", tmp_path / "out", "--network-args", json.dumps(settings)]
+
+    def checked(path: Path, methods: str) -> tuple[int, str, str]:
+        code, out, err = run(*fixed, "--methods", methods, "--loop", path, "--check")
+        assert not (tmp_path / "out").exists()
+        return code, " ".join(out.split()), " ".join(err.split())
+
+    code, out, err = checked(script(), "fedrdn,fedfa+")
+    assert code == 0, err
+    assert "called; needed by fedrdn" in out
+    assert "called; needed by fedfa_h" in out
+    assert "the loop is connected: the server takes its update" in out
+    for parts, methods, problem in (
+        ({"transform": "None"}, "fedrdn", "without federation.transform, in which fedrdn changes"),
+        ({"after": ""}, "fedavg", "took no step in round 1; it has to call step()"),
+        ({}, "scaffold", "scaffold corrects the gradients: call before_step()"),
+        ({"first": "raise OSError('no such disk')"}, "fedavg", "OSError: no such disk"),
+        ({"join": 'network, "fedbn"'}, "fedavg", "the script takes part with fedbn, and the job's methods"),
+    ):
+        code, out, err = checked(script(**parts), methods)
+        assert code == 2
+        assert problem in err
+        assert "is connected" not in out
+    code, _, err = run(*fixed, "--methods", "fedavg", "--check")
+    assert (code, "give its file with --loop" in err) == (2, True)
 
 
 def test_a_script_that_failed_is_started_again_for_the_next_round(scripted, script, data, tmp_path):

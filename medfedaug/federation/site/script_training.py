@@ -96,6 +96,9 @@ class CustomLoop(ABC):
     def train(self, round_: LocalRound) -> None:
         """Let the script train for a round."""
 
+    def stepped(self) -> None:
+        """Called in the script's thread after each step of its optimiser."""
+
 
 class _MethodTransform(Transform, RandomizableTrait):
     """Apply the methods' transforms to a training image, after their exchange before training.
@@ -232,6 +235,16 @@ class LoopTraining(LocalTraining):
         """The methods that change training images in `Federation.transform`."""
         return [name for name, part in self.parts.items() if list(part.transforms(training=True))]
 
+    @property
+    def passed(self) -> bool:
+        """Return whether the script has called `loss_terms` in this round."""
+        return self._step is not None
+
+    @property
+    def has_loss(self) -> bool:
+        """Return whether the script has given a loss to `step` in this round."""
+        return bool(self.losses)
+
     def loss_terms(self, batch: Any, output: Tensor) -> Tensor:
         """See `Federation.loss_terms`."""
         self.check_stop(self._should_stop)
@@ -265,6 +278,7 @@ class LoopTraining(LocalTraining):
             self.losses.append(plain_tensor(loss.detach()))
         for part in self.parts.values():
             part.after_step(step)
+        self.loop.stepped()
 
     def _passed(self) -> Step:
         if self._step is None:
