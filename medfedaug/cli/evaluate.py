@@ -15,7 +15,7 @@ from medfedaug.cli.options import Device, Limit, Local, SiteOrSites, State, exis
 from medfedaug.errors import ConfigError
 
 if TYPE_CHECKING:
-    from medfedaug.research.comparison.local_vs_global import WorthTable
+    from medfedaug.analysis.text_table import TextTable
 
 
 class Split(str, Enum):
@@ -97,7 +97,7 @@ def _evaluate_sites(out: Path | None, model: Path, data: Path, **options: Any) -
         say(f"{out}; for a page: medfedaug report {quote(str(out))}")
 
 
-def print_worth(worth: WorthTable) -> None:
+def print_worth(worth: TextTable) -> None:
     out_console.print(worth)
     for row in worth.rows:
-        say(row.sentence(worth.metric))
+        say(row.sentence)
