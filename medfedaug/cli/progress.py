@@ -103,9 +103,7 @@ class RoundProgress(_Bar):
             say(line, err=True)
         if kind in _NOW:
             self.update(_NOW[kind].format_map(event))
-        if kind in ("holdout", "resumed"):  # rounds of another process predict nothing
-            self.bar.reset(self.task, completed=event.get("round", 0))
-        elif kind == "round_finished":
+        if kind in ("resumed", "round_finished"):
             self.update(completed=event["round"])
 
 
