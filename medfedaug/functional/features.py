@@ -4,14 +4,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.functional.moments import feature_statistics
-from medfedaug.functional.passes import (
-    Affine,
-    affine,
-    check_features,
-    check_shape,
-    safe_sqrt,
-    working_precision,
-)
+from medfedaug.functional.passes import affine, check_features, check_shape, safe_sqrt, working_precision
 
 
 def augmentation_spread(statistic: Tensor, gamma: Tensor) -> Tensor:
@@ -101,11 +94,7 @@ def perturb_features(
     scale = noise_std.to(work.dtype) * spread_std / torch.where(varies, std, torch.ones_like(std))
     scale = torch.where(varies, scale, torch.zeros_like(scale)).to(work.dtype)
     shift = (noise_mean.to(work.dtype) * spread_mean - mean * scale).to(work.dtype)
-    if torch.jit.is_scripting() or torch.compiler.is_compiling():
-        moved = affine(work, 1.0 + scale, shift)
-    else:
-        moved = Affine.apply(work, 1.0 + scale, shift)
-    return moved.to(x.dtype)
+    return affine(work, 1.0 + scale, shift).to(x.dtype)
 
 
 def augment_features(
@@ -193,10 +182,7 @@ def normalise_features(
         check_shape(name, value, list(x.shape[:2]))
     work = working_precision(x)
     scale, shift = normalising(mean.to(work.dtype), std.to(work.dtype), weight, bias)
-    if torch.jit.is_scripting() or torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return affine(work, scale, shift).to(x.dtype)
-    normalised: Tensor = Affine.apply(work, scale, shift).to(x.dtype)
-    return normalised
+    return affine(work, scale, shift).to(x.dtype)
 
 
 def normalising(
@@ -213,7 +199,7 @@ def affine_shift(x: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
     """An affine map of every voxel's channels (FedRobust's ``Λ x + δ``).
 
     Args:
-        x: images, (B, C, *spatial), or flattened, (B, N), for a map over all of an image.
+        x: images, (B, C, *spatial).
         matrix: Λ, (C, C).
         shift: δ, (C,).
 
