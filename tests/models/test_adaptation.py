@@ -13,7 +13,6 @@ from medfedaug.models import (
     insert_ffa,
     insert_instance_adapters,
     instance_adapters,
-    remove_instance_adapters,
     training_adapters,
 )
 from medfedaug.models.adaptation import (
@@ -248,7 +247,7 @@ def test_the_network_stands_still_while_the_adapters_train_and_the_other_way_rou
     assert not same(before, network)
 
 
-def test_adapters_come_out_again_and_survive_copies():
+def test_adapters_survive_copies():
     torch.manual_seed(0)
     net = build_network("basicunet", features=(4, 8, 8, 8, 8, 4))
     plain, x = copy.deepcopy(net).eval(), torch.rand(2, 1, 32, 32)
@@ -258,11 +257,6 @@ def test_adapters_come_out_again_and_survive_copies():
         assert not torch.allclose(adapted, plain(x))
         for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
             assert torch.equal(other(x), adapted)
-        remove_instance_adapters(net)
-        assert torch.equal(net(x), plain(x))
-    assert [type(m) for m in net.modules()] == [type(m) for m in plain.modules()]
-    assert [n for n, _ in net.named_buffers()] == [n for n, _ in plain.named_buffers()]
-    insert_instance_adapters(net)
 
 
 def test_a_network_in_half_precision_adapts():
