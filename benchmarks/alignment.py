@@ -196,7 +196,7 @@ def main() -> None:
     arguments.add_argument("--weights", type=float, nargs="+", default=[0.0, 0.001, 0.01, 0.1, 1.0])
     arguments.add_argument("--taus", type=float, nargs="+", default=[0.01])
     arguments.add_argument("--stages", type=int, nargs="+", default=[-1], help="-1: the last of the encoder")
-    arguments.add_argument("--ranges", nargs="+", default=["stored"], choices=["batch", "received", "stored"])
+    arguments.add_argument("--ranges", nargs="+", default=["stored"], choices=["batch", "stored"])
     arguments.add_argument("--samples", nargs="+", default=["images", "pixels"], choices=["images", "pixels"])
     arguments.add_argument("--rounds", type=int, default=12)
     arguments.add_argument("--steps", type=int, default=10, help="a round")

@@ -124,7 +124,7 @@ def test_fedharmos_model_is_evaluated_with_the_amplitudes_it_was_trained_with(
     phantom_dir, tiny_config, tmp_path
 ):
     sites = ["site_A", "site_B", "site_C"]
-    server = run_in_process(tiny_config("harmofl"), phantom_dir, sites, "cpu")
+    server = run_in_process(tiny_config("fedharmo"), phantom_dir, sites, "cpu")
     write_run(tmp_path, server)
     evaluation = evaluate_model(tmp_path / "global_model.pt", phantom_dir, device="cpu")
     test = server.results()["test"]
