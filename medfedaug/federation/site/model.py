@@ -128,8 +128,7 @@ class SiteModel:
         learns = bool(methods_with(composition.methods, "unlabelled_images"))
         self.census = Census(
             [case.owner for case in training],
-            lambda: [len(of_case) for of_case in samples.by_case()],
-            self.min_patients,
+            least=self.min_patients,
             silent=[] if learns else [i for i, case in enumerate(training) if case.annotated == ()],
         )
         self.entry_patients = EntryPatients(self.census, self.network)

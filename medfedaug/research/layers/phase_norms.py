@@ -42,8 +42,6 @@ class StyleControlNorm(UnsavedModule, StageLayer):
 
     def __init__(self, num_channels: int, temperature: float = 0.1, eps: float = 1e-5) -> None:
         super().__init__(num_channels)
-        if not temperature > 0:
-            raise ValueError(f"temperature is {temperature}, expected a positive number")
         self.temperature, self.eps = float(temperature), float(eps)
         self.weight = nn.Parameter(torch.ones(num_channels))
         self.bias = nn.Parameter(torch.zeros(num_channels))
@@ -88,8 +86,6 @@ def control_shortcuts(net: Network, content: float = 0.5) -> Network:
         net: changed in place.
         content: λ, from 0, which keeps the phases, to 1, which is the batch norm itself.
     """
-    if not 0 <= content <= 1:
-        raise ValueError(f"content is {content}, expected a number from 0 to 1")
     for norm in shortcut_norms(net).values():
         _ControlContent(content).register_first(norm)
     return net

@@ -1,11 +1,7 @@
 """DAC-SC: norms that remove style from features and keep their content."""
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 
-from medfedaug.errors import ConfigError
-from medfedaug.methods.arguments import Positive, Share
 from medfedaug.methods.average import AveragedParameters, AverageServer
 from medfedaug.methods.base import Method, ServerContext, ServerExchange, SiteContext, SitePart
 from medfedaug.models import insert_layers, stage_layers
@@ -21,20 +17,14 @@ class DACSC(Method):
 
         x̂ = γ (s₁ IN(x) + s₂ x) + β,   s = softmax(h / T)
 
-    In the shortcuts of residual blocks CCNorm replaces the batch norm; it keeps the phases of
-    ``x − λμ`` (`medfedaug.research.functional.phases.control_content`).
+    with T = 0.1. In the shortcuts of residual blocks CCNorm replaces the batch norm; it keeps the phases of
+    ``x − λμ`` with λ = 0.5 (`medfedaug.research.functional.phases.control_content`).
 
     Exchange, every round and SCNorm: γ and β, (C,) each, and h, (2,), up; their average down, which a
     finished run keeps.
 
-    Args:
-        stages: the stages with an SCNorm; ``None``: all but the last.
-        content: λ of CCNorm, from 0, which keeps all phases, to 1, the batch norm itself.
-        temperature: T of the softmax; the smaller, the sooner one of the two shares dominates.
-
     Raises:
-        ConfigError: for arguments out of range.
-        ValueError: for a network whose stages are unknown, or that has a single one.
+        ValueError: for a network whose stages are unknown.
 
     Deviations:
         The abstract and the published code were available, not the paper's text. The code transforms features
@@ -50,23 +40,11 @@ class DACSC(Method):
     requires = frozenset({"norm_layers"})
     excludes = frozenset({"complete_state_dict"})
 
-    def __init__(
-        self, stages: Sequence[int | str] | None = None, content: Share = 0.5, temperature: Positive = 0.1
-    ) -> None:
-        self.stages, self.content, self.temperature = stages, content, temperature
-
     def prepare_network(self, network: nn.Module) -> nn.Module:
         """Insert the norms."""
-        stages, known = self.stages, known_stages(network)
-        if stages is None and known is not None:
-            stages = [stage.name for stage in known[:-1]]
-            if not stages:
-                raise ConfigError(
-                    f"dac_sc: {type(network).__name__} has one stage, and the last one gets no norm; name it "
-                    f"with dac_sc.stages=[{known[0].name}]"
-                )
-        insert_layers(network, StyleControlNorm, stages, temperature=self.temperature)
-        return control_shortcuts(network, self.content)
+        known = known_stages(network)
+        stages = None if known is None else [stage.name for stage in known[:-1]]
+        return control_shortcuts(insert_layers(network, StyleControlNorm, stages))
 
     def at_site(self, context: SiteContext) -> SitePart:
         return AveragedParameters(_parameters(context.network))

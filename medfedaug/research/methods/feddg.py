@@ -8,11 +8,11 @@ from torch import Tensor
 
 from medfedaug import functional as F
 from medfedaug.errors import DataError
-from medfedaug.methods.arguments import AtLeastOne, Count, NotNegative, Positive
+from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.class_features import FeatureSite
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
-from medfedaug.methods.gathered import GatheredServer, sample_groups
+from medfedaug.methods.gathered import GatheredServer
 from medfedaug.models.substitution import call_with
 from medfedaug.research.functional.boundary import boundary_features, class_contrast
 
@@ -38,27 +38,20 @@ class FedDG(Method):
 
     A step costs three to four times as much. Inference is the plain network's.
 
-    Each amplitude spectrum belongs to an image or a few: the method runs in simulations only.
+    Each amplitude spectrum belongs to an image: the method runs in simulations only.
 
     Args:
         band: low frequencies are those up to ⌊band · min(H, W)⌋ periods per image in each direction.
         beta: β.
         gamma: γ.
         temperature: τ.
-        counterparts: number of other sites from which each image gets a counterpart in a step; 0 for all.
-            Their losses are averaged, and all of them enter the boundary loss.
-        outside: the width of the background around a region, in pixels.
-        group: the number of images whose amplitudes are averaged before they leave the site.
-        second_order: let the gradient pass through the gradient of the inner step.
-        head: dotted name of the module whose input the features are; by default the network's last layer.
 
-    Exchange, once: ``amplitudes`` (N, C, 2r + 1, r + 1) up, one for each group of images, with r =
+    Exchange, once: ``amplitudes`` (N, C, 2r + 1, r + 1) up, one for each image, with r =
     ⌊band · min(H, W)⌋; those of every site down.
 
     Raises:
         ConfigError: for arguments out of range.
-        DataError: for a site with images of several sizes whose numbers of low frequencies differ, or with
-            fewer images than ``group``.
+        DataError: for a site with images of several sizes whose numbers of low frequencies differ.
 
     Deviations:
         The paper's text was not available: the equations are from its public code, as far as it is complete.
@@ -84,15 +77,8 @@ class FedDG(Method):
         beta: NotNegative = 0.001,
         gamma: NotNegative = 0.1,
         temperature: Positive = 0.05,
-        counterparts: Count = 1,
-        outside: AtLeastOne = 5,
-        group: AtLeastOne = 1,
-        second_order: bool = False,
-        head: str | None = None,
     ) -> None:
         self.band, self.beta, self.gamma, self.temperature = band, beta, gamma, temperature
-        self.counterparts, self.outside, self.group = counterparts, outside, group
-        self.second_order, self.head = second_order, head
 
     def at_site(self, context: SiteContext) -> SitePart:
         return FedDGSite(self, context)
@@ -109,15 +95,14 @@ class FedDGSite(FeatureSite, SiteExchange):
     """
 
     def __init__(self, method: FedDG, context: SiteContext) -> None:
-        super().__init__(context.network, method.head)
+        super().__init__(context.network)
         self.method, self.context = method, context
         self.before_training = self
         self.others: list[Tensor] = []
         self._terms: list[Tensor] = []
 
     def collect(self) -> Payload:
-        """Return the amplitudes of the training images, averaged over groups of images."""
-        groups = sample_groups("feddg", self.context, self.method.group)
+        """Return the amplitudes of the training images."""
         parts = [F.low_amplitudes(x, self.method.band).cpu() for x in self.context.training_images()]
         if len({tuple(part.shape[2:]) for part in parts}) > 1:
             raise DataError(
@@ -125,10 +110,7 @@ class FedDGSite(FeatureSite, SiteExchange):
                 site=self.context.name,
                 hint="Resample them to one size, or set feddg.band=0.",
             )
-        amplitudes = torch.cat(parts)
-        sums = torch.zeros(int(groups.max()) + 1, *amplitudes.shape[1:], dtype=torch.float64)
-        sums.index_add_(0, groups, amplitudes)
-        return {"amplitudes": (sums / groups.bincount().reshape(-1, 1, 1, 1)).float()}
+        return {"amplitudes": torch.cat(parts).float()}
 
     def apply(self, payload: Payload) -> None:
         others = sorted(payload.keys() - {f"amplitudes/{self.context.name}"})
@@ -143,13 +125,10 @@ class FedDGSite(FeatureSite, SiteExchange):
         if not self.others:
             return None
         weights = self._inner_step(step)
-        losses, boundaries = [], [features]
-        for images in self._counterparts(step.inputs):
-            # A separate pass for each, so that a norm layer has the style of one site at a time.
-            losses.append(step.criterion(call_with(step.network, weights, images), step.targets))
-            boundaries.append(self.last_features())
-        boundary = self._boundary_loss(boundaries, step.targets)
-        terms = torch.stack([torch.stack(losses).mean(), boundary])
+        outputs = call_with(step.network, weights, self._counterparts(step.inputs))
+        loss = step.criterion(outputs, step.targets)
+        boundary = self._boundary_loss([features, self.last_features()], step.targets)
+        terms = torch.stack([loss, boundary])
         self._terms.append(terms.detach())
         return terms[0] + self.method.gamma * terms[1]
 
@@ -160,7 +139,6 @@ class FedDGSite(FeatureSite, SiteExchange):
             step.task_loss,
             list(parameters.values()),
             retain_graph=True,
-            create_graph=self.method.second_order,
             allow_unused=True,
         )
         moved = {
@@ -170,23 +148,18 @@ class FedDGSite(FeatureSite, SiteExchange):
         return {**moved, **{name: buffer.clone() for name, buffer in step.network.named_buffers()}}
 
     @torch.no_grad()
-    def _counterparts(self, inputs: Tensor) -> list[Tensor]:
-        number = min(self.method.counterparts or len(self.others), len(self.others))
-        sites = torch.rand(len(inputs), len(self.others)).argsort(dim=1)[:, :number]
-        draws = torch.rand(2, len(inputs), number)  # the image of the site, and λ
-        counterparts = []
-        for chosen, place, share in zip(sites.T, *(draw.T for draw in draws), strict=True):
-            pairs = zip((self.others[site] for site in chosen.tolist()), place.tolist(), strict=True)
-            amplitudes = torch.stack([images[int(draw * len(images))] for images, draw in pairs])
-            share = share.to(inputs.device, non_blocking=True)
-            counterparts.append(F.mix_low_amplitudes(inputs, amplitudes, share, self.method.band))
-        return counterparts
+    def _counterparts(self, inputs: Tensor) -> Tensor:
+        sites = torch.randint(len(self.others), (len(inputs),)).tolist()
+        place, share = torch.rand(2, len(inputs))  # the image of the site, and λ
+        pairs = zip((self.others[site] for site in sites), place.tolist(), strict=True)
+        amplitudes = torch.stack([images[int(draw * len(images))] for images, draw in pairs])
+        return F.mix_low_amplitudes(inputs, amplitudes, share.to(inputs.device), self.method.band)
 
     def _boundary_loss(self, features: list[Tensor], targets: Tensor) -> Tensor:
         task = self.context.task
         assert task is not None
         masks = task.probabilities(targets)[:, 1:].float()
-        passes = [boundary_features(z, masks, self.method.outside) for z in features]
+        passes = [boundary_features(z, masks) for z in features]
         at = torch.cat([boundary for boundary, _, _ in passes])
         around = torch.cat([background for _, background, _ in passes])
         present = torch.cat([mask for _, _, mask in passes])

@@ -8,10 +8,12 @@ from monai.utils import convert_to_tensor
 from torch import Tensor
 
 from medfedaug.config.kinds import INTENSITY_MEAN
+from medfedaug.config.run import derive_seed
+from medfedaug.errors import DataError
 from medfedaug.methods.arguments import AtLeastTwo, BelowOne
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step, Targets
-from medfedaug.methods.gathered import GatheredServer, sample_groups
+from medfedaug.methods.gathered import GatheredServer
 
 
 class FedMix(Method):
@@ -72,7 +74,7 @@ class FedMixSite(SitePart, SiteExchange):
     @torch.no_grad()
     def collect(self) -> Payload:
         """Return the means of random groups: a mean of a patient's adjacent slices would show the patient."""
-        groups = sample_groups("fedmix", self.context, self.method.group)
+        groups = self._groups()
         images: list[Tensor] = [torch.zeros(())] * (int(groups.max()) + 1)
         labels, position = list(images), 0
         for inputs, targets in self.context.training_batches():
@@ -85,6 +87,18 @@ class FedMixSite(SitePart, SiteExchange):
         means = [_fit(image, shape) / n for image, n in zip(images, members, strict=True)]
         shares = [_background(_fit(label, shape) / n) for label, n in zip(labels, members, strict=True)]
         return {"images": torch.stack(means).float(), "labels": torch.stack(shares).float()}
+
+    def _groups(self) -> Tensor:
+        """Divide the training samples at random into groups of ``group`` or more, reproducibly."""
+        count, size, site = self.context.num_samples(), self.method.group, self.context.name
+        if count < size:
+            raise DataError(
+                f"{count} training samples, and fedmix sends means of {size}",
+                site=site,
+                hint="Leave the site out or use another method.",
+            )
+        generator = torch.Generator().manual_seed(derive_seed("fedmix", site))
+        return torch.randperm(count, generator=generator) % (count // size)
 
     def apply(self, payload: Payload) -> None:
         device = self.context.device

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.errors import ConfigError
-from medfedaug.methods.arguments import NotNegative, Share
+from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step, Targets
 from medfedaug.research.functional.convolution import mix_convolution, prediction_spread
 
@@ -17,11 +17,11 @@ class RandConv(Method):
 
     Every batch passes a convolution with random weights, which changes textures and keeps shapes: W of kernel
     size k, drawn from a list, with independent entries ``N(0, 1/(C k²))`` for C channels (``C k³``
-    in 3D), without bias. In mixing mode (RC_mix) the images become ::
+    in 3D), without bias. The images become (RC_mix) ::
 
-        x′ = α x + (1 − α)(W * x),   α ~ U(0, 1),
+        x′ = α x + (1 − α)(W * x),   α ~ U(0, 1).
 
-    and otherwise (RC_img) W * x, or with probability p stay as they are. The loss of x' gains ::
+    The loss of x' gains ::
 
         (λ/3) Σ_(j=1..3) KL(pⱼ ‖ p̄)
 
@@ -31,34 +31,26 @@ class RandConv(Method):
     Only the model leaves a site. A step costs three times as much, unless λ = 0.
 
     Args:
-        mixing: mix images with their convolution.
-        probability: p, without ``mixing``.
         kernels: the kernel sizes, odd.
-        consistency: λ; 0 for the augmentation alone. The paper's for digits is 10 with mixing and 5 without.
+        consistency: λ; 0 for the augmentation alone. The paper's for digits is 10.
 
     Raises:
         ConfigError: for arguments out of range.
 
     Deviations:
-        This follows the paper's public code, but makes the two other versions from x, as in the paper's
-        algorithm, and not from x'. For label maps the divergence is averaged over the voxels. All three
-        passes update running statistics, as in the code. Name a method that mixes images before this one, or
-        it changes x' alone. Images are the network's input, normalised or not, and are not clipped.
+        The paper also has RC_img, without mixing. This follows the paper's public code, but makes the two
+        other versions from x, as in the paper's algorithm, and not from x'. For label maps the divergence is
+        averaged over the voxels. All three passes update running statistics, as in the code. Name a method
+        that mixes images before this one, or it changes x' alone. Images are the network's input, normalised
+        or not, and are not clipped.
     """
 
     name = "randconv"
     provides = frozenset({"extra_passes"})
 
-    def __init__(
-        self,
-        mixing: bool = True,
-        probability: Share = 0.5,
-        kernels: Sequence[int] = (1, 3, 5, 7),
-        consistency: NotNegative = 10.0,
-    ) -> None:
+    def __init__(self, kernels: Sequence[int] = (1, 3, 5, 7), consistency: NotNegative = 10.0) -> None:
         if not kernels or any(k < 1 or k % 2 == 0 for k in kernels):
             raise ConfigError(f"randconv: kernels are odd numbers from 1, got {list(kernels)}")
-        self.mixing, self.probability = mixing, probability
         self.kernels, self.consistency = tuple(kernels), consistency
 
     def at_site(self, context: SiteContext) -> SitePart:
@@ -81,13 +73,9 @@ class RandConvSite(SitePart):
         return self._version(inputs), targets
 
     def _version(self, x: Tensor) -> Tensor:
-        method, channels, dims = self.method, x.shape[1], x.dim() - 2
+        kernels, channels, dims = self.method.kernels, x.shape[1], x.dim() - 2
         share = float(torch.rand(()))
-        if not method.mixing:
-            if share < method.probability:
-                return x
-            share = 0.0
-        size = method.kernels[int(torch.randint(len(method.kernels), ()))]
+        size = kernels[int(torch.randint(len(kernels), ()))]
         weight = torch.randn(channels, channels, *(size,) * dims)
         return mix_convolution(x, weight.to(x.device) / math.sqrt(channels * size**dims), share)
 
