@@ -178,12 +178,6 @@ def test_a_region_without_a_boundary_has_no_loss():
     assert class_contrast(torch.cat([h, h]), torch.tensor([1, 1]), 0.1).item() == 0.0
 
 
-def test_the_contrast_has_a_derivative():
-    h = torch.rand(5, 3, dtype=torch.float64, requires_grad=True)
-    kinds = torch.tensor([0, 0, 1, 1, 0])
-    assert torch.autograd.gradcheck(lambda x: class_contrast(x, kinds, 0.3), h)
-
-
 def test_feddg_refuses_classification(photo_config):
     with pytest.raises(ConfigError, match="feddg is defined for segmentation"):
         Composition(photo_config("feddg"))

@@ -10,7 +10,6 @@ from medfedaug.errors import DataError
 from medfedaug.federation.messages.tensor_checks import check_tensors
 from medfedaug.methods.base import ServerContext, SiteContext
 from medfedaug.research.methods.fedmix import FedMix
-from medfedaug.tasks import ClassificationTask, SegmentationTask
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["photographs", "label maps"])
@@ -102,19 +101,3 @@ def test_fedmix_refuses_invalid_means_and_sites_with_too_few_samples():
             server.check({"images": images, "labels": labels, **wrong})
     with pytest.raises(DataError, match=r"site A.*4 training samples.*means of 5"):
         fedmix_sites({"A": 4})["A"][3].collect()
-
-
-def test_the_loss_takes_probabilities_for_labels():
-    outputs = torch.randn(4, 3, 8, 8)
-    labels = torch.randint(3, (4, 1, 8, 8))
-    segmentation = SegmentationTask(3)
-    assert segmentation.probabilities(labels).shape == (4, 3, 8, 8)
-    torch.testing.assert_close(
-        segmentation.loss(outputs, segmentation.probabilities(labels)), segmentation.loss(outputs, labels)
-    )
-    classification = ClassificationTask(["a", "b", "c"], scale=True)
-    logits, classes = outputs[:, :, 0, 0], labels[:, 0, 0, 0]
-    torch.testing.assert_close(
-        classification.loss(logits, classification.probabilities(classes)),
-        classification.loss(logits, classes),
-    )

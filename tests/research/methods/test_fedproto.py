@@ -68,24 +68,6 @@ def loss_of(site, network, images, labels):
     return loss
 
 
-def test_fedproto_loss_is_the_distance_of_the_batchs_prototypes():
-    network = proto_network()
-    images, labels = torch.rand(6, 1, 2, 3), torch.tensor([0, 0, 1, 2, 2, 2])
-    site = proto_site(network, images, weight=0.7)
-    assert loss_of(site, network, images, labels) is None  # the first round has no prototypes
-    means = torch.rand(3, 4)
-    site.apply({"means": means, "counts": torch.tensor([3.0, 0.0, 1.0])})
-    loss = loss_of(site, network, images, labels)
-    features = network[:3](images).double()
-    expected = 0.7 * sum(
-        (features[labels == label].mean(0) - means[label].double()).square().sum().sqrt() for label in (0, 2)
-    )
-    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
-    loss.backward()
-    assert float(network[1].weight.grad.abs().max()) > 0
-    assert network[3].weight.grad is None
-
-
 def test_sums_of_a_class_without_images_are_refused():
     network = proto_network()
     server = FedProto().every_round(ServerContext(network, 1, task=Points()))

@@ -60,16 +60,6 @@ def batch(size):
     return x, torch.randint(3, (size,), generator=generator)
 
 
-def test_in_evaluation_the_network_is_as_it_was():
-    network, _ = begun()
-    x, _ = batch(4)
-    drawn = torch.get_rng_state()
-    outputs = network.eval()(x)
-    assert torch.equal(torch.get_rng_state(), drawn)
-    assert torch.equal(outputs, small_network()(x))
-    assert not torch.equal(network.train()(x), small_network()(x))
-
-
 def test_a_deviation_that_rounds_to_zero_has_a_finite_loss():
     network, site = begun()
     site.representation.deviation.bias.data.fill_(-1e4)
