@@ -37,7 +37,6 @@ from medfedaug.hospital.privacy.accountant import require_opacus
 from medfedaug.hospital.privacy.policy import OPEN_PROMISE, PrivacyPolicy
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.methods.registry import BUILT_IN_NAMES, method_class
-from medfedaug.metrics.registry import BUILT_IN_METRICS, plugin_metric
 from medfedaug.models.networks import built_in_networks, network_builder
 from medfedaug.nvflare_jobs.kit import allowed
 from medfedaug.nvflare_jobs.kit.cleaning import survey
@@ -221,7 +220,6 @@ def _loaded(name: str, text: str, parts: Sequence[plugins.Plugin]) -> Check:
         plugins.METHODS: (BUILT_IN_NAMES, method_class),
         plugins.NETWORKS: (built_in_networks(), network_builder),
         plugins.LOSSES: (BUILT_IN_LOSSES, loss_class),
-        plugins.METRICS: (BUILT_IN_METRICS, plugin_metric),
         plugins.FORMATS: (BUILT_IN_SUFFIXES, plugin_format),
     }
     try:
