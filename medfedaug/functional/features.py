@@ -151,44 +151,17 @@ def augment_features(
     return perturb_features(x, mean, std, spread_mean, spread_std, noise_mean, noise_std)
 
 
-def normalise_features(
-    x: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
-) -> Tensor:
-    """Normalise every image with its statistics (FedFD section 3.1; statistics of Eq. 2 or 6).
-
-    ::
-
-        γ (a − μ)/σ + β
-
-    Args:
-        x: features, (B, C, *spatial).
-        mean: (B, C).
-        std: (B, C), positive.
-        weight: γ, (C,); 1 where ``None``.
-        bias: β, (C,); 0 where ``None``.
-
-    Returns:
-        The normalised features, shape and dtype of `x`.
-
-    Raises:
-        ValueError: when a shape does not fit, naming the argument.
-
-    Example:
-        >>> x = torch.tensor([[[1.0, 3.0]]])
-        >>> normalise_features(x, torch.tensor([[2.0]]), torch.tensor([[0.5]]))
-        tensor([[[-2.,  2.]]])
-    """
-    for name, value in (("mean", mean), ("std", std)):
-        check_shape(name, value, list(x.shape[:2]))
-    work = working_precision(x)
-    scale, shift = normalising(mean.to(work.dtype), std.to(work.dtype), weight, bias)
-    return affine(work, scale, shift).to(x.dtype)
-
-
 def normalising(
     mean: Tensor, std: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return scale and shift, (B, C) each, for `normalise_features`, with its arguments."""
+    """Scale and shift, (B, C) each, of ``γ (a − μ)/σ + β`` (FedFD section 3.1).
+
+    Args:
+        mean: μ, (B, C).
+        std: σ, (B, C), positive.
+        weight: γ, (C,); 1 where ``None``.
+        bias: β, (C,); 0 where ``None``.
+    """
     scale = std.reciprocal() if weight is None else weight.to(std.dtype) / std
     if bias is None:
         return scale, -mean * scale

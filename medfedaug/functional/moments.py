@@ -12,25 +12,6 @@ from medfedaug.functional.passes import (
 )
 
 
-def feature_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and population variance of every channel of every image.
-
-    The caller adds an eps: the variance of a constant channel may be a rounding error, which
-    `feature_statistics` sets to zero.
-
-    Args:
-        x: features, (B, C, *spatial) with at least one spatial dimension.
-
-    Returns:
-        `(mean, variance)`, (B, C) each, at least float32.
-
-    Example:
-        >>> feature_moments(torch.tensor([[[1.0, 3.0], [5.0, 5.0]]]))
-        (tensor([[2., 5.]]), tensor([[1., 0.]]))
-    """
-    return moments(working_precision(x))
-
-
 def feature_statistics(x: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of every channel of every image (FedFA+ Eq. 2).
 

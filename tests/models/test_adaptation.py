@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from medfedaug import functional as F
 from medfedaug.models import (
     build_network,
     insert_ffa,
@@ -257,16 +256,3 @@ def test_what_cannot_be_adapted_says_why():
         insert_instance_adapters(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     with pytest.raises(ValueError, match="no batch norm with running"):
         adapt_batch_norm(nn.BatchNorm2d(2, track_running_stats=False))
-
-
-def test_normalising_has_the_gradient_of_the_equation():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64, requires_grad=True)
-    rest = [
-        torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5 for shape in ((2, 3), (2, 3), 3, 3)
-    ]
-    for tensor in rest:
-        tensor.requires_grad_()
-    assert torch.autograd.gradcheck(F.normalise_features, (x, *rest))
-    with pytest.raises(ValueError, match="std"):
-        F.normalise_features(x, rest[0], rest[2])

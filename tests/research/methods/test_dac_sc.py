@@ -12,9 +12,13 @@ from torch.nn.functional import conv2d, cross_entropy
 
 from medfedaug.models import build_network, networks, remove_layers
 from medfedaug.models.classifiers import StagedClassifier
-from medfedaug.research.functional.phases import control_style
-from medfedaug.research.layers.phase_norms import StyleControlNorm, control_shortcuts, shortcut_norms
-from medfedaug.research.methods.dac_sc import DACSC
+from medfedaug.research.methods.dac_sc import (
+    DACSC,
+    StyleControlNorm,
+    control_shortcuts,
+    control_style,
+    shortcut_norms,
+)
 
 
 def composed(amplitudes, phases, space):

@@ -15,8 +15,7 @@ from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.methods import parse_methods
 from medfedaug.methods.base import SiteContext, Step
-from medfedaug.research.functional.boundary import boundary_features, class_contrast
-from medfedaug.research.methods.feddg import FedDG
+from medfedaug.research.methods.feddg import FedDG, boundary_features, class_contrast
 from medfedaug.simulate import configure
 
 SIDE, BAND, BETA, GAMMA, TAU = 32, 0.1, 0.5, 0.3, 0.2

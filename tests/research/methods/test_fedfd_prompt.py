@@ -14,8 +14,7 @@ from medfedaug.federation.composition import Composition
 from medfedaug.methods import parse_methods
 from medfedaug.methods.base import SiteContext
 from medfedaug.models import build_network
-from medfedaug.research.layers.prompts import find_prompts, insert_prompts, mixing_prompts
-from medfedaug.research.methods.fedfd_prompt import FedFDPrompt
+from medfedaug.research.methods.fedfd_prompt import FedFDPrompt, find_prompts, insert_prompts, mixing_prompts
 from medfedaug.simulate import configure
 
 SMALL = {"img_size": 32, "hidden_size": 12, "mlp_dim": 8, "num_layers": 2, "num_heads": 3}

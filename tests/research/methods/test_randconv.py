@@ -9,7 +9,7 @@ from reference import UNEVEN, assert_models, federated_averaging, step_down
 from scipy import ndimage
 from torch.nn.functional import cross_entropy
 
-from medfedaug.research.functional.convolution import mix_convolution, prediction_spread
+from medfedaug.research.methods.randconv import mix_convolution, prediction_spread
 
 KERNELS = (1, 3, 5)
 
