@@ -44,7 +44,6 @@ def object_identity(
     codes: Mapping[str, SegmentCodes],
     again: str,
     *,
-    flips: bool = False,
     further: Mapping[str, str] | None = None,
 ) -> ModelIdentity:
     """Return the identity of a case's objects, which depends on settings and further series.
@@ -58,8 +57,6 @@ def object_identity(
         chosen["codes"] = {name: asdict(code) for name, code in codes.items()}
     if origin.pair is not None and not origin.site:
         chosen["statistics"] = [origin.pair.mean.tolist(), origin.pair.std.tolist()]
-    if flips:
-        chosen["flips"] = True
     if further:
         chosen["series"] = dict(further)
     text = json.dumps(chosen, sort_keys=True).encode()

@@ -57,18 +57,9 @@ class DicomObjects(SeriesObjects):
     def identity(self, case: Case) -> ModelIdentity:
         """Return the identity of the objects of a case."""
         further = self.further.get(case.name) or further_series(case, self.folder.channel_names)
-        flips = self.options.flips
-        return object_identity(self.models, self.origin, self.codes, self.again, flips=flips, further=further)
+        return object_identity(self.models, self.origin, self.codes, self.again, further=further)
 
-    def write(
-        self,
-        out: Path,
-        case: Case,
-        label: Tensor,
-        file: str,
-        segments: Classes,
-        quality: Mapping[str, Mapping[str, float]],
-    ) -> None:
+    def write(self, out: Path, case: Case, label: Tensor, file: str, segments: Classes) -> None:
         """Write the objects of a series.
 
         Raises:
@@ -84,9 +75,7 @@ class DicomObjects(SeriesObjects):
             if kind is ObjectKind.RTSTRUCT:
                 write_whole(out / name, lambda path: write_rtstruct(path, image, voxels, model))
             else:
-                write_whole(
-                    out / name, lambda path: write_report(path, image, voxels, out / file, model, quality)
-                )
+                write_whole(out / name, lambda path: write_report(path, image, voxels, out / file, model))
 
 
 def object_files(out: Path, case: str) -> dict[ObjectKind, Path]:
