@@ -196,15 +196,15 @@ def _print_patients(content: Mapping[str, Any]) -> int:
 def _print_next_job(out: Path, state: Path) -> None:
     """Print whether the next job is possible after a withdrawal, and what a withdrawal does not undo."""
     from medfedaug.hospital.pacs.case_files import CaseFiles
-    from medfedaug.hospital.privacy.job_policy import JobRules
+    from medfedaug.hospital.privacy.policy import PrivacyPolicy
 
     content = CaseFiles(out, state).content()
-    training, least = _print_patients(content) if content else 0, JobRules().min_cases
+    training, least = _print_patients(content) if content else 0, PrivacyPolicy().min_images
     if training >= least:
         say("the next job is possible with the default rules; medfedaug site doctor KIT checks a kit's own")
     else:
         text = f"the site is left out of the next job: {counted(training, 'patient')} would train, and the "
-        say(f"{text}default rule min_cases is {least}", "yellow", err=True)
+        say(f"{text}default of min_images is {least}", "yellow", err=True)
     say("models that were trained keep what they learned; what to write to the patient: docs/howto/ethics.md")
 
 

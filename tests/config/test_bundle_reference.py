@@ -23,7 +23,7 @@ from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.simulate import configure
 from medfedaug.tasks.bundle.parser import BundleConfiguration
 
-LOOSE = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}
+LOOSE = {"privacy": {"min_images": 1}}
 
 
 @pytest.fixture(scope="module")

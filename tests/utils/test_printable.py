@@ -141,7 +141,7 @@ def kit(phantom_dir, tmp_path) -> Hospital:
         tmp_path / "kits/site_A",
         phantom_dir / "site_A",
         privacy={"min_images": 1},
-        jobs={"min_cases": 1, "approve": True},
+        jobs={"approve": True},
     )
 
 
@@ -202,7 +202,7 @@ def damage(folder: Path) -> None:
 
 
 def rules(**jobs):
-    return {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1, **jobs}}
+    return {"privacy": {"min_images": 1}, "jobs": jobs}
 
 
 def test_a_federation_with_a_site_whose_names_and_errors_are_such(

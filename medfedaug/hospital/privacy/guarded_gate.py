@@ -183,10 +183,10 @@ class GuardedGate(Gate):
             names = ", ".join(method.name for method in uncounted)
             reason = "sends what a site cannot say the patients of, and runs in simulations only"
             raise PrivacyRefused(self.site, f"{names} {reason}")
-        if trainer.trains:
-            self.rules.check_cases(self.site, trainer.folder.cases_of_patients("training"))
         privacy = own_privacy(trainer)
         self.min_patients = privacy.min_patients
+        if trainer.trains:
+            privacy.policy.check_patients(self.site, trainer.folder.cases_of_patients("training"))
         if self.comparison is not None:  # one training at a time
             for earlier in self._accounts.values():
                 earlier.bind()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
 
 from annotated_types import MinLen
@@ -66,12 +66,6 @@ max_rounds is 100
         flags=("--allow-loop",),
     )
     max_rounds: int = setting(1000, "Most rounds of a job, repeated ones included.", above=0)
-    min_cases: int = setting(
-        10,
-        "Least patients or cases with which the site trains. Patients count where the site's list names "
-        "them.",
-        above=0,
-    )
     allow_limit: bool = setting(False, "Let a job choose a part of the cases by its limit.", rare=True)
     max_model_mb: float = setting(1024.0, "Largest model, in MB.", above=0, rare=True)
     max_payload_mb: float = setting(
@@ -144,19 +138,6 @@ max_rounds is 100
                     _refuse(site, reason, "is that jobs name none")
         self.check_model(site, _megabytes(config, self.max_model_mb))
 
-    def check_cases(self, site: str, per_patient: Sequence[int]) -> None:
-        """Check the number of a site's training cases, given the number of each patient's.
-
-        `min_cases` counts patients, since ten images of one patient reveal one patient.
-
-        Raises:
-            JobRefused: naming the number and the rule.
-        """
-        patients, cases = len(per_patient), sum(per_patient)
-        if patients < self.min_cases:
-            of = f" of {withheld(patients)} patient{'s' * (patients != 1)}" if patients < cases else ""
-            _refuse(site, f"{withheld(cases)} cases{of} would train", f"min_cases is {self.min_cases}")
-
     def check_trainings(self, site: str, count: int) -> None:
         """Check the number of trainings of a job: a server may repeat a round with other weights."""
         if count > self.max_rounds:
@@ -184,7 +165,7 @@ max_rounds is 100
         parts = parts or ["all methods, networks and tasks"]
         parts += [
             f"training loops: {', '.join(self.loops) or 'only that of medfedaug'}",
-            f"at least {self.min_cases} cases, at most {self.max_rounds} rounds",
+            f"at most {self.max_rounds} rounds",
             "limit allowed" if self.allow_limit else "no limit",
             f"models up to {self.max_model_mb:g} MB, exchanges up to {self.max_payload_mb:g} MB",
         ]

@@ -170,8 +170,6 @@ def withheld_here(config: RunConfig, settings: SiteSettings) -> Iterator[str]:
         return
     yield f"each number, scores included, of fewer than {policy.min_images} patients (min_images)"
     yield "the training's losses, scores of single cases and classes, distances, names of cases and files"
-    if settings.jobs.min_cases > policy.min_images:
-        yield f"everything of a training with fewer than {settings.jobs.min_cases} patients (min_cases)"
     if policy.epsilon is not None:
         yield (
             f"whatever would exceed ε = {policy.epsilon:g} of a patient over all jobs, and whatever noise "

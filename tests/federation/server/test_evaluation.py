@@ -175,7 +175,7 @@ def test_the_ledger_has_each_release_under_the_cases_of_its_own_run(hospitals, t
     limits = {key: None if key == FEDERATION else 4 for key in runs}
     runs = {key: replace(run, config=replace(run.config, limit=limits[key])) for key, run in runs.items()}
     policy = PrivacyPolicy(min_images=2)
-    rules, names = JobRules(min_cases=1, allow_limit=True), Pseudonyms(b"key")
+    rules, names = JobRules(allow_limit=True), Pseudonyms(b"key")
     book = JobBook(tmp_path / "jobs")
     gate = GuardedGate("site_A", rules, names, book, "job", "approve", Identity)
     trainers = {

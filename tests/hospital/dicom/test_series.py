@@ -477,7 +477,7 @@ def test_a_sites_error_about_its_series_names_none_of_them_to_the_server(make_si
         write_slices(site / "images/series", VOXELS, study="1.2.3", series=f"1.2.3.{number}", **named)
     listing = site / "dataset.json"
     listing.write_text(listing.read_text().replace("images/0.nii.gz", "images/series"))
-    free = {"min_cases": 1, "allow_limit": True}
+    free = {"allow_limit": True}
     hospital = Hospital(tmp_path / "kits/A", site, privacy={"min_images": 1}, jobs=free)
     hospital.start(tiny_config("fedavg"), "job-1")
     reply = hospital.answer(Request(PREPARE))

@@ -27,8 +27,8 @@ from medfedaug.nvflare_jobs.simulator import simulator
 def hospital(phantom_dir, tmp_path):
     """A site with three training cases, whose rules are otherwise the default."""
 
-    def make(name: str = "site_A", **jobs) -> Hospital:
-        settings = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1, **jobs}}
+    def make(name: str = "site_A", min_images: int = 1, **jobs) -> Hospital:
+        settings = {"privacy": {"min_images": min_images}, "jobs": jobs}
         return Hospital(tmp_path / "kits" / name, phantom_dir / name, **settings)
 
     return make
@@ -48,7 +48,6 @@ def deploy(hospital):
 REFUSED = {
     "rounds without end": ({"rounds": 10**9}, {}, "rounds are {}", "max_rounds is 1000", "1000000000"),
     "a part of the cases": ({"limit": 2}, {}, "limit is {}", "allow_limit is false", "2"),
-    "few cases": ({}, {"min_cases": 10}, "{} cases would train", "min_cases is 10", "3"),
     "a method": (
         *({"methods": "fedavg,fedbn"}, {"methods": ["fedavg"]}, "method is {}"),
         *("methods allows fedavg", "fedbn"),
@@ -261,7 +260,7 @@ def test_a_request_that_is_none_of_the_protocol_is_refused_with_a_reason(
 
 def test_a_site_that_a_job_leaves_out_does_not_train_past_its_rules(hospital, tiny_config):
     """Its training cases are not checked when the job is opened, since nothing is to leave of them."""
-    site, config = hospital(min_cases=10), tiny_config(holdout=("site_A",))
+    site, config = hospital(min_images=10), tiny_config(holdout=("site_A",))
     site.start(config, "job-1")
     server = FederationServer(config)
     request = Request("train", 1, weights=server.state, run=server.run)
@@ -272,10 +271,10 @@ def test_a_site_that_a_job_leaves_out_does_not_train_past_its_rules(hospital, ti
 
 
 def test_what_a_server_is_told_before_data_are_open_is_in_the_ledger(hospital, tiny_config):
-    site = hospital(min_cases=10)
+    site = hospital(min_images=10)
     site.start(tiny_config(), "job-1")
     told = site.answer(Request("prepare")).error
-    assert "min_cases is 10" in told
+    assert "… cases would train, and min_images of the site's policy is 10" in told
     entries = PrivacyLedger(site.kit / "medfedaug/ledger.sqlite").entries()
     assert [(entry.release.kind, entry.release.shape) for entry in entries] == [("message", told)]
 
@@ -320,7 +319,7 @@ def test_site_configure_sets_the_rules_and_doctor_shows_them(kits, run):
     assert SiteSettings.load(kit, {}).jobs == JobRules.from_dict({**written, "approve": False})
     check = next(check for check in examine(kit) if check.name == "jobs")
     assert check.ok
-    for words in ("methods: fedavg, fedbn", "at least 10 cases, at most 50 rounds", "no limit"):
+    for words in ("methods: fedavg, fedbn", "at most 50 rounds", "no limit"):
         assert words in check.found
     code, _, err = run("site", "configure", kits / "fl-server.example.org", "--approve")
     assert code == 2

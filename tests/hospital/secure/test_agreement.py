@@ -15,7 +15,7 @@ import reference
 import torch
 from hospitals import Hospital
 from hostile import RUN, STEPS, HostileServer, Oracle, get, leaves, others, put
-from secure_project import LAX, SERVER, Project, write_kit
+from secure_project import SERVER, Project, write_kit
 
 from medfedaug.data.sites import find_sites
 from medfedaug.federation.messages.messages import CONFIRM, KEYS, OPEN, SHARES, TEST, TRAIN, VALIDATE, Request
@@ -66,7 +66,7 @@ def serve(make_photos, tmp_path, monkeypatch, project, issued, oracle):
             hospitals[name] = Hospital(
                 *(tmp_path / "kits" / name, tmp_path / "photos" / name),
                 privacy={"min_images": 1},
-                jobs={**LAX, "max_sum_sets": 10**6, **rules},
+                jobs={"max_sum_sets": 10**6, **rules},
             )
         config = configure(
             find_sites(tmp_path / "photos"),

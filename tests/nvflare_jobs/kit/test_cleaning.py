@@ -14,7 +14,7 @@ from medfedaug.federation import FederationServer
 from medfedaug.federation.protocol import run as run_protocol
 
 DAY = 86400.0
-RULES = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}
+RULES = {"privacy": {"min_images": 1}}
 
 
 def age(folder: Path, days: float) -> None:
