@@ -112,7 +112,7 @@ def import_(
                 changed=changed,
                 new_uid=pseudonyms.uid,
             )
-    _print_outcome(outcome, state_folder)
+    _print_outcome(outcome)
     if changed and not settings.refresh:
         say(f"{len(changed)} of the studies changed in the archive; --refresh takes them again")
     say(f"{len(plans) - len(outcome.problems)} of {len(plans)} studies in {out}; who is who: {state_folder}")
@@ -148,14 +148,9 @@ def _withdraw(file: Path, out: Path, state: Path, cache: Path | None) -> None:
         raise typer.Exit(1)
 
 
-def _print_outcome(outcome: ImportOutcome, state_folder: Path) -> None:
-    for case, notes in sorted(outcome.notes.items()):
-        for note in notes:
-            say(f"label map: {case}: {note}")
-    for case, version in sorted(outcome.refreshed.items()):
-        say(f"refreshed: {case}: version {version}; the earlier one is in {state_folder / 'previous' / case}")
-    for case, version in sorted(outcome.set_aside.items()):
-        say(f"taken out of the data: {case}: version {version}, now in {state_folder / 'previous' / case}")
+def _print_outcome(outcome: ImportOutcome) -> None:
+    for case in sorted(outcome.taken_out):
+        say(f"taken out of the data: {case}")
     for case, problem in sorted(outcome.problems.items()):
         say(f"failed: {case}: {problem}", "red", err=True)
 

@@ -100,14 +100,13 @@ def test_segments_in_odd_frames_equal_the_reading_of_highdicom(run, tmp_path, ki
         masks = {name: mask.astype(np.uint8) for name, mask in masks.items()}
     seg = write_segmentation(tmp_path / "in/seg.dcm", files, masks, kind, shuffled=True)
     options = ("--labels", "seg", "--segments", "tumour*=core", "--segments", "edema=edema")
-    options += ("--unmapped", "background")
-    more = () if kind == "BINARY" else ("--threshold", 0.6)
-    _, cases = imported(run, tmp_path, *options, *more)
+    options += ("--segments", "*=background")
+    _, cases = imported(run, tmp_path, *options)
     # highdicom rescales fractions to the share of their maximum.
     read = hd.seg.segread(seg).get_volume(rescale_fractional=True).array
     expected = np.zeros(VOXELS.shape, np.uint8)
     for index, name in ((2, "Edema"), (1, "Tumour core")):
-        own = read[..., names.index(name)] >= (0.6 if kind == "FRACTIONAL" else 0.5)
+        own = read[..., names.index(name)] >= 0.5
         expected[oriented(own, hd.seg.segread(seg), cases["P"][0][0].affine)] = index
     assert len(np.unique(expected)) == 3
     (image,), label = cases["P"]
