@@ -189,24 +189,6 @@ class Access(Settings):
     )
     aet: str = setting("MEDFEDAUG", "AE title of the site.")
     receive: int | None = setting(None, "Port to receive on by C-MOVE, instead of C-GET.", rare=True)
-    receive_on: str | None = setting(
-        None,
-        "Address of this machine on which --receive listens; by default the one from which the archive is "
-        "reached.",
-        rare=True,
-    )
-    sender: str | None = setting(
-        None,
-        "AET@HOST that sends to --receive, where it differs from --dimse; other senders are refused.",
-        rare=True,
-    )
-    connections: int = setting(
-        4,
-        "Parallel DICOMweb requests for single objects, of all series together, after a request for a whole "
-        "series failed.",
-        at_least=1,
-        rare=True,
-    )
 
     def __post_init__(self) -> None:
         for file in (self.authority, self.certificate, self.key):

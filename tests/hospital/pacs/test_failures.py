@@ -187,34 +187,14 @@ def test_series_of_one_study_are_fetched_at_a_time(run, proxy, orthanc, tmp_path
     assert proxy.most_at_a_time == 2
 
 
-def test_objects_of_series_that_did_not_come_are_asked_for_a_few_at_a_time(run, proxy, orthanc, tmp_path):
-    voxels = np.random.default_rng(0).integers(-900, 900, (8, 8, 20)).astype(np.int16)
-    uids = [generate_uid(), generate_uid()]
-    for n, uid in enumerate(uids):
-        write_slices(tmp_path / f"in/{n}", voxels, study=uid)
-    orthanc.put(tmp_path / "in")
-    listed = requests.get(f"{proxy.url}/studies/{uids[0]}/instances", timeout=60).json()
-    *_, broken = sorted(one["00080018"]["Value"][0] for one in listed)
-    refused = Fault(r"/series/[\d.]+$", 500)
-    proxy.faults = [refused, Fault(f"/instances/{broken}$", 500), Fault("/instances/", 0.1)]
-    options = ("--parallel", 2, "--connections", 3)
-    code, _, err = run(*arguments(proxy, uids, tmp_path, *options))
+def test_objects_of_a_series_that_did_not_come_are_asked_for_until_the_archive_is_silent(
+    run, proxy, studies, tmp_path
+):
+    proxy.faults = [Fault(r"/series/[\d.]+$", 500), Fault("/instances/", SILENT)]
+    code, _, err = run(*arguments(proxy, studies[:1], tmp_path, "--timeout", 0.7))
     assert code == 1
-    (line,) = failures(err)
-    assert "1 of 20 objects did not come" in line
-    assert proxy.most_at_a_time in (3, 4)  # while the list of the other series is asked for
-    proxy.faults, proxy.asked[:] = [], []
-    run.ok(*arguments(proxy, uids, tmp_path, *options))
-    for image in imported(tmp_path).values():
-        np.testing.assert_array_equal(image, voxels)
-    (fetched,) = [path for path in proxy.asked if re.search(r"/series/[\d.]+(/instances/.+)?$", path)]
-    assert fetched.endswith(f"/instances/{broken}")
-    proxy.faults, proxy.asked[:] = [refused, Fault("/instances/", SILENT)], []
-    more = ("--timeout", 0.7, "--out", tmp_path / "other")
-    code, _, err = run(*arguments(proxy, uids[:1], tmp_path, *options, *more))
-    assert code == 1
-    assert "20 of 20 objects did not come" in failures(err)[0]
-    assert len({path for path in proxy.asked if re.search("/instances/.", path)}) == 3
+    assert "3 of 3 objects did not come" in failures(err)[0]
+    assert len({path for path in proxy.asked if re.search("/instances/.", path)}) == 1
 
 
 def test_two_imports_do_not_write_to_one_folder(run, proxy, studies, tmp_path):
