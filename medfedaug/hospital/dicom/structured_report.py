@@ -12,17 +12,14 @@ import pydicom
 
 from medfedaug._version import __version__
 from medfedaug.hospital.dicom.identity import ObjectKind
-from medfedaug.hospital.dicom.segment_codes import Code
-from medfedaug.hospital.dicom.segmentation import OWN_CODES, Segments, concept, save_object, writing
+from medfedaug.hospital.dicom.segmentation import CATEGORY, Segments, own_code, save_object, writing
 from medfedaug.hospital.dicom.series import open_series
 
-_MILLILITRE = Code("mL", "UCUM", "milliliter")
-_NO_UNIT = Code("1", "UCUM", "no units")
 QUALITY = {
-    "components": Code("COMPONENTS", OWN_CODES, "Number of connected components"),
-    "agreement": Code("AGREEMENT", OWN_CODES, "Specific agreement of several passes"),
+    "components": "Number of connected components",
+    "agreement": "Specific agreement of several passes",
 }
-"""Codes of quality measures, by name; a confidence sorts cases, and measures none of them."""
+"""Meanings of quality measures, by name; a confidence sorts cases, and measures none of them."""
 
 
 def write_report(
@@ -44,10 +41,10 @@ def _measurements(name: str, millilitres: float, quality: Mapping[str, Mapping[s
     import highdicom as hd
     from pydicom.sr.codedict import codes
 
-    values = [(codes.SCT.Volume, round(millilitres, 3), concept(_MILLILITRE))]
+    values = [(codes.SCT.Volume, round(millilitres, 3), hd.sr.CodedConcept("mL", "UCUM", "milliliter"))]
     values += [
-        (concept(code), round(quality[key][name], 4), concept(_NO_UNIT))
-        for key, code in QUALITY.items()
+        (own_code(key.upper(), meaning), round(quality[key][name], 4), codes.UCUM.NoUnits)
+        for key, meaning in QUALITY.items()
         if name in quality.get(key, {})
     ]
     return [hd.sr.Measurement(name=measure, value=value, unit=unit) for measure, value, unit in values]
@@ -82,8 +79,6 @@ def _report(
     counts = np.bincount(voxels.ravel(), minlength=len(segments.classes))
     groups = []
     for number, name in enumerate(segments.classes[1:], start=1):
-        coded = segments.codes_of(number)
-        region = coded.anatomic_region
         groups.append(
             hd.sr.VolumetricROIMeasurementsAndQualitativeEvaluations(
                 tracking_identifier=hd.sr.TrackingIdentifier(
@@ -95,9 +90,8 @@ def _report(
                     segment_number=number,
                     source_series=hd.sr.SourceSeriesForSegmentation(volume.uid),
                 ),
-                finding_category=concept(coded.category),
-                finding_type=concept(coded.type),
-                finding_sites=[hd.sr.FindingSite(concept(region))] if region is not None else None,
+                finding_category=CATEGORY,
+                finding_type=segments.type_of(number),
                 algorithm_id=hd.sr.AlgorithmIdentification(
                     name="medfedaug",
                     version=__version__,
