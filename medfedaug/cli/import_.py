@@ -64,8 +64,7 @@ def import_(
 
     The same command continues an interrupted import.
     """
-    from medfedaug.hospital.pacs.archive import require_pacs
-    from medfedaug.hospital.pacs.studies_file import read_studies
+    from medfedaug.hospital.pacs.archive import read_studies, require_pacs
 
     require_pacs("shapely")
     from medfedaug.hospital.pacs.archive_changes import find_changes
@@ -85,7 +84,7 @@ def import_(
     if segments:
         given[ImportSettings]["segments"] = named_pairs("--segments", "'Tumour core=tumour'", segments)
     settings = ImportSettings(**given[ImportSettings])
-    from medfedaug.hospital.pacs.open_archive import open_archive
+    from medfedaug.hospital.pacs.archive import open_archive
 
     wanted = read_studies(studies)
     pseudonyms = Pseudonyms.of_site(state_folder)
@@ -123,7 +122,7 @@ def import_(
 
 def _withdraw(file: Path, out: Path, state: Path, cache: Path | None) -> None:
     """Remove the patients of a CSV file from a site's data and from the caches of its jobs."""
-    from medfedaug.hospital.pacs.studies_file import read_studies
+    from medfedaug.hospital.pacs.archive import read_studies
     from medfedaug.hospital.pacs.study_list import StudyList
     from medfedaug.hospital.pacs.withdrawal import withdraw
     from medfedaug.hospital.privacy.pseudonyms import Pseudonyms

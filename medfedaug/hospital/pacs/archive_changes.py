@@ -9,12 +9,12 @@ from medfedaug.hospital.pacs.archive import (
     Archive,
     ArchiveError,
     ArchiveSeries,
+    Patience,
     StudyQuery,
     known_fields,
 )
 from medfedaug.hospital.pacs.choice import NO_STUDY, StudyPlan
 from medfedaug.hospital.pacs.label_objects import LabelObject
-from medfedaug.hospital.pacs.patience import Patience
 
 _IMAGE, _LABEL, _OTHER = "image", "label", "possible image"
 
@@ -63,7 +63,7 @@ def find_changes(
         Differences by case, as text without values of headers; unchanged cases are left out.
     """
     changes_by_case: dict[str, list[str]] = {}
-    patience = Patience(archive.place, answered=True)
+    patience = Patience(answered=True)
     for plan in plans:
         if plan.study is None or plan.case not in studies:
             continue

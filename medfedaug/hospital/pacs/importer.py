@@ -14,7 +14,14 @@ import numpy as np
 
 from medfedaug.errors import ConfigError, ReaderError
 from medfedaug.hospital.dicom.series import DicomSeries
-from medfedaug.hospital.pacs.archive import Archive, ArchiveError, ArchiveSeries, FetchError, require_pacs
+from medfedaug.hospital.pacs.archive import (
+    Archive,
+    ArchiveError,
+    ArchiveSeries,
+    FetchError,
+    Patience,
+    require_pacs,
+)
 from medfedaug.hospital.pacs.archive_changes import describe_series
 from medfedaug.hospital.pacs.case_files import CaseFiles
 from medfedaug.hospital.pacs.choice import StudyPlan
@@ -28,7 +35,6 @@ from medfedaug.hospital.pacs.label_objects import (
     possible_outlines,
 )
 from medfedaug.hospital.pacs.object_check import check_references, reading_objects
-from medfedaug.hospital.pacs.patience import Patience
 from medfedaug.hospital.pacs.study_list import StudyList
 from medfedaug.hospital.pacs.volume import load_on_grid, open_volume, write_nifti
 from medfedaug.hospital.pacs.withdrawal import finish_withdrawals
@@ -100,7 +106,7 @@ class _Import:
     deidentifier: Deidentifier | None
 
     def __post_init__(self) -> None:
-        self.patience = Patience(self.archive.place, answered=True)
+        self.patience = Patience(answered=True)
         self.stopped = threading.Event()
         self.fetching = ThreadPoolExecutor(self.settings.parallel)
         self.outcome = ImportOutcome()

@@ -25,11 +25,17 @@ from medfedaug.hospital.dicom.prediction_objects import (
     object_kinds,
 )
 from medfedaug.hospital.dicom.series import scan
-from medfedaug.hospital.pacs.archive import Archive, ArchiveError, ArchiveSeries, FetchError, StudyQuery
+from medfedaug.hospital.pacs.archive import (
+    Archive,
+    ArchiveError,
+    ArchiveSeries,
+    FetchError,
+    Patience,
+    StudyQuery,
+)
 from medfedaug.hospital.pacs.choice import StudyPlan, plan_import
 from medfedaug.hospital.pacs.import_settings import ImportSettings
 from medfedaug.hospital.pacs.object_check import reading_objects
-from medfedaug.hospital.pacs.patience import Patience
 from medfedaug.hospital.pacs.study_list import StudyList
 from medfedaug.hospital.pacs.study_options import StudyOptions
 from medfedaug.hospital.pacs.volume import load_on_grid, open_volume, write_nifti
@@ -111,7 +117,7 @@ def predict_studies(
             book=book,
             tell=tell,
             store=studies.store,
-            patience=Patience(archive.place, answered=True),
+            patience=Patience(answered=True),
         )
         todo = job.open_studies(plans, fresh=options.overwrite)
 

@@ -113,7 +113,6 @@ PLACES = {
     "unknown group": element(0x77761234, "LO", "NEEDLE"),
     # Beside the image
     "trailing padding": element(0xFFFCFFFC, "OB", b"NEEDLE^Doe  "),
-    "bytes after the pixels": lambda header: setattr(header, "PixelData", header.PixelData + b"NEEDLE^Doe  "),
     "overlay": element(0x60003000, "OW", b"NEEDLE^Doe  "),
     "label of an overlay": element(0x60001500, "LO", "NEEDLE"),
     "another overlay": element(0x601E3000, "OW", b"NEEDLE^Doe  "),

@@ -18,8 +18,7 @@ from pynetdicom import AE
 
 from medfedaug.errors import MedFedAugWarning
 from medfedaug.hospital.pacs import arrival, dicomweb, dimse, object_check, web_session
-from medfedaug.hospital.pacs.archive import Access, ArchiveError
-from medfedaug.hospital.pacs.open_archive import open_archive
+from medfedaug.hospital.pacs.archive import Access, ArchiveError, open_archive
 
 VOXELS = np.random.default_rng(0).integers(-900, 900, (20, 16, 4)).astype(np.int16)
 MASK = np.zeros(VOXELS.shape, np.uint8)
@@ -152,8 +151,9 @@ def test_a_label_object_that_refers_elsewhere_is_refused(run, source, tmp_path):
         if of_lied(one, "SEG"):
             copy.ReferencedSeriesSequence[0].ReferencedInstanceSequence[0].ReferencedSOPInstanceUID = "1.2.3"
         elif of_lied(one, "RTSTRUCT"):
-            contour = copy.ROIContourSequence[0].ContourSequence[0]
-            contour.ContourImageSequence = [
+            (frame,) = copy.ReferencedFrameOfReferenceSequence
+            (series,) = frame.RTReferencedStudySequence[0].RTReferencedSeriesSequence
+            series.ContourImageSequence = [
                 item(ReferencedSOPClassUID="1.2", ReferencedSOPInstanceUID="1.2.3")
             ]
         return copy

@@ -19,8 +19,7 @@ from hostile_archive import Lie, changed, hostile_archive
 from pydicom.uid import generate_uid
 
 from medfedaug.data.phantom import make_phantom
-from medfedaug.hospital.pacs.archive import StudyQuery
-from medfedaug.hospital.pacs.open_archive import open_archive
+from medfedaug.hospital.pacs.archive import StudyQuery, open_archive
 from medfedaug.hospital.pacs.predict_studies import predict_studies
 from medfedaug.hospital.pacs.study_options import StudyOptions
 from medfedaug.runs.prediction.ensemble import Ensemble
