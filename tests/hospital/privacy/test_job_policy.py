@@ -100,7 +100,7 @@ def test_a_job_that_a_site_does_not_allow_is_refused_by_rule_and_its_value_stays
 
 
 def test_a_large_exchange_is_refused():
-    with pytest.raises(JobRefused, match="methods exchange 2 MB in a message, .* max_model_mb is 1"):
+    with pytest.raises(JobRefused, match=r"methods exchange 2 MB in a message, .* max_model_mb is 1"):
         JobRules(max_model_mb=1.0).check_payload("A", 2.0)
 
 
