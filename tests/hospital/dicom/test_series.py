@@ -3,9 +3,7 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +28,6 @@ RTSTRUCT, SR = "1.2.840.10008.5.1.4.1.1.481.3", "1.2.840.10008.5.1.4.1.1.88.11"
 VIDEO, HTJ2K = UID("1.2.840.10008.1.2.4.100"), UID("1.2.840.10008.1.2.4.201")
 PLACE = np.diag([-0.9, -1.1, 3.0, 1])
 PLACE[:3, 3] = (80, 90, -40)
-
-
-def needs(*programs):
-    missing = [name for name in programs if shutil.which(name) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}: apt-get install dcmtk")
 
 
 def independent(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -94,17 +87,6 @@ def test_jpeg_2000_and_lossless_jpeg_are_read(tmp_path, how):
     plain, packed_volume = (load_volume(tmp_path / name) for name in ("plain", "packed"))
     np.testing.assert_array_equal(packed_volume.numpy(), plain.numpy())
     np.testing.assert_array_equal(packed_volume.numpy()[0], voxels)
-
-
-@needs("dcmcjpeg", "dcmcjpls")
-@pytest.mark.parametrize("how", [("dcmcjpeg", "+e1"), ("dcmcjpls", "+el")])
-def test_what_dcmtk_compresses_without_loss_is_read(tmp_path, how):
-    (tmp_path / "packed").mkdir()
-    for file in write_slices(tmp_path / "plain", VOXELS):
-        subprocess.run([*how, file, tmp_path / "packed" / file.name], check=True)
-    packed = pydicom.dcmread(next((tmp_path / "packed").iterdir()))
-    assert packed.file_meta.TransferSyntaxUID.is_encapsulated
-    np.testing.assert_array_equal(load_volume(tmp_path / "packed").numpy()[0], VOXELS)
 
 
 def test_frames_are_ordered_by_their_positions(tmp_path):
@@ -176,52 +158,6 @@ def expected(predict, head, tmp_path):
     label = load_volume(tmp_path / "plain.out/head.nii").numpy()[0]
     assert 0 < label.sum() < label.size
     return label
-
-
-def port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-@needs("storescp", "storescu")
-def test_a_folder_written_by_storescp_is_predicted(predict, head, expected, tmp_path):
-    """All in one folder, named by modality and identity: two patients, one with a localiser and a report."""
-    inbox, listening = tmp_path / "inbox", port()
-    inbox.mkdir()
-    sent = tmp_path / "sent"
-    series = [str(pydicom.uid.generate_uid()) for _ in range(2)]
-    write_slices(sent / "a", head, series=series[0], study="1.2.3.1")
-    write_slices(sent / "b", head, series=series[1], study="1.2.3.2")
-    write_slices(sent / "c", head[:, :, :1], study="1.2.3.2", **SCOUT)
-    write_object(sent / "d/sr", SR, study="1.2.3.2", Modality="SR")
-    with subprocess.Popen(["storescp", "-od", inbox, str(listening)], stderr=subprocess.PIPE) as server:
-        try:
-            for _ in range(100):
-                done = subprocess.run(
-                    ["storescu", "+sd", "+r", "127.0.0.1", str(listening), sent], capture_output=True
-                )
-                if done.returncode == 0:
-                    break
-                time.sleep(0.1)
-            assert done.returncode == 0, done.stderr
-        finally:
-            server.terminate()
-    assert all(file.suffix != ".dcm" for file in inbox.iterdir())
-    code, err, record = predict(inbox)
-    assert code == 0, err
-    assert set(record["cases"]) == {*series}
-    for name in series:
-        np.testing.assert_array_equal(lesion(tmp_path / f"out/{name}.dcm", head.shape[2]), expected)
-    left_out = [line for line in err if line.startswith("left out: ")]
-    assert len(left_out) == len(record["left_out"]) == 2
-    assert any("a localiser; --series takes it" in line for line in left_out)
-    assert any("1 file: Basic Text SR" in line for line in left_out)
-    # Another patient arrives: those that are there stay as they are.
-    write_slices(inbox, head, series="1.2.9", study="1.2.3.3")
-    code, err, record = predict(inbox)
-    assert (code, len(record["cases"])) == (0, 3)
-    assert "2 of 3 cases are there already" in err
 
 
 @pytest.fixture

@@ -264,16 +264,6 @@ def test_sequences_become_channels_on_the_grid_of_the_label_map(run, tmp_path):
     assert "no series is a channel T2" in output
 
 
-def test_channels_of_two_frames_of_reference_are_refused(run, tmp_path):
-    sequences(tmp_path / "in", "P", study := generate_uid(), frame="1.2.3.9")
-    change = patient("P", FrameOfReferenceUID="1.2.3.10", SeriesDescription="dwi", Modality="MR")
-    write_slices(tmp_path / "in/dwi", VOXELS, study=study, sop=MRImageStorage, change=change)
-    rules = ("--channel", "FLAIR=flair", "--channel", "DWI=dwi")
-    output, cases = imported(run, tmp_path, *rules, code=1)
-    assert "frames of reference" in output
-    assert not cases
-
-
 def test_label_maps_choose_among_possible_images(run, tmp_path):
     _, mask = sequences(tmp_path / "in", "P", generate_uid())
     source = ("--folder", tmp_path / "in")

@@ -1,4 +1,4 @@
-"""Identity in fifty tags, looked for in all that an import leaves; and objects without it."""
+"""Identity in many tags, looked for in all that an import leaves; and objects without it."""
 
 import gzip
 import json

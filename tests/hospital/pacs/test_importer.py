@@ -115,16 +115,6 @@ def test_a_volume_of_a_diffusion_series_is_chosen_by_its_b_value(run, tmp_path):
     np.testing.assert_array_equal(values_of(out), VOXELS + 1)
 
 
-def test_refuses_pixels_with_text(run, tmp_path):
-    def burned(header, k):
-        identity(header, k)
-        header.BurnedInAnnotation = "YES"
-
-    write_slices(tmp_path / "in", VOXELS, change=burned)
-    text, _ = imported(run, ("--folder", tmp_path / "in"), tmp_path, code=1)
-    assert "--allow-burned-in" in text
-
-
 def test_from_an_archive_no_identity_leaves_the_sites_own_list(orthanc, run, tmp_path):
     files = write_slices(tmp_path / "in", VOXELS, turned=OBLIQUE, change=identity)
     orthanc.put(tmp_path / "in")

@@ -106,16 +106,6 @@ def test_an_honest_round_gives_the_sum_of_all_and_of_no_fewer(serve, oracle):
     assert oracle.smallest("BCD") == 1
 
 
-def test_the_oracle_sees_what_a_site_without_a_check_would_give_away(serve, oracle, monkeypatch):
-    server = serve("ABCD")
-    model = server.model(1)
-    monkeypatch.setattr(SumHistory, "check", lambda *_: None)
-    monkeypatch.setattr(SumHistory, "enter", lambda *_: None)
-    server.play(model)
-    server.play(model, sites="ABC")
-    assert oracle.smallest() == 1
-
-
 def test_the_oracle_sees_other_models_where_sites_do_not_agree_on_one(serve, oracle, monkeypatch):
     server = serve("ABCD")
     for module in (masks, unmasking):
