@@ -4,7 +4,6 @@ The list is `medfedaug.hospital.pacs.kept_attributes`. Attributes that table E.1
 where the list has them; dicom-anonymizer ships the table.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib.metadata import version
@@ -31,7 +30,6 @@ from medfedaug.hospital.pacs.kept_attributes import (
     DUMMIES,
     EMPTIED,
     LABELS,
-    PSEUDONYMS,
     TABLE,
     TERMS,
     kept_attributes,
@@ -144,9 +142,7 @@ class Deidentifier:
             return True
         if int(element.tag) in _removed_by_standard():
             return False
-        if name in PSEUDONYMS:
-            element.value = _each(element.value, self._pseudonym)
-        elif element.VR == "SQ":
+        if element.VR == "SQ":
             for item in element.value:
                 self._clean_item(item, TABLE if name == "ModalityLUTSequence" else kept - {"PixelData"})
         elif element.VR == "UI":
@@ -163,14 +159,9 @@ class Deidentifier:
             _clean_code(item)
             return
         self._clean(item, kept)
-        if "LUTData" in item:
-            _clean_table(item)
 
     def _successor(self, uid: Any) -> str:
         return str(uid) if str(uid) in UID_dictionary or not uid else self._new_uid(str(uid))
-
-    def _pseudonym(self, text: Any) -> str:
-        return hashlib.sha256(self._new_uid(str(text)).encode()).hexdigest()[:16]
 
 
 def _types_of(tag: pydicom.tag.BaseTag) -> list[str]:
@@ -184,13 +175,6 @@ def _listed(value: Any) -> list[Any]:
 
 def _each(value: Any, new: Callable[[Any], str]) -> Any:
     return [*map(new, value)] if isinstance(value, MultiValue) else new(value) if value else value
-
-
-def _clean_table(item: Dataset) -> None:
-    """Cut bytes after the last entry of a table of values."""
-    entries = int(item.LUTDescriptor[0]) or 2**16
-    wide = int(item.LUTDescriptor[2]) > 8 or len(item.LUTData) >= 2 * entries
-    item.LUTData = item.LUTData[: entries * (2 if isinstance(item.LUTData, bytes) and wide else 1)]
 
 
 def _clean_code(item: Dataset) -> None:

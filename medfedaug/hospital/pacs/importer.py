@@ -217,7 +217,7 @@ class _Import:
             label = _label_map(grid, objects, settings)
             shown = [settings.classes[number] for number in np.unique(label) if number]
         self._write(plan, volumes, grid, label, files)
-        instances = {volume.uid: [piece.instance for piece in volume.slices] for volume in volumes}
+        instances = {volume.uid: len({piece.instance for piece in volume.slices}) for volume in volumes}
         records = describe_series(plan, instances, objects)
         for volume in volumes:
             records[volume.uid] |= {"units": volume.first.units}

@@ -105,7 +105,8 @@ def predict_studies(
         )
         pseudonyms = studies.pseudonyms or state
         plans = plan_import(archive, wanted, Pseudonyms.of_site(pseudonyms).of, settings, tell)
-        _leave_out_withdrawn(plans, pseudonyms)
+        if studies.pseudonyms is not None:
+            _leave_out_withdrawn(plans, pseudonyms)
         job = _Job(
             archive=archive,
             out=out,
@@ -155,8 +156,6 @@ def _merged(tell: Event, total: int, *, first: bool) -> Event:
 
 def _leave_out_withdrawn(plans: Sequence[StudyPlan], folder: Path) -> None:
     """Refuse studies of withdrawn patients, by the import's list in the folder of the site's key."""
-    if _Book.is_in(folder):  # the key is a prediction's
-        return
     withdrawn = StudyList(folder).withdrawn
     for plan in plans:
         if plan.patient in withdrawn:
@@ -417,15 +416,6 @@ class _Book:
             except ValueError as error:
                 raise ConfigError(f"{path}: not readable; restore it from a copy") from error
         self._studies: dict[str, Any] = content["studies"]
-
-    @staticmethod
-    def is_in(folder: Path) -> bool:
-        """Return whether the list in a folder is a list of predictions."""
-        try:
-            parse_versioned((folder / _LIST).read_text(encoding="utf-8"), _KIND, _VERSION)
-        except (OSError, ValueError):
-            return False
-        return True
 
     def enter(self, plan: StudyPlan) -> None:
         assert plan.study is not None

@@ -53,16 +53,7 @@ _MOST_WAITING = 20
 class GuardedGate(Gate):
     """The gate of a site in a real federation.
 
-    Args:
-        site: the site's name.
-        rules: the site's rules for jobs.
-        pseudonyms: pseudonyms of cases and files for everything that leaves the site.
-        book: the site's record of jobs.
-        job: the job's identifier.
-        approve: the administrator's command for the approval of a job, without its hash.
-        identity: opens the site's certificate for secure aggregation.
-        origin: the origin of the job, for the record.
-        history: the opened sums of secure aggregation.
+    ``approve`` is the administrator's command for the approval of a job, without its hash.
     """
 
     def __init__(
