@@ -164,6 +164,8 @@ for round_ in federation:
         {after}
 """
 
+TIMES_900 = "Compose([lambda item: {**item, 'image': 900 * item['image']}, federation.transform])"
+
 
 @pytest.fixture
 def script(tmp_path):
@@ -216,6 +218,7 @@ def test_a_script_for_another_job_is_refused_with_what_differs(scripted, script)
     text = refused(scripted, script(), network_args={"features": [8, 16, 32, 64, 64, 8], "norm": "batch"})
     assert "the given BasicUNet is not the job's network basicunet: entry" in text
     assert "of shape (128," in text
+    assert "name the given one with --network monai.networks.nets.BasicUNet and --network-args" in text
     assert "`freeze` has no effect with a custom loop; remove it" in refused(
         scripted, script(), freeze=("conv_0.*",)
     )
@@ -283,6 +286,7 @@ def test_a_loop_is_checked_with_one_batch_and_without_nvflare(run, script, data,
     assert "the loop is connected: the server takes its update" in out
     for parts, methods, problem in (
         ({"transform": "None"}, "fedrdn", "without federation.transform, in which fedrdn changes"),
+        ({"transform": TIMES_900}, "fedrdn", "scale images as the job does (--intensity scale)"),
         ({"after": ""}, "fedavg", "took no step in round 1; it has to call step()"),
         ({}, "scaffold", "scaffold corrects the gradients: call before_step()"),
         ({"first": "raise OSError('no such disk')"}, "fedavg", "OSError: no such disk"),

@@ -1,4 +1,4 @@
-"""Reads, compares, plots and reports finished runs, and analyses features."""
+"""Reads, compares, plots and reports finished runs."""
 
 import lazy_loader
 

@@ -51,7 +51,7 @@ def _page(out: Path, record: Mapping[str, Any]) -> ET.Element:
     if test["warning"]:
         page.add(body, "p", f"Do not rely on these predictions: {test['warning']}.", **{"class": "warning"})
     page.add(body, "p", f"The model: {test['score']}.")
-    # The order was tested on label maps of models that had learned something (benchmarks/look_first.py).
+    # The order was tested on label maps of models that had learned something (docs/results/look_first).
     ranked = record.get("task") == "segmentation" and "test" in record and not test["warning"]
     order = list(dict.fromkeys([*(look_first(cases) if ranked else ()), *sorted(cases)]))
     page.add(body, "p", _summary(record, len(cases), len(failed)))
@@ -116,41 +116,21 @@ def _label_maps(
     borrowed: Collection[str],
 ) -> tuple[list[str], list[list[str]]]:
     millimetres = all("volume_ml" in entry for entry in cases.values())
-    unit, sizes = ("ml", "volume_ml") if millimetres else ("pixels", "voxels")
-    agreement = any("agreement" in entry for entry in cases.values())
-    header = ["case"]
-    for name in classes:
-        heading = f"{name} (borrowed)" if name in borrowed else name
-        header += [f"{heading}, {unit}", f"{heading}, pieces"]
-    rows = []
-    for case in order:
-        entry = cases[case]
-        row = [case]
-        for name in classes:
-            row += [_size(entry, sizes, name), str(entry.get("components", {}).get(name, _NOTHING))]
-        if agreement:
-            row.append(f"{min(entry['agreement'].values()):.3f}" if entry.get("agreement") else _NOTHING)
-        rows.append(row)
-    return [*header, "agreement"] if agreement else header, rows
-
-
-def _size(entry: Mapping[str, Any], sizes: str, name: str) -> str:
-    form = ".1f" if sizes == "volume_ml" else ".0f"
-    ends = entry.get(f"{sizes}_of_passes", {}).get(name)
-    passes = f" ({ends[0]:{form}}–{ends[1]:{form}})" if ends else ""
-    return f"{entry[sizes][name]:{form}}{passes}"
+    unit, sizes, form = ("ml", "volume_ml", ".1f") if millimetres else ("pixels", "voxels", ".0f")
+    named = [f"{name} (borrowed)" if name in borrowed else name for name in classes]
+    header = ["case", *(f"{name}, {unit}" for name in named)]
+    return header, [[case, *(f"{cases[case][sizes][name]:{form}}" for name in classes)] for case in order]
 
 
 def _training_range(training: Mapping[str, Any]) -> str:
     parts = []
     for name, entry in training["classes"].items():
-        if "share" not in entry:
+        if not entry:
             parts.append(f"{name} not known: no case shows it in full")
             continue
         form, unit = (".3g", "ml") if "volume_ml" in entry else (".1%", "of the image")
-        low, high = entry.get("volume_ml", entry["share"])
-        least, most = entry["components"]
-        parts.append(f"{name} {low:{form}} to {high:{form}} {unit}, {least:.0f} to {most:.0f} pieces")
+        low, high = entry.get("volume_ml") or entry["share"]
+        parts.append(f"{name} {low:{form}} to {high:{form}} {unit}")
     return f"In the site's {training['cases']} training cases: {'; '.join(parts)}."
 
 
@@ -163,11 +143,6 @@ def _explanations(header: Sequence[str], borrowed: Collection[str], *, ranked: b
         yield (
             f"Borrowed: this site outlined {', '.join(borrowed)} in no training case. The model learned how "
             "sure to be of them on other scanners, and the order depends on it."
-        )
-    if "agreement" in header:
-        yield (
-            "Agreement: the lowest agreement by class between the label maps of all passes (models of an "
-            "ensemble, flipped images). In brackets: the smallest and the largest size in a pass."
         )
     yield (
         "Unlike: the number of differences from the federation's images or the site's training cases. "

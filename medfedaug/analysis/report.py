@@ -40,7 +40,6 @@ def write_report(
     reduced: str = "",
     evaluations: Sequence[Mapping[str, Any]] = (),
     reference: str = BASELINE,
-    local_features: Mapping[Path, Any] | None = None,
 ) -> Path:
     """Write one page about one or more runs: scores, comparisons, curves, bytes, γ, failures, configuration.
 
@@ -48,16 +47,14 @@ def write_report(
         run_dirs: the runs' folders, folders that contain them at any depth, or loaded runs.
         out_html: the page to write; an existing page is replaced.
         data: the folder with the sites' folders, or with a benchmark's files. The page then also shows the
-            test case on which methods differ most, the intensities of the sites, and for the first run of
-            each method the features of their images and the worst and the best case.
+            test case on which methods differ most, and for the first run of each method the worst and the
+            best case of each site.
         device: the device of the models, with ``data``.
         notes: paragraphs that a reader must know first, and tables as lines of cells, the headings first.
         reduced: how all runs are reduced, compared with the full experiment
             (`medfedaug.analysis.text_table.TextTable`).
         evaluations: contents of ``evaluation.json``, which come first; with them no run is needed.
         reference: the methods that all others are compared with, joined by commas.
-        local_features: features of local models by run (`medfedaug.research.sweeps.local_features`);
-            with them features are drawn by t-SNE, else on principal components.
 
     Returns:
         ``out_html``.
@@ -80,7 +77,7 @@ def write_report(
         images = None
         if data is not None:
             add = report_parts().add_images
-            images = partial(add, data=Path(data), device=device, local_features=local_features)
+            images = partial(add, data=Path(data), device=device)
         html = _page(runs, images, notes, reduced, evaluations, reference)
     page.write_page(html, out)
     return out
@@ -102,7 +99,7 @@ def _page(
     scores = replace(summary_table(runs, reference), reduced=reduced)
     page.add(body, "p", answer(scores), **{"class": "answer"})
     if len({site for run in runs for site in run.sites}) <= MOST_SITES and any(run.sites for run in runs):
-        caption = "A line is the 95% interval of the mean over a site's test patients."
+        caption = "A line is the 95% interval of the mean over a site's test patients, from three on."
         page.figure(body, partial(site_scores, groups), "Test score by site and method", caption)
     example = page.add(body, "section")
     for note in (_lead(runs), *notes, *_uneven(runs), *_stalled(runs), *_late(runs)):

@@ -59,7 +59,6 @@ class ReportParts:
         example: ET.Element,
         data: Path,
         device: str,
-        local_features: Any,
     ) -> None:
         """Append pictures of the sites' images and of the models on them."""
 

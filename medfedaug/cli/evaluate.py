@@ -11,7 +11,7 @@ from typer import Option
 
 from medfedaug.cli.console import err_console, out_console, print_scores, say
 from medfedaug.cli.loading import importing
-from medfedaug.cli.options import Device, Limit, Local, SiteOrSites, State, existing_run
+from medfedaug.cli.options import Device, Limit, SiteOrSites, State, existing_run
 from medfedaug.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ def evaluate(
     limit: Limit = None,
     device: Device = "auto",
     state: State = None,
-    local: Local = None,
-    engine: Annotated[str | None, Option(metavar="NAME", help="Test each site separately.")] = None,
+    local: Annotated[Path | None, Option(metavar="RUN", help="Run of the sites' own models.")] = None,
 ) -> None:
     """Score a trained model on the images of one site or of several, or compare it with local models."""
     with importing():
@@ -43,19 +42,10 @@ def evaluate(
         from medfedaug.runs.leftovers import is_json_with
         from medfedaug.utils.files import write_json
 
-    if local or engine is not None:
+    if local is not None:
         if split is not Split.test or limit is not None:
-            raise ConfigError("--local and --engine test all test cases: leave out --split and --limit")
-        _evaluate_sites(
-            out,
-            model,
-            data,
-            local=local or [],
-            engine=engine or "inprocess",
-            device=device,
-            config=config,
-            state=state,
-        )
+            raise ConfigError("--local tests all test cases: leave out --split and --limit")
+        _compare(out, model, data, local=local, device=device, config=config, state=state)
         return
     if out is not None and out.exists() and not is_json_with(out, "split", "sites", "mean"):
         raise ConfigError(f"{out} exists and is not a file of scores; choose another file")
@@ -74,7 +64,7 @@ def evaluate(
         write_json(out, scores)
 
 
-def _evaluate_sites(out: Path | None, model: Path, data: Path, **options: Any) -> None:
+def _compare(out: Path | None, model: Path, data: Path, **options: Any) -> None:
     from medfedaug.research.comparison.local_vs_global import worth_table
     from medfedaug.runs.leftovers import is_json_with
     from medfedaug.runs.site_evaluation import evaluate_sites
@@ -85,10 +75,7 @@ def _evaluate_sites(out: Path | None, model: Path, data: Path, **options: Any) -
     with err_console.status("evaluating") as status:
 
         def show(event: dict[str, Any]) -> None:
-            if event["event"] == "scoring":
-                status.update(f"{event['model']} model")
-            elif event["event"] == "not_scored":
-                say(event["reason"], "yellow", err=True)
+            status.update(f"{event['model']} model")
 
         result = evaluate_sites(model, data, on_event=show, **options)
     print_worth(worth_table(result))

@@ -72,7 +72,6 @@ State = Annotated[
 Limit = Annotated[int | None, Option(min=1, help="At most this many cases per split and site.")]
 Init = Annotated[Path | None, Option(callback=existing_file, help="Weights to start from.")]
 Loop = Annotated[str | None, Option(metavar="FILE.py|NAME", help="Custom training loop: a script or a name.")]
-Local = Annotated[list[str] | None, Option(metavar="RUN|SITE=RUN", help="Sites' own models.")]
 Threads = Annotated[int, Option(min=0, help="CPU threads per site; 0 shares the cores among sites.")]
 Workers = Annotated[
     str | None,

@@ -99,10 +99,9 @@ def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path, 
     ranked = dense and not test.warning
     millimetres = all("volume_ml" in entry for entry in cases.values())
     unit = "ml" if millimetres else "pixels"
-    measures = ["agreement"] if any("agreement" in entry for entry in cases.values()) else []
     table = Table(
         "case",
-        *(*(f"{name} ({unit})" for name in classes), *measures) if dense else ("class", "probability"),
+        *(f"{name} ({unit})" for name in classes) if dense else ("class", "probability"),
         "unlike",
     )
     order = dict.fromkeys([*(look_first(cases) if ranked else ()), *sorted(cases)])
@@ -111,7 +110,6 @@ def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path, 
         if dense:
             sizes = entry["volume_ml"] if millimetres else entry["voxels"]
             cells = [f"{sizes[name]:.2f}" if millimetres else str(sizes[name]) for name in classes]
-            cells += [f"{min(entry[name].values()):.3f}" if entry.get(name) else "" for name in measures]
         else:
             cells = [entry["class"], f"{entry['probabilities'][entry['class']]:.3f}"]
         table.add_row(Text(name), *map(Text, cells), "yes" if entry["warnings"] else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +29,6 @@ def report(
     tables: Annotated[Path | None, Option(help="Folder for the tables as Markdown, CSV and LaTeX.")] = None,
     metric: Annotated[str | None, Option(help="Metric to compare, such as dice or hd95.")] = None,
     reference: Annotated[str, Option(help="Methods to compare the others with.")] = "fedavg",
-    features: Annotated[bool, Option("--features", help="With --data: features by t-SNE.")] = False,
     device: Device = "auto",
     card: Annotated[bool, Option("--card", help="Write the model card of one run.")] = False,
     site_names: SiteNames = False,
@@ -58,16 +56,6 @@ def report(
 
         evaluated, others = find_evaluations(runs)
     loaded = [load_run(run, metric) for run in find_runs(others)]
-    local = None
-    if features:
-        if data is None:
-            raise ConfigError("--features needs the sites' images: --data")
-        if find_spec("sklearn") is None:  # said before minutes of training
-            raise ConfigError("--features needs scikit-learn for t-SNE; pip install 'medfedaug[tsne]'")
-        from medfedaug.research.sweeps.local_features import local_features
-
-        with err_console.status("training local models"):
-            local = local_features(loaded, data, device)
     with err_console.status("drawing"):
         write_report(
             loaded,
@@ -76,7 +64,6 @@ def report(
             device=device,
             evaluations=evaluated,
             reference=reference,
-            local_features=local,
         )
     saved = _print_tables(loaded, evaluated, reference)
     if tables is not None:

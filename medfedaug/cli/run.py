@@ -24,7 +24,6 @@ from medfedaug.cli.options import (
     Device,
     Given,
     Init,
-    Local,
     Loop,
     Methods,
     Pictures,
@@ -32,7 +31,6 @@ from medfedaug.cli.options import (
     PlanMemory,
     Report,
     Tracking,
-    existing_run,
     is_given,
     takes,
 )
@@ -46,7 +44,6 @@ from medfedaug.config.run import Execution, RunConfig, task_defaults
 from medfedaug.config.training_scripts import find_loop, loop_reference
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.registry import UNSEEN
-from medfedaug.runs.recorded_run import RecordedRun
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import check_choice
@@ -173,10 +170,6 @@ def export(
     given: Given,
     methods: Methods = None,
     config: Config = None,
-    evaluate: Annotated[
-        Path | None, Option(metavar="RUN", callback=existing_run, help="Run to score.")
-    ] = None,
-    local: Local = None,
     compare: Annotated[bool, Option("--compare", help="Compare methods as medfedaug compare does.")] = False,
     budget: Annotated[str | None, Option(metavar="TIME", help="Time of --compare, such as 2h.")] = None,
     set_: Assignments = None,
@@ -190,20 +183,15 @@ def export(
     loop: Loop = None,
     tracking: Tracking = None,
 ) -> None:
-    """Write a run, an evaluation or a comparison as a job, without data, paths and code (except --loop)."""
+    """Write a run or a comparison as a job, without data, paths and code (except --loop)."""
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another folder")
     execution = Execution(**{**given[Execution], "min_sites": min_sites, "round_timeout": round_timeout})
-    if evaluate is not None:
-        _export_evaluation(context, evaluate, local or [], execution, out)
-        return
     if budget is not None and not compare:
         raise ConfigError("--budget is for a comparison (--compare); a run has --rounds")
     names = (methods or " ".join(REMEDIES)).split() if compare else []
-    if (methods is None and "methods" not in given[RunConfig] and not compare) or local:
-        raise ConfigError(
-            "a job is a run, an evaluation or a comparison: give --methods, --evaluate or --compare"
-        )
+    if methods is None and "methods" not in given[RunConfig] and not compare:
+        raise ConfigError("a job is a run or a comparison: give --methods or --compare")
     listed = ",".join(dict.fromkeys(part for name in names for part in name.split(","))) or methods
     options, arguments = _settings(
         given, listed, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
@@ -323,26 +311,6 @@ def _export_comparison(
         f"{len(comparison.configs())} trainings ({', '.join(comparison.order)}; {comparison.seeds} seeds) of "
         f"up to {counted(run.rounds, 'round')}{time}; the server writes compare.json"
     )
-    say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
-
-
-_EVALUATION_OPTIONS = {"evaluate", "local", "out", "threads", "min_sites", "round_timeout", "grace"}
-
-
-def _export_evaluation(
-    context: typer.Context, model: Path, local: list[str], execution: Execution, out: Path
-) -> None:
-    given = {name for name in context.params if is_given(context, name)}
-    if other := sorted(given - _EVALUATION_OPTIONS):
-        flag = other[0].rstrip("_").replace("_", "-")
-        raise ConfigError(f"--{flag} is for a run; the settings of an evaluation are those of its models")
-    RecordedRun.open(model)
-    from medfedaug.nvflare_jobs.job.evaluation import EvaluationRecipe
-    from medfedaug.runs.site_evaluation import evaluated_runs
-
-    runs, _ = evaluated_runs(model, local)
-    recipe = EvaluationRecipe(runs=runs, name=out.name, min_clients=execution.min_sites, execution=execution)
-    recipe.export(job_dir=str(out.parent))
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
 
 

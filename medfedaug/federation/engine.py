@@ -1,7 +1,7 @@
-"""`Engine`: runs a federation or an evaluation on one machine, with its `Carrier`."""
+"""`Engine`: runs a federation on one machine, with its `Carrier`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 from medfedaug.config.machine import Machine
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.errors import ConfigError
 from medfedaug.federation.messages.initial_weights import InitialWeights
-from medfedaug.federation.server.evaluation import EvaluatedRun
 from medfedaug.utils.event_text import OnEvent
 
 
@@ -41,25 +39,6 @@ class FederationRun:
     script: Path | None = None
     tracking: str | None = None
     lock: Path | None = None
-    on_event: OnEvent | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SiteEvaluation:
-    """A checked evaluation: models of finished runs, which sites score on their own cases.
-
-    Args:
-        states: the folder of the sites' states of each run, by the run's name in ``runs``.
-        machine: where every site keeps its prepared images.
-    """
-
-    runs: Mapping[str, EvaluatedRun]
-    states: Mapping[str, Path]
-    data_dir: Path
-    sites: Sequence[str]
-    device: str = "auto"
-    execution: Execution = field(default_factory=Execution)
-    machine: Machine = field(default_factory=Machine)
     on_event: OnEvent | None = None
 
 
@@ -97,11 +76,3 @@ class Engine(ABC):
         Returns:
             `medfedaug.federation.FederationServer.results`.
         """
-
-    def evaluate(self, evaluation: SiteEvaluation) -> dict[str, Any]:
-        """Let sites score models.
-
-        Returns:
-            The content of ``evaluation.json``.
-        """
-        raise ConfigError(f"the engine {self.name} carries no evaluations")

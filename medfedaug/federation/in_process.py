@@ -14,18 +14,16 @@ from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.machine import Machine
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.federation.engine import Engine, FederationRun, SiteEvaluation
+from medfedaug.federation.engine import Engine, FederationRun
 from medfedaug.federation.messages.checkpoint import server_checkpoint
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.federation.messages.messages import TRAIN, Reply, Request
-from medfedaug.federation.protocol import Accept, Carrier, compare, evaluate, run
+from medfedaug.federation.protocol import Accept, Carrier, compare, run
 from medfedaug.federation.server.comparison import Comparison
-from medfedaug.federation.server.evaluation import Evaluation
 from medfedaug.federation.server.output import write_files
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.federation.simulated_time import SimulatedTime
 from medfedaug.federation.site.comparison import ComparisonSite
-from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.guard import Privacy
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
@@ -158,30 +156,9 @@ class InProcessEngine(Engine):
         )
         return write_files(work, server)
 
-    def evaluate(self, evaluation: SiteEvaluation) -> dict[str, Any]:
-        """Let sites score models; see `Engine.evaluate`."""
-        server = Evaluation(evaluation.runs, on_event=evaluation.on_event)
-        sites = {name: self._scoring_site(name, evaluation) for name in evaluation.sites}
-        evaluate(server, SitesInProcess(sites))
-        return server.results()
-
-    def _scoring_site(self, name: str, evaluation: SiteEvaluation) -> EvaluationSite:
-        trainers = {
-            key: SiteTrainer(
-                run.config,
-                evaluation.data_dir,
-                evaluation.device,
-                evaluation.states[key] / name,
-                threads=evaluation.execution.threads,
-                machine=evaluation.machine,
-            )
-            for key, run in evaluation.runs.items()
-        }
-        return EvaluationSite(name, trainers)
-
 
 class Answers(Protocol):
-    """A site, in a federation or in an evaluation."""
+    """A site, in a federation or in a comparison."""
 
     def answer(self, request: Request) -> Reply: ...
 

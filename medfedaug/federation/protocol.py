@@ -1,4 +1,4 @@
-"""The order of requests in a federation, in an evaluation and in a comparison."""
+"""The order of requests in a federation and in a comparison."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -10,7 +10,6 @@ from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply,
 from medfedaug.federation.messages.refusal import refusal
 from medfedaug.federation.server.aggregation import Ask
 from medfedaug.federation.server.comparison import Comparison, Turn
-from medfedaug.federation.server.evaluation import Evaluation
 from medfedaug.federation.server.server import FederationServer
 
 Accept = Callable[[str, Reply], bool]
@@ -111,14 +110,6 @@ def run(server: FederationServer, carrier: Carrier, rounds: int = 0) -> None:
     _ask(server, carrier, server.test(), everybody, needed, server.accept_test)
 
 
-def evaluate(evaluation: Evaluation, carrier: Carrier) -> None:
-    """Let sites score models of finished runs. Later requests do not wait for a silent site."""
-    for request, sites in evaluation.scores(carrier.connected()):
-        needed = max(1, len(set(sites) - evaluation.silent))
-        _ask(evaluation, carrier, request, sites, needed, evaluation.accept_scores)
-    evaluation.finish()
-
-
 def compare(comparison: Comparison, carrier: Carrier) -> None:
     """Make the trainings of a comparison, stage by stage, and let the sites score each model."""
     for turn in comparison.turns():
@@ -217,7 +208,7 @@ def _needed(server: FederationServer) -> int:
 
 
 def _ask(
-    server: FederationServer | Evaluation,
+    server: FederationServer,
     carrier: Carrier,
     request: Request,
     sites: Sequence[str],
@@ -227,6 +218,6 @@ def _ask(
     _record(server, request, carrier.ask(request, sites, needed, accept))
 
 
-def _record(server: FederationServer | Evaluation, request: Request, silent: Mapping[str, str]) -> None:
+def _record(server: FederationServer, request: Request, silent: Mapping[str, str]) -> None:
     for site, reason in sorted(silent.items()):
         server.no_answer(request.task, site, reason)

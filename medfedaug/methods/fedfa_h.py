@@ -57,8 +57,8 @@ class FedFAh(Method):
         ConfigError: for arguments out of range, or a network whose stages are unknown.
 
     In our measurements the paper's λ = 0.1 loses to `FedFA` alone with every range: 0.058 to 0.077 Dice in
-    the mean over five phantom federations, 0.041 to 0.048 over three trainings on retinal photographs
-    (``docs/results/alignment``). λ = 0.01 showed no loss, and neither did λ = 0.1 after long training on
+    the mean over five phantom federations, 0.041 to 0.048 over three trainings on retinal photographs.
+    λ = 0.01 showed no loss, and neither did λ = 0.1 after long training on
     larger images in batches of 32 (Office-Caltech 10 at 192 x 192, three seeds).
 
     A site that adds noise sends the histogram of the received network in evaluation mode, in the site's

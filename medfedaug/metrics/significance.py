@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from medfedaug.metrics.base import Metric
 
@@ -194,6 +194,38 @@ def paired_t_test(values: Sequence[float], baseline: Sequence[float]) -> PairedT
     half = t_quantile(0.95, pairs - 1) * error
     p = t_two_sided(mean / error, pairs - 1)
     return PairedTest(mean, mean - half, mean + half, p, pairs, detectable_difference(spread, pairs))
+
+
+def paired_by_patient(
+    values: Mapping[str, float], baseline: Mapping[str, float], patients: Mapping[str, P]
+) -> list[float]:
+    """Return each patient's difference of two models, over their common cases by name.
+
+    A case without a known patient counts as one.
+    """
+    pairs = {case: (values[case], baseline[case]) for case in sorted(values.keys() & baseline.keys())}
+    means: Mapping[Any, tuple[float, float]] = patient_means(pairs, lambda case: patients.get(case, case))
+    return [a - b for a, b in means.values()]
+
+
+def difference(differences: Sequence[float], unit: str = "cases") -> dict[str, Any]:
+    """Return the comparison of two models on a site's patients, as JSON types.
+
+    The interval is Student's: the ends of a randomisation test are means over a few patients each.
+
+    Args:
+        differences: of each patient's scores, or of each case's where no patient is named.
+        unit: ``"patients"`` or ``"cases"``.
+
+    Returns:
+        ``difference``, ``low`` and ``high``, the ends of its 95% interval, ``p``, and the number of patients
+        by ``unit``; empty for fewer than two.
+    """
+    if len(differences) < 2:
+        return {}
+    test = paired_t_test(differences, [0.0] * len(differences))
+    ends = {"low": test.low, "high": test.high, "p": test.p}
+    return {unit: test.pairs, "difference": test.difference, **ends}
 
 
 def patient_means(

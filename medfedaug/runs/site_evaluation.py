@@ -1,91 +1,43 @@
-"""Let sites score models of finished runs, each on its own cases, with any engine."""
+"""Compare a finished run at each site with the model that the site trained by itself."""
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from medfedaug.config.machine import Machine
-from medfedaug.config.run import Execution
 from medfedaug.data.sites import find_sites
-from medfedaug.errors import ConfigError
-from medfedaug.federation.engine import SiteEvaluation
-from medfedaug.federation.engines import check_device, find_engine
-from medfedaug.federation.server.evaluation import FEDERATION, EvaluatedRun, Evaluation
+from medfedaug.errors import ConfigError, DataError
+from medfedaug.federation.site.gate import all_scores
+from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.metrics.registry import GLOBAL, LOCAL, PERSONAL, described, over_sites
+from medfedaug.metrics.significance import difference, paired_by_patient
 from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.utils.event_text import OnEvent
 
-__all__ = ["evaluate_sites", "evaluated_runs"]
-
-
-def evaluated_runs(
-    model: str | Path,
-    local: Sequence[str] = (),
-    *,
-    config: str | Path | None = None,
-    state: str | Path | None = None,
-) -> tuple[dict[str, EvaluatedRun], dict[str, Path]]:
-    """Open the runs of an evaluation, and the folders of their sites' state.
-
-    Args:
-        model: see `medfedaug.runs.finished_run.FinishedRun.open`.
-        local: models of sites that trained alone: the folder of a run with ``single``, or ``SITE=RUN`` with a
-            site's own run, repeated.
-        config: the record of the evaluated run, see `medfedaug.runs.finished_run.FinishedRun.open`.
-        state: the folder of its sites' state, see there.
-
-    Raises:
-        ConfigError: one line that names the mistake and its place.
-    """
-    opened = {FEDERATION: ("", FinishedRun.open(model, config=config, state=state))}
-    for text in local:
-        owner, equals, path = text.rpartition("=")
-        key = f"local {owner}" if equals else "local"
-        if key in opened:
-            raise ConfigError(f"--local {text}: there are local models of {owner or 'all sites'} already")
-        opened[key] = (owner, FinishedRun.open(path))
-    if "local" in opened and len(opened) > 2:
-        raise ConfigError("--local: give one run of all sites, or one run for each site")
-    runs = {key: _evaluated(run, owner) for key, (owner, run) in opened.items()}
-    return runs, {key: run.state for key, (_, run) in opened.items()}
-
-
-def _evaluated(run: FinishedRun, owner: str) -> EvaluatedRun:
-    run.check_whole()
-    return EvaluatedRun(
-        config=run.config,
-        run=run.record["run"],
-        round=run.round,
-        weights=run.whole_weights(owner) if owner else {k: run.weights[k] for k in run.composition.shared},
-        payload=run.payload,
-        owner=owner,
-        sites=tuple(run.record.get("sites", ())),
-        sha256=run.sha256,
-    )
+__all__ = ["evaluate_sites"]
 
 
 def evaluate_sites(
     model: str | Path,
     data_dir: str | Path,
+    local: str | Path,
     *,
-    local: Sequence[str] = (),
-    engine: str = "inprocess",
     device: str = "auto",
-    on_event: Callable[[dict[str, Any]], None] | None = None,
+    on_event: OnEvent = lambda event: None,
     config: str | Path | None = None,
     state: str | Path | None = None,
-    execution: Execution | None = None,
 ) -> dict[str, Any]:
-    """Let the sites of a folder score a finished run, each on its own cases, as in a job.
+    """Score a finished run at each site on its own test cases, and compare it with the site's own model.
+
+    A site scores its local model; the global model, with the statistics of its images as its only own part;
+    and its personal model, if sites keep entries or state of the run.
 
     Args:
-        model: see `evaluated_runs`.
+        model: see `medfedaug.runs.finished_run.FinishedRun.open`.
         data_dir: the folder that holds the sites' folders.
-        local: see `evaluated_runs`.
-        on_event: see `medfedaug.federation.server.evaluation.Evaluation`.
-        engine: its name; see `medfedaug.federation.engines.find_engine`.
+        local: the folder of a run in which each site trained by itself (``single``).
         device: the sites' device.
-        config: see `evaluated_runs`.
-        state: see `evaluated_runs`.
-        execution: see `medfedaug.config.run.Execution`.
+        on_event: called with a small dictionary before each model.
+        config: the record of the evaluated run, see `medfedaug.runs.finished_run.FinishedRun.open`.
+        state: the folder of its sites' state, see there.
 
     Returns:
         The content of ``evaluation.json``.
@@ -93,19 +45,93 @@ def evaluate_sites(
     Raises:
         MedFedAugError: one line that names the mistake and its place.
     """
-    carrier = find_engine(engine)
-    check_device(device)
-    runs, states = evaluated_runs(model, local, config=config, state=state)
-    Evaluation(runs)  # checked before data are read
-    return carrier.evaluate(
-        SiteEvaluation(
-            runs=runs,
-            states=states,
-            data_dir=Path(data_dir),
-            sites=[site.name for site in find_sites(data_dir)],
-            device=device,
-            execution=execution or Execution(),
-            machine=Machine.from_environment(),
-            on_event=on_event,
+    run, alone = FinishedRun.open(model, config=config, state=state), FinishedRun.open(local)
+    _check(run, alone)
+    personal = run.composition.scored["test"] != GLOBAL
+    sites: dict[str, dict[str, Any]] = {}
+    for name in [site.name for site in find_sites(data_dir)]:
+        models = sites[name] = {}
+        for scored in (LOCAL, GLOBAL, *([PERSONAL] if personal else [])):
+            on_event({"event": "scoring", "model": scored})
+            source = alone if scored == LOCAL else run
+            opened = source.trainer(name, data_dir, device)
+            if not opened.folder.cases["test"]:
+                raise DataError("no case in the split 'test'", site=name, path=opened.folder.path)
+            scores = _global(opened) if scored == GLOBAL else opened.evaluate_round("test", source.round)
+            patients = opened.folder.patients("test")
+            models[scored] = all_scores(scores, patients)
+            if scored != LOCAL:
+                models[scored]["against"] = _against(models, scored, patients)
+    task = run.composition.task()
+    described_runs = {GLOBAL: run, LOCAL: alone} | ({PERSONAL: run} if personal else {})
+    trained = run.record.get("sites", {})
+    return {
+        "split": "test",
+        "metric": task.metric,
+        **described(task.metrics),
+        "models": {model: _described(model, of) for model, of in described_runs.items()},
+        "unseen": sorted(sites.keys() - set(trained)) if trained else [],
+        "sites": dict(sorted(sites.items())),
+        "mean": {
+            model: over_sites({site: by[model] for site, by in sites.items()}, task.metrics)["mean"]
+            for model in described_runs
+        },
+        "missing": {
+            site: {GLOBAL: f"site {site} is not in {data_dir}"} for site in sorted({*trained} - sites.keys())
+        },
+    }
+
+
+def _check(run: FinishedRun, alone: FinishedRun) -> None:
+    """Check that the runs go together."""
+    for each in (run, alone):
+        each.check_whole()
+        each.composition.check_apart("an evaluation")
+    for name in ("task", "classes"):
+        ours, theirs = getattr(alone.config, name), getattr(run.config, name)
+        if ours != theirs:
+            raise ConfigError(f"the local models differ from the federation in {name}: {ours}, {theirs}")
+    if not run.composition.shared:
+        raise ConfigError("the sites of this run share no model: give it as --local")
+    if alone.composition.shared:
+        raise ConfigError(
+            "the sites of a run of local models share some of the network: give a run with --methods single"
         )
-    )
+
+
+def _global(trainer: SiteTrainer) -> dict[str, Any]:
+    """Score the received model with the statistics of this site's images as its only own part."""
+    if trainer.kept_keys and not trainer.complete_network():
+        return trainer.no_scores()
+    assert trainer.samples is not None
+    return trainer.score(trainer.samples.evaluation("test"), True)
+
+
+def _against(models: dict[str, Any], scored: str, patients: dict[str, int]) -> dict[str, Any]:
+    """Return the differences from the models that were scored before, over common patients."""
+    cases = {
+        name: {case: score for case, score in scores["cases"].items() if score is not None}
+        for name, scores in models.items()
+    }
+    unit = "patients" if patients else "cases"
+    found = {
+        other: difference(paired_by_patient(cases[scored], cases[other], patients), unit)
+        for other in cases
+        if other != scored
+    }
+    return {other: values for other, values in found.items() if values}
+
+
+def _described(model: str, run: FinishedRun) -> dict[str, Any]:
+    return {
+        "scored": run.composition.scored["test"] if model == PERSONAL else model,
+        "methods": [method["name"] for method in run.config.methods],
+        "runs": [
+            {
+                "run": run.record["run"],
+                "round": run.round,
+                "sha256": run.sha256,
+                "sites": [*run.record.get("sites", ())],
+            }
+        ],
+    }

@@ -106,10 +106,6 @@ class ProtocolController(Controller):
         finally:
             record.close()
 
-    def config_file(self, name: str, fl_ctx: FLContext) -> Path:
-        """Return the path of a file with a fixed name in the job's folder of configuration."""
-        return Path(self.engine.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / name
-
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """Do nothing: nothing is left to do."""
 
@@ -222,5 +218,5 @@ class FederationController(ProtocolController):
         """Load the job's initial weights."""
         if not self._run_config.init or self.resume:
             return None
-        path = self.config_file(INITIAL_FILE, fl_ctx)
+        path = Path(self.engine.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / INITIAL_FILE
         return InitialWeights.load(path, Composition(self._run_config).network.state_dict())

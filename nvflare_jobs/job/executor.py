@@ -44,7 +44,7 @@ _ROOT = "rootCA.pem"
 
 
 class Answers(Protocol):
-    """A site, in a federation or in an evaluation."""
+    """A site, in a federation or in a comparison."""
 
     def answer(self, request: Request, should_stop: Callable[[], bool] | None = None) -> Reply: ...
 

@@ -19,7 +19,7 @@ _META = "medfedaug"
 
 def request_to_model(request: Request) -> FLModel:
     """Convert the server's request to an `FLModel`."""
-    plain = ("task", "round", "selected_round", "run", "planned", "frozen", "scoring", "training", "masks")
+    plain = ("task", "round", "selected_round", "run", "planned", "frozen", "training", "masks")
     meta = {name: getattr(request, name) for name in plain}
     meta |= {name: _contiguous(getattr(request, name)) for name in ("once", "payload")}
     return _model(_contiguous(request.weights), {"task": request.task}, meta, request.round)
@@ -38,7 +38,6 @@ def request_from_model(model: FLModel) -> Request:
         selected_round=meta.get("selected_round", 0),
         run=str(meta.get("run", "")),
         planned=_dict(meta.get("planned")),
-        scoring=_dict(meta.get("scoring")),
         training=str(meta.get("training", "")),
         masks=_dict(meta.get("masks")),
     )

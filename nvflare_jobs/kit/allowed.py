@@ -15,12 +15,10 @@ from medfedaug.errors import ConfigError
 
 _SERVER = (
     "medfedaug.nvflare_jobs.job.controller.FederationController",
-    "medfedaug.nvflare_jobs.job.evaluation.EvaluationController",
     "medfedaug.nvflare_jobs.job.comparison.ComparisonController",
 )
 _SITE = (
     "medfedaug.nvflare_jobs.job.executor.SiteExecutor",
-    "medfedaug.nvflare_jobs.job.evaluation.EvaluationExecutor",
     "medfedaug.nvflare_jobs.job.comparison.ComparisonExecutor",
     "medfedaug.nvflare_jobs.job.tracking.RoundMetrics",
 )

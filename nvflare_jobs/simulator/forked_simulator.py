@@ -43,7 +43,6 @@ _MODULES = (
     "monai.losses",
     "monai.inferers",
     "medfedaug.nvflare_jobs.job.controller",
-    "medfedaug.nvflare_jobs.job.evaluation",
     "medfedaug.nvflare_jobs.job.executor",
     "medfedaug.nvflare_jobs.simulator.short_waits",
 )

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.machine import DATA_VARIABLE, DEVICE_VARIABLE, STATE_VARIABLE, Machine
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import MedFedAugWarning, RunFailed
-from medfedaug.federation.engine import Engine, FederationRun, SiteEvaluation
-from medfedaug.federation.job_folder import EVALUATION, EVENTS, JOB_FOLDER, RESULTS, STATE
+from medfedaug.federation.engine import Engine, FederationRun
+from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER, RESULTS
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.hospital.privacy import PrivacyPolicy
 from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
@@ -79,42 +79,6 @@ class NVFlareEngine(Engine):
                     if file.exists() and file.name != RESULTS:
                         shutil.move(str(file), work / file.name)
         return results
-
-    def evaluate(self, evaluation: SiteEvaluation) -> dict[str, Any]:
-        """Let sites score models; see `Engine.evaluate`."""
-        # Imported here: only an evaluation needs its job.
-        from medfedaug.nvflare_jobs.job.evaluation import EvaluationRecipe
-
-        with tempfile.TemporaryDirectory(prefix="medfedaug-") as folder:
-            state = Path(folder) / STATE
-            _gather_states(evaluation.states, evaluation.sites, state)
-            recipe = EvaluationRecipe(
-                runs=dict(evaluation.runs),
-                min_clients=len(evaluation.sites),
-                execution=evaluation.execution,
-            )
-            output = run_job(
-                recipe,
-                evaluation.data_dir,
-                evaluation.sites,
-                folder,
-                EVALUATION,
-                device=evaluation.device,
-                on_event=evaluation.on_event,
-                state_dir=state,
-                execution=evaluation.execution,
-            )
-            results: dict[str, Any] = json.loads((output / EVALUATION).read_text())
-        return results
-
-
-def _gather_states(states: Mapping[str, Path], sites: Sequence[str], target: Path) -> None:
-    """Copy the sites' states of several runs to one folder for each site, as at a hospital."""
-    for folder in dict.fromkeys(states.values()):
-        for name in sites:
-            for file in sorted((folder / name).glob("*.pt")):
-                (target / name).mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, target / name / file.name)
 
 
 def run_in_simulator(

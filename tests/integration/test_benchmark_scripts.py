@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from finished_runs import simulated
 
 pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -21,8 +20,6 @@ RUNS = {
     "memory.py --volumes 2 --shape 64 64 32 --steps 1": "| 2 |",
     "method_costs.py --batch 2 --size 32 --repeats 1": "FedFD-A / FedAvg",
     "step_times.py --out OUT/steps.json --only lenet5 --repeats 1": "lenet5, 28 x 28",
-    "alignment.py phantom --work OUT/work --out OUT --patients 5 --shape 32 32 4 --features 4 4 4 4 4 4 "
-    "--rounds 3 --steps 3 --batches 4 --weights 0 0.1 --samples pixels": "| pixels | 4 | 0.1 | 0.01 | -1 |",
     "privacy_epsilon.py --data DATA --out OUT --halve --rounds 1 --features 4 4 4 4 4 4 --seeds 0 "
     "--epsilon 8 --draws 2": "| fedfa | clipped | 0.00 |",
     "privacy_weights.py --data DATA --out OUT --site 1 --rounds 1 --steps 2 --channels 4 8 --batch-size 2 "
@@ -63,24 +60,6 @@ def test_the_script_runs_and_continues(script, line, phantom_dir, tmp_path):
     assert RUNS[line] in script(name, *arguments)
     if name in AGAIN:
         assert AGAIN[name] not in script(name, *arguments)
-
-
-def test_the_order_of_cases_is_judged_by_their_dice(script, phantom_dir, tmp_path):
-    """The script itself compares each Dice with the run's record."""
-    run = simulated(phantom_dir, tmp_path / "run", "fedavg")
-    record = tmp_path / "cases.jsonl"
-    printed = script(
-        "look_first.py", run, "--data", phantom_dir, "--record", record, "--draws", 3
-    ).splitlines()
-    rows = [json.loads(line) for line in record.read_text().splitlines()]
-    assert {row["site"] for row in rows} == {"site_A", "site_B", "site_C"}
-    measured = ("dice", "dice_of_mean", "confidence", "agreement", "mean_confidence")
-    assert all(0 <= row[score] <= 1 for row in rows for score in measured)
-    for split in ("validation", "test"):
-        count = sum(row["split"] == split for row in rows)
-        first = printed.index(f"{split}: {count} cases of {count} patients in 1 runs")
-        assert printed[first + 6].startswith("| soft Dice confidence | ")
-        assert re.match(r"size outside: \d+ of \d+ cases, mean Dice ", printed[first + 2])
 
 
 @pytest.mark.parametrize("rounds", [20, 1000])

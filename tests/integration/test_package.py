@@ -72,7 +72,6 @@ IMPORTED_AS = {
     "PIL": "pillow",
     "dicomanonymizer": "dicom-anonymizer",
     "ignite": "pytorch-ignite",
-    "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
 

@@ -60,11 +60,6 @@ def write_probabilities(target: Path, image: Path, shares: Tensor, segments: Seg
     write_whole(target, lambda path: format_of(image).write_probabilities(path, image, voxels, segments))
 
 
-def write_map(target: Path, image: Path, values: Tensor) -> None:
-    """Write numbers, (X, Y, Z), float32, as NIfTI with the geometry of their image, which has any format."""
-    write_whole(target, lambda path: format_of(image).write_map(path, image, values.numpy()))
-
-
 def write_whole(target: Path, save: Callable[[Path], Any]) -> None:
     """Let ``save`` write a file, or the files of a format with several, and move them when complete."""
     try:

@@ -38,7 +38,7 @@ FROZEN = "frozen"
 """The prefix of the entries in `Request.once` that no site trains."""
 
 SCORE = "score"
-"""The tasks of an evaluation (`medfedaug.federation.server.evaluation`)."""
+"""The task of a comparison that scores a model (`medfedaug.federation.server.comparison`)."""
 
 
 @dataclass
@@ -56,8 +56,6 @@ class Request:
         selected_round: the best round so far, 0 before the first; sites keep their state of this round.
         run: the identity of the run, which a resumed run keeps; sites find their state by it.
         planned: settings of the run from the sites' fingerprints, as JSON types.
-        scoring: in an evaluation or a comparison, the `medfedaug.federation.messages.scoring.ScoringSpec` as
-            JSON types.
         training: in a comparison, the name of the training to which the request belongs.
         masks: under secure aggregation, the messages of the round's sites to each other.
     """
@@ -71,7 +69,6 @@ class Request:
     selected_round: int = 0
     run: str = ""
     planned: dict[str, Any] = field(default_factory=dict)
-    scoring: dict[str, Any] = field(default_factory=dict)
     training: str = ""
     masks: dict[str, Any] = field(default_factory=dict)
 

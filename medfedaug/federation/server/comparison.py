@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,9 +14,7 @@ from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.checkpoint import server_checkpoint
 from medfedaug.federation.messages.messages import SCORE, Reply, Request
 from medfedaug.federation.messages.refusal import raise_error, refusal
-from medfedaug.federation.messages.scoring import ScoringSpec
-from medfedaug.federation.server.evaluation import accepted_difference
-from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics
+from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics, is_count
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.metrics.convergence import is_converged
 from medfedaug.metrics.gains import Difference, Gain, mean_gain
@@ -25,6 +23,7 @@ from medfedaug.metrics.registry import METRICS
 from medfedaug.metrics.significance import t_quantile
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import parse_versioned, write_versioned
+from medfedaug.utils.validation import is_number
 
 _RECORD, _KIND, _VERSION = "comparison.json", "comparison", 1
 
@@ -147,23 +146,17 @@ class Comparison:
         return Turn(training, rounds, server, checkpoint)
 
     def scoring(self, turn: Turn) -> Request:
-        """Ask the sites to score a training's best model, and to compare it with FedAvg's."""
-        name, other = str(turn.training), str(turn.training.reference)
-        spec = ScoringSpec(name, name, against=() if name == other else (other,))
-        scoring = {**asdict(spec), "against": list(spec.against)}
-        return replace(turn.server.test(), task=SCORE, scoring=scoring)
+        """Ask the sites to score a training's best model, which they compare with FedAvg's."""
+        return replace(turn.server.test(), task=SCORE)
 
     def accept(self, turn: Turn, site: str, reply: Reply) -> bool:
         """Accept a site's scores; return whether they could be used."""
-        metric = self.task.metric
 
         def use() -> None:
             raise_error(reply)
             metrics = clean_metrics(reply.metrics, depth=2)
             scores = accepted_scores(metrics, self.task.metrics, self.task.scored_classes)
-            against = metrics.get("against")
-            pairs = against if isinstance(against, Mapping) else {}
-            compared = accepted_difference(metric, pairs.get(str(turn.training.reference)))
+            compared = accepted_difference(self.task.metric, metrics.get("against"))
             turn.scores[site] = {**scores, "compared": compared}
 
         reason = refusal(site, use)
@@ -377,3 +370,18 @@ def recommended(gains: Mapping[str, Gain]) -> list[str]:
     if not better and worse:
         return [REFERENCE]
     return sorted(better, key=lambda name: -gains[name].mean)
+
+
+def accepted_difference(metric: str, values: Any) -> dict[str, Any]:
+    """Return a site's difference of two models, with ``None`` for impossible numbers; empty without one."""
+    if not isinstance(values, Mapping) or not values:
+        return {}
+    largest = METRICS[metric].largest
+    known: dict[str, Any] = {
+        name: values.get(name) if is_number(values.get(name)) and abs(values[name]) <= largest else None
+        for name in ("difference", "low", "high")
+    }
+    p = values.get("p")
+    known["p"] = float(p) if p is not None and is_number(p) and 0 <= p <= 1 else None
+    unit = "patients" if "patients" in values else "cases"
+    return {**known, unit: values[unit] if is_count(values.get(unit)) else None}

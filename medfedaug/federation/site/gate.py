@@ -7,8 +7,8 @@ from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages.messages import Reply, Request
-from medfedaug.federation.messages.scoring import all_scores, difference
 from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.metrics.significance import difference
 from medfedaug.utils.layers import added_module
 
 
@@ -86,6 +86,12 @@ class Gate:
         if isinstance(error, MedFedAugError):
             return str(error)
         return f"site {site}: {cause(error)!r}"[:500]
+
+
+def all_scores(scores: Mapping[str, Any], patients: Mapping[str, int]) -> dict[str, Any]:
+    """Return all scores of a simulation, with the number of the patient of each scored case."""
+    known = {case: patients[case] for case in scores.get("cases", {}) if case in patients}
+    return {**scores, "patients": known} if known else dict(scores)
 
 
 def cause(error: BaseException) -> BaseException:

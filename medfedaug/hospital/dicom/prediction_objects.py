@@ -46,17 +46,9 @@ class DicomObjects(SeriesObjects):
     def identity(self, case: Case) -> ModelIdentity:
         """Return the identity of the objects of a case."""
         further = self.further.get(case.name) or further_series(case, self.folder.channel_names)
-        return object_identity(self.models, self.origin, flips=self.options.flips, further=further)
+        return object_identity(self.models, self.origin, further=further)
 
-    def write(
-        self,
-        out: Path,
-        case: Case,
-        label: Tensor,
-        file: str,
-        segments: Classes,
-        quality: Mapping[str, Mapping[str, float]],
-    ) -> None:
+    def write(self, out: Path, case: Case, label: Tensor, file: str, segments: Classes) -> None:
         """Write the objects of a series.
 
         Raises:
@@ -72,9 +64,7 @@ class DicomObjects(SeriesObjects):
             if kind is ObjectKind.RTSTRUCT:
                 write_whole(out / name, lambda path: write_rtstruct(path, image, voxels, model))
             else:
-                write_whole(
-                    out / name, lambda path: write_report(path, image, voxels, out / file, model, quality)
-                )
+                write_whole(out / name, lambda path: write_report(path, image, voxels, out / file, model))
 
 
 def channel_keys(names: Sequence[str], count: int) -> list[str]:
@@ -89,7 +79,7 @@ def further_series(case: Case, names: Sequence[str]) -> dict[str, str]:
 
 
 def object_identity(
-    models: Ensemble, origin: Origin, *, flips: bool = False, further: Mapping[str, str] | None = None
+    models: Ensemble, origin: Origin, *, further: Mapping[str, str] | None = None
 ) -> ModelIdentity:
     """Return the identity of a case's objects, which depends on settings and further series.
 
@@ -99,8 +89,6 @@ def object_identity(
     chosen: dict[str, Any] = {}
     if origin.pair is not None and not origin.site:
         chosen["statistics"] = [origin.pair.mean.tolist(), origin.pair.std.tolist()]
-    if flips:
-        chosen["flips"] = True
     if further:
         chosen["series"] = dict(further)
     text = json.dumps(chosen, sort_keys=True).encode()

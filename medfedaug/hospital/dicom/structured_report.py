@@ -1,9 +1,9 @@
-"""Structured report with volumes and quality of a label map (TID 1500), which refers to its DICOM SEG.
+"""Structured report with the volumes of a label map (TID 1500), which refers to its DICOM SEG.
 
 highdicom writes it, which is an extra: ``pip install 'medfedaug[pacs]'``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,42 +12,18 @@ import pydicom
 
 from medfedaug._version import __version__
 from medfedaug.hospital.dicom.identity import ObjectKind
-from medfedaug.hospital.dicom.segmentation import CATEGORY, Segments, own_code, save_object, writing
+from medfedaug.hospital.dicom.segmentation import CATEGORY, Segments, save_object, writing
 from medfedaug.hospital.dicom.series import open_series
-
-QUALITY = {
-    "components": "Number of connected components",
-    "agreement": "Specific agreement of several passes",
-}
-"""Meanings of quality measures, by name; a confidence sorts cases, and measures none of them."""
 
 
 def write_report(
-    path: Path,
-    series: Path,
-    voxels: np.ndarray,
-    segmentation: Path,
-    segments: Segments,
-    quality: Mapping[str, Mapping[str, float]],
+    path: Path, series: Path, voxels: np.ndarray, segmentation: Path, segments: Segments
 ) -> None:
-    """Write a report (PS3.16, TID 1500): volume of each class, in millilitres, and measures of `QUALITY`."""
+    """Write a report (PS3.16, TID 1500): volume of each class, in millilitres."""
     with writing("report", series, "Leave out --report."):
         seg = pydicom.dcmread(segmentation, stop_before_pixels=True)
         slices = [pydicom.dcmread(file, stop_before_pixels=True) for file in open_series(series).files]
-        save_object(_report(series, voxels, seg, slices, segments, quality), slices[0], path)
-
-
-def _measurements(name: str, millilitres: float, quality: Mapping[str, Mapping[str, float]]) -> list[Any]:
-    import highdicom as hd
-    from pydicom.sr.codedict import codes
-
-    values = [(codes.SCT.Volume, round(millilitres, 3), hd.sr.CodedConcept("mL", "UCUM", "milliliter"))]
-    values += [
-        (own_code(key.upper(), meaning), round(quality[key][name], 4), codes.UCUM.NoUnits)
-        for key, meaning in QUALITY.items()
-        if name in quality.get(key, {})
-    ]
-    return [hd.sr.Measurement(name=measure, value=value, unit=unit) for measure, value, unit in values]
+        save_object(_report(series, voxels, seg, slices, segments), slices[0], path)
 
 
 def _report(
@@ -56,7 +32,6 @@ def _report(
     seg: pydicom.Dataset,
     slices: Sequence[pydicom.Dataset],
     segments: Segments,
-    quality: Mapping[str, Mapping[str, float]],
 ) -> Any:
     import highdicom as hd
     from pydicom.sr.codedict import codes
@@ -97,7 +72,13 @@ def _report(
                     version=__version__,
                     parameters=[f"{key}: {value}" for key, value in model.parameters.items()],
                 ),
-                measurements=_measurements(name, int(counts[number]) * millilitres, quality),
+                measurements=[
+                    hd.sr.Measurement(
+                        name=codes.SCT.Volume,
+                        value=round(int(counts[number]) * millilitres, 3),
+                        unit=hd.sr.CodedConcept("mL", "UCUM", "milliliter"),
+                    )
+                ],
             )
         )
     content = hd.sr.MeasurementReport(

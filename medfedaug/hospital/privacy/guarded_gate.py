@@ -75,7 +75,7 @@ class GuardedGate(Gate):
         self._admitted: list[RunConfig] = []
         self._approved: list[RunConfig | ComparisonConfig] = []
         self._trainings = 0
-        self._accounts: dict[SiteTrainer, Account] = {}  # an evaluation has one for each run
+        self._account: Account | None = None
 
     def delivery(self, site: str, trainer: SiteTrainer) -> Delivery:
         """Sign and check keys, and apply the site's rules for sums."""
@@ -117,8 +117,8 @@ class GuardedGate(Gate):
         """Record the end of the job, and the ledger's state next to the images."""
         if self._admitted:
             self.book.end(self.job)
-        for account in self._accounts.values():
-            account.bind()
+        if self._account is not None:
+            self._account.bind()
 
     def _check_bundle(self, config: RunConfig) -> None:
         if config.bundle:
@@ -177,13 +177,10 @@ class GuardedGate(Gate):
         self.min_patients = privacy.min_patients
         if trainer.trains:
             privacy.policy.check_patients(self.site, trainer.folder.cases_of_patients("training"))
-        if self.comparison is not None:  # one training at a time
-            for earlier in self._accounts.values():
-                earlier.bind()
-            self._accounts.clear()
-        account = Account(self.site, self.job, privacy.ledger, privacy.policy, trainer.folder)
-        account.bind()
-        self._accounts[trainer] = account
+        if self._account is not None:  # an earlier training's, in a comparison
+            self._account.bind()
+        self._account = Account(self.site, self.job, privacy.ledger, privacy.policy, trainer.folder)
+        self._account.bind()
 
     def incoming(self, request: Request) -> None:
         """Check a request's size, the job's number of trainings, and that nobody has refused it meanwhile."""
@@ -198,13 +195,15 @@ class GuardedGate(Gate):
 
     def release(self, split: str, scores: Mapping[str, Any], trainer: SiteTrainer) -> dict[str, Any]:
         """Enter the means that may leave in the ledger."""
-        return self._accounts[trainer].release(split, scores)
+        assert self._account is not None
+        return self._account.release(split, scores)
 
     def compare(
         self, split: str, differences: Sequence[float], unit: str, trainer: SiteTrainer
     ) -> dict[str, Any]:
         """Enter a comparison that may leave in the ledger."""
-        return self._accounts[trainer].compare(split, differences, unit)
+        assert self._account is not None
+        return self._account.compare(split, differences, unit)
 
     def count(self, reply: Reply) -> None:
         """Refuse an entry with too few patients behind it, or with patients whom nobody can name."""
@@ -219,7 +218,8 @@ class GuardedGate(Gate):
         reply.metrics = sent_numbers(reply.task, reply.metrics)
         if own_privacy(trainer).policy.epsilon is not None:  # durations depend on the images
             reply.metrics.pop("seconds", None)
-        self._accounts[trainer].enter(reply)
+        assert self._account is not None
+        self._account.enter(reply)
         return reply
 
     def error_text(self, site: str, task: str, error: Exception, trainer: SiteTrainer) -> str:

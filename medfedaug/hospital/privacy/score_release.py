@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from medfedaug.federation.messages.scoring import difference
 from medfedaug.hospital.privacy.policy import PrivacyPolicy
 from medfedaug.methods.census import Contributors
 from medfedaug.metrics.base import MEAN, MEAN_OF_CLASSES
 from medfedaug.metrics.registry import METRICS
+from medfedaug.metrics.significance import difference
 
 if TYPE_CHECKING:
     from medfedaug.data.base import SiteFolder
@@ -87,7 +87,7 @@ def released_difference(
     """Return the comparison of two models on a site's patients that leaves the site.
 
     It leaves from ``min_images`` patients on, each with the same weight, and not where scores have noise.
-    `medfedaug.federation.messages.scoring.difference` describes arguments and result.
+    `medfedaug.metrics.significance.difference` describes arguments and result.
     """
     if len(differences) < policy.min_images or policy.score_noise_multiplier:
         return {}

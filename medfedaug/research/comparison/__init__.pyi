@@ -1,9 +1,3 @@
-from .features import alignment as alignment
-from .features import feature_picture as feature_picture
-from .features import site_features as site_features
-from .features import uniformity as uniformity
-from .fedfd_alpha import alpha_by_layer as alpha_by_layer
-from .fedfd_alpha import interpolation_weights as interpolation_weights
 from .patient_table import PatientRow as PatientRow
 from .patient_table import PatientTable as PatientTable
 from .patient_table import patient_table as patient_table

@@ -1,7 +1,7 @@
-"""Worst and best test case of a site, with image, truth and prediction; input of its network."""
+"""Worst and best test case of a site, with image, truth and prediction."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,6 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
-from torch import Tensor
 
 from medfedaug.data.base import Case
 from medfedaug.data.io.formats import is_photograph
@@ -107,12 +106,13 @@ def _volume(site: SiteModel, task: SegmentationTask, chosen: Case, rank: str, sc
 
 @torch.no_grad()
 def _photographs(site: SiteModel) -> list[CaseView]:
+    assert site.samples is not None
     classes = site.config.classes
     ranked: list[tuple[float, str, Case, str, str]] = []
     cases = site.folder.cases["test"]
     for start in range(0, len(cases), site.config.batch_size):
         chunk = cases[start : start + site.config.batch_size]
-        for inputs, targets in network_inputs(site, chunk):
+        for inputs, targets in site.samples.batches(site.samples.of_cases(chunk)):
             shares = site.network(inputs).softmax(dim=1).cpu()
             for case, share, target in zip(chunk, shares, targets, strict=True):
                 truth, guess = classes[int(target)], classes[int(share.argmax())]
@@ -128,15 +128,6 @@ def _ends(ranked: Sequence[tuple]) -> list[tuple[str, tuple]]:
     if len(ranked) < 2:
         return [("only", entry) for entry in ranked]
     return [("worst", ranked[0]), ("best", ranked[-1])]
-
-
-def network_inputs(site: SiteModel, cases: Sequence[Case]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the network's input for cases: slices with foreground, or photographs.
-
-    Each batch has images (B, C, *spatial) and labels, on the model's device.
-    """
-    assert site.samples is not None
-    return site.samples.batches(site.samples.of_cases(cases))
 
 
 def example_picture(views: Mapping[str, CaseView], *, width: float = 9.0) -> Figure:

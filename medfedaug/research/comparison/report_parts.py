@@ -80,13 +80,12 @@ class ComparedRuns(ReportParts):
         example: ET.Element,
         data: Path,
         device: str,
-        local_features: Any,
     ) -> None:
-        """Append intensities, features and cases; the case on which methods differ most to ``example``."""
+        """Append cases; the case on which methods differ most to ``example``."""
         # Imports all of training, which a page without images does not need.
         from medfedaug.research.comparison.report_images import image_sections
 
-        image_sections(body, groups, example, data, device, local_features)
+        image_sections(body, groups, example, data, device)
 
 
 PARTS = ComparedRuns()

@@ -44,20 +44,6 @@ class PredictionOptions(Settings):
         "Write a DICOM structured report of volumes for each series, too.",
         flags=("--report",),
     )
-    flips: bool = setting(
-        False,
-        "Predict each image flipped, too (test-time augmentation). The agreement of all passes shows which "
-        "cases are uncertain. The label map stays that of the unflipped image. Four passes in 2D, "
-        "eight in 3D.",
-        flags=("--flips",),
-    )
-    uncertainty_map: bool = setting(
-        False,
-        "Write a NIfTI to the folder uncertainty for each image: the standard deviation of the probabilities "
-        "over the passes, 0 to 0.5. Needs flips or several models.",
-        flags=("--uncertainty-map",),
-        rare=True,
-    )
     data: File | None = setting(
         None,
         "The site's data folder. Sizes are compared with its training label maps, which never leave the "

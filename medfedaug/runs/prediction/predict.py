@@ -24,7 +24,6 @@ from medfedaug.runs.prediction.case_writer import CaseWriter
 from medfedaug.runs.prediction.ensemble import Ensemble, mean_prediction
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.options import PredictionOptions
-from medfedaug.runs.prediction.pass_agreement import PassAgreement
 from medfedaug.runs.prediction.predictions_file import Predictions
 from medfedaug.runs.prediction.predictor import Predictor, predictions
 from medfedaug.runs.prediction.series_objects import SeriesObjects, series_objects
@@ -80,7 +79,8 @@ def predict_images(
     if images.is_dir() and out.exists() and out.resolve() == images.resolve():
         raise ConfigError(f"{out}: holds the images; choose another folder for the predictions")
     check_device(options.device)
-    _check_passes(models, options)
+    if options.data and models.first.config.task != "segmentation":
+        raise ConfigError("--data: the run classifies, and this is for label maps; leave it out")
     job = _Job(
         models=models,
         given=given,
@@ -100,21 +100,6 @@ def uses_given_images(run: FinishedRun, origin: Origin) -> bool:
     """Return whether the result depends on statistics of all images given, so that none may be damaged."""
     composition = run.composition
     return bool((composition.needs_statistics and origin.pair is None) or composition.kept_keys)
-
-
-def _check_passes(models: Ensemble, options: PredictionOptions) -> None:
-    if models.first.config.task != "segmentation":
-        for option in ("flips", "uncertainty_map", "data"):
-            if getattr(options, option):
-                flag = option.replace("_", "-")
-                raise ConfigError(f"--{flag}: the run classifies, and this is for label maps; leave it out")
-    if options.flips and not models.first.composition.task().mirrored:
-        raise ConfigError(
-            "--flips: classes of the run name a side, left or right, and its plan has no orientation that "
-            "says which axis must not be flipped; leave it out"
-        )
-    if options.uncertainty_map and not options.flips and len(models.runs) == 1:
-        raise ConfigError("--uncertainty-map needs several passes: give --flips, or several runs to --model")
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +175,7 @@ class _Job:
             return record
         predictors = self.prepare(good)
         reference = DriftReference.of(self.models.runs)
-        usual = self.training_range(record)
+        usual = self.training_range()
         used = _common_statistics([predictor.statistics(len(good)) for predictor in predictors])
         record.agree("statistics", used)
         if used and "file" in used:
@@ -231,8 +216,6 @@ class _Job:
             "previews": self.options.previews,
             **({"series": self.options.series} if self.options.series is not None else {}),
             **self.objects.settings(),
-            **({"flips": True} if self.options.flips else {}),
-            **({"uncertainty_map": True} if self.options.uncertainty_map else {}),
             **({"data": os.path.abspath(self.options.data)} if self.options.data is not None else {}),
         }
         return {"model": self.models.identity(), "options": options}
@@ -289,19 +272,11 @@ class _Job:
                 self.failed(record, case, error)
                 del good[name]
 
-    def training_range(self, record: Predictions) -> TrainingRange | None:
-        """Return the sizes in the site's training cases; a continued folder keeps the first ones."""
+    def training_range(self) -> TrainingRange | None:
+        """Return the sizes in the site's training cases."""
         if self.options.data is None:
             return None
-        if "training_range" in record.details:
-            return TrainingRange.of_record(record.details["training_range"])
         return TrainingRange.of_site(self.options.data, self.origin.site, self.run, self.tell)
-
-    def passes(self) -> PassAgreement | None:
-        """Return a collector for the passes of a case; ``None`` for a single pass."""
-        if not self.dense or not (self.options.flips or len(self.models.runs) > 1):
-            return None
-        return PassAgreement(self.run.config.num_classes, mapped=self.options.uncertainty_map)
 
     def prepare(self, good: dict[str, Case]) -> list[Predictor]:
         """Prepare the models at the images' place; all normalise with the same pair of the images."""
@@ -319,24 +294,8 @@ class _Job:
     @property
     def borrowed(self) -> dict[str, str]:
         """Notes on the classes that the images' site has not outlined; empty without a site."""
-        site, annotated = self.origin.site, Annotated.of(self.run.record)
-        if not site:
-            return {}
-        return {
-            name: f"{text}{self._distance(site, annotated.lenders(name))}"
-            for name, text in annotated.sentences(site).items()
-        }
-
-    def _distance(self, site: str, lenders: Sequence[str]) -> str:
-        """Describe how far a site's mean intensities lie from the nearest lender's, where recorded."""
-        pairs = {name: pair for run in self.models.runs for name, pair in run.statistics.items()}
-        known = [pairs[name] for name in lenders if name in pairs]
-        if site not in pairs or not known:
-            return ""
-        far = min(float(((pairs[site].mean - p.mean).abs() / p.std.clamp_min(1e-12)).max()) for p in known)
-        return (
-            f"; its images' mean intensity is {far:.1f} standard deviations from that of the nearest of them"
-        )
+        site = self.origin.site
+        return Annotated.of(self.run.record).sentences(site) if site else {}
 
     def notes(
         self, reference: DriftReference, used: dict[str, Any] | None, usual: TrainingRange | None
@@ -394,17 +353,10 @@ class _Job:
         self.tell({"event": "case", "case": case.name})
         try:
             with keep_decoded(_ONE_CASE):
-                unlike, passes = self.unlike(case, predictors[0], reference), self.passes()
-                shares = self.options.probabilities or self.options.uncertainty_map or not self.dense
-                by_model = predictions(
-                    predictors,
-                    self.folder,
-                    case,
-                    probabilities=shares or len(predictors) > 1,
-                    flips=self.options.flips,
-                    passes=passes,
-                )
-                entry = self.writer.write(case, mean_prediction(by_model), passes)
+                unlike = self.unlike(case, predictors[0], reference)
+                shares = self.options.probabilities or not self.dense or len(predictors) > 1
+                by_model = predictions(predictors, self.folder, case, probabilities=shares)
+                entry = self.writer.write(case, mean_prediction(by_model))
                 unusual = [] if usual is None else usual.warnings(entry)
                 entry["warnings"] = unlike + unusual
         except StorageError:  # every further case would fail alike

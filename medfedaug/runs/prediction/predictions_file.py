@@ -185,10 +185,7 @@ def _result_check(details: Mapping[str, Any]) -> Check:
     results = {
         "voxels": both(map_of(count), entries({}, needed=classes)),
         "volume_ml": both(map_of(number), entries({}, needed=classes[1:])),
-        **dict.fromkeys(("confidence", "agreement"), map_of(number)),
-        **dict.fromkeys(("voxels_of_passes", "volume_ml_of_passes"), map_of(_ends)),
-        "components": map_of(count),
-        "passes": count,
+        "confidence": map_of(number),
     }
     return entries(results, needed=("voxels",))
 
@@ -220,7 +217,7 @@ def _ends(value: Any, where: str) -> None:
 _RANGE = entries(
     {
         "cases": count,
-        "classes": map_of(entries({"cases": count, "volume_ml": _ends, "share": _ends, "components": _ends})),
+        "classes": map_of(entries({"cases": count, "volume_ml": _ends, "share": _ends})),
     },
     needed=("cases", "classes"),
 )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 from monai.transforms import Compose
-from torch import Tensor, nn
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.errors import ConfigError
@@ -16,7 +14,6 @@ from medfedaug.federation.job_folder import STATISTICS
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
-from medfedaug.runs.prediction.pass_agreement import PassAgreement
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import EvaluationCase, Prediction
 from medfedaug.transforms import FedRDNd
@@ -71,14 +68,11 @@ class Predictor:
             return {"of": self.origin.source, **statistics}
         return {"of": f"the {counted(count, 'image')} given", **statistics, "file": STATISTICS}
 
-    def predict(
-        self, case: EvaluationCase, *, probabilities: bool, flipped: Sequence[int] = ()
-    ) -> Prediction:
-        """Predict a case that the model's task has prepared; ``flipped``: axes along which to flip it."""
+    def predict(self, case: EvaluationCase, *, probabilities: bool) -> Prediction:
+        """Predict a case that the model's task has prepared."""
         model = self.model
-        network = FlippedNetwork(model.network, flipped) if flipped else model.network
         return model.task.predict_case(
-            network, case, self.transform, model.device, model.config.batch_size, probabilities
+            model.network, case, self.transform, model.device, model.config.batch_size, probabilities
         )
 
     def rest(self) -> None:
@@ -87,22 +81,11 @@ class Predictor:
 
 
 def predictions(
-    predictors: Sequence[Predictor],
-    folder: SiteFolder,
-    case: Case,
-    *,
-    probabilities: bool,
-    flips: bool = False,
-    passes: PassAgreement | None = None,
+    predictors: Sequence[Predictor], folder: SiteFolder, case: Case, *, probabilities: bool
 ) -> Iterator[Prediction]:
     """Predict a case with one model after the other.
 
-    The models are within `SiteModel.scoring` and in evaluation mode. With ``flips``, each model also sees the
-    image flipped, along all axes that may be mirrored (`medfedaug.tasks.Task.mirrored`). ``passes`` collects
-    all predictions, also of flipped images.
-
-    Yields:
-        The prediction of each model for the unflipped image, in their order.
+    The models are within `SiteModel.scoring` and in evaluation mode.
     """
     key, prepared = "", None
     for predictor in predictors:
@@ -111,39 +94,6 @@ def predictions(
             key, prepared = model.task.key, model.task.evaluation_case(folder, case, labelled=False)
         model.network.to(model.device)
         prediction = predictor.predict(prepared, probabilities=probabilities)
-        if passes is not None:
-            passes.add(prediction)
-            for axes in flips_of(model.task.mirrored) if flips else ():
-                passes.add(predictor.predict(prepared, probabilities=passes.mapped, flipped=axes))
         if len(predictors) > 1:
             predictor.rest()
         yield prediction
-
-
-def flips_of(axes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return all flips of one or more axes.
-
-    Example:
-        >>> flips_of((0, 1))
-        [(0,), (1,), (0, 1)]
-    """
-    return [flip for number in range(1, len(axes) + 1) for flip in combinations(axes, number)]
-
-
-class FlippedNetwork(nn.Module):
-    """A network with flipped input, whose output is flipped back.
-
-    Args:
-        network: a network of images (B, C, *spatial); of several outputs the first is used.
-        axes: spatial axes, the first is 0.
-    """
-
-    def __init__(self, network: nn.Module, axes: Sequence[int]) -> None:
-        super().__init__()
-        self.network = network
-        self.dims = tuple(axis + 2 for axis in axes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output for images (B, C, *spatial), on their own grid."""
-        output = self.network(x.flip(self.dims))
-        return (output[0] if isinstance(output, (list, tuple)) else output).flip(self.dims)

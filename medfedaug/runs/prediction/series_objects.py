@@ -61,25 +61,8 @@ class SeriesObjects:
         """
         return PlainSegments(classes)
 
-    def write(
-        self,
-        out: Path,
-        case: Case,
-        label: Tensor,
-        file: str,
-        segments: Segments,
-        quality: Mapping[str, Mapping[str, float]],
-    ) -> None:
-        """Write the objects of a case.
-
-        Args:
-            out: the folder of the predictions.
-            case: the case.
-            label: the label map, (1, X, Y, Z).
-            file: the file of the label map.
-            segments: see `segments`.
-            quality: measures of quality, by class.
-        """
+    def write(self, out: Path, case: Case, label: Tensor, file: str, segments: Segments) -> None:
+        """Write the objects of a case to a folder, given its label map, (1, X, Y, Z), and the map's file."""
 
 
 def series_objects(

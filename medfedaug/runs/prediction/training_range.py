@@ -1,4 +1,4 @@
-"""`TrainingRange`: sizes and numbers of pieces in the label maps of a site's training cases."""
+"""`TrainingRange`: sizes in the label maps of a site's training cases."""
 
 from __future__ import annotations
 
@@ -14,36 +14,28 @@ from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError
 from medfedaug.federation.site.data_folder import open_own_data
 from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.runs.prediction.case_quality import count_components
-
-_KINDS = frozenset({"volume_ml", "share", "components"})
 
 
 @dataclass(frozen=True)
 class TrainingRange:
-    """Lowest and highest values of a class over a site's training cases, which never leave the site.
+    """Smallest and largest size of a class over a site's training cases, which never leave the site.
 
-    The lowest value is 0 if some training case has no voxel of the class. Cases where the class is not
+    The smallest size is 0 if some training case has no voxel of the class. Cases where the class is not
     annotated, or with unknown voxels, do not count. A class that no case shows in full has no range.
 
-    ``shown`` has the number of cases that show a class in full. Volumes are in ml, and empty where the voxel
-    size of some file is unknown; shares are of the voxels of an image, and components are connected pieces.
+    ``shown`` has the number of cases that show a class in full. ``kind`` is ``"volume_ml"``, or ``"share"``
+    of the voxels of an image where the voxel size of some file is unknown.
     """
 
     cases: int
     classes: tuple[str, ...]
     shown: Mapping[str, int]
-    volume_ml: Mapping[str, tuple[float, float]]
-    share: Mapping[str, tuple[float, float]]
-    components: Mapping[str, tuple[float, float]]
+    kind: str
+    sizes: Mapping[str, tuple[float, float]]
 
     @classmethod
     def of_site(
-        cls,
-        data: str | Path,
-        site: str,
-        run: FinishedRun,
-        on_event: Callable[[dict[str, Any]], object] = lambda event: None,
+        cls, data: str | Path, site: str, run: FinishedRun, on_event: Callable[[dict[str, Any]], object]
     ) -> TrainingRange:
         """Read the label maps of a site's training cases."""
         folder = open_own_data(site or Path(data).resolve().name, run.config, data)
@@ -62,29 +54,24 @@ class TrainingRange:
     ) -> TrainingRange:
         """Read the label maps of an open site's training cases."""
         cases, names = folder.cases["training"], tuple(classes[1:])
-        rows: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in names} for kind in _KINDS}
+        by_kind: dict[str, dict[str, list[float]]] = {
+            kind: {name: [] for name in names} for kind in ("volume_ml", "share")
+        }
         measured = True
         for number, case in enumerate(cases):
             on_event({"event": "reading", "case": case.name, "number": number, "of": len(cases)})
             label, shown = folder.load_shown(case)
-            counts = torch.bincount(label.flatten().int(), minlength=len(classes))[1:].tolist()
-            voxels = dict(zip(names, counts, strict=True))
+            voxels = foreground_voxels(label, classes)
             volumes = volumes_in_millilitres(voxels, folder.affine(case))
             measured &= volumes is not None
-            sizes = {
-                "volume_ml": volumes or dict.fromkeys(names, 0.0),
-                "share": {name: count / label.numel() for name, count in voxels.items()},
-                "components": count_components(label, classes),
-            }
-            for kind, values in sizes.items():
-                for name in shown:
-                    rows[kind][name].append(values[name])
-        ranges = {
-            kind: {name: (min(values), max(values)) for name, values in by_class.items() if values}
-            for kind, by_class in rows.items()
-        }
-        known = {name: len(values) for name, values in rows["share"].items() if values}
-        return cls(len(cases), names, known, **{**ranges, **({} if measured else {"volume_ml": {}})})
+            for name in shown:
+                by_kind["volume_ml"][name].append((volumes or voxels)[name])
+                by_kind["share"][name].append(voxels[name] / label.numel())
+        kind = "volume_ml" if measured else "share"
+        known = {name: values for name, values in by_kind[kind].items() if values}
+        shown_in = {name: len(values) for name, values in known.items()}
+        ranges = {name: (min(values), max(values)) for name, values in known.items()}
+        return cls(len(cases), names, shown_in, kind, ranges)
 
     @property
     def unknown(self) -> list[str]:
@@ -92,19 +79,14 @@ class TrainingRange:
         return [name for name in self.classes if name not in self.shown]
 
     def warnings(self, entry: Mapping[str, Any]) -> list[str]:
-        """Describe sizes of a predicted label map that no training case has.
-
-        Numbers of pieces are recorded, but cause no warning: nearly all predictions have more than any label
-        map (`benchmarks/look_first.py`).
-        """
+        """Describe sizes of a predicted label map that no training case has."""
         total = sum(entry["voxels"].values())
         shares = {name: count / total for name, count in entry["voxels"].items()}
-        in_ml = bool(self.volume_ml) and "volume_ml" in entry
-        sizes, ranges = (entry["volume_ml"], self.volume_ml) if in_ml else (shares, self.share)
-        form, unit = (".3g", "ml") if in_ml else (".2%", "of the image")
+        form, unit = (".3g", "ml") if self.kind == "volume_ml" else (".2%", "of the image")
+        found = {"share": shares, **entry}.get(self.kind, {})  # a file may not say how large its voxels are
         warnings = []
-        for name, (low, high) in ranges.items():
-            size, cases = sizes[name], f"{self.shown[name]} training cases"
+        for name, (low, high) in self.sizes.items() if found else ():
+            size, cases = found[name], f"{self.shown[name]} training cases"
             if not size and low > 0:
                 warnings.append(f"nothing of {name} is found, and each of {cases} has some")
             elif size and not low <= size <= high:
@@ -112,24 +94,19 @@ class TrainingRange:
                 warnings.append(f"{name} has {size:{form}} {unit}, and {usual}")
         return warnings
 
-    @classmethod
-    def of_record(cls, content: Mapping[str, Any]) -> TrainingRange:
-        """Return the ranges of `record`."""
-        kinds: dict[str, dict[str, tuple[float, float]]] = {kind: {} for kind in _KINDS}
-        for name, entry in content["classes"].items():
-            for kind in _KINDS & entry.keys():
-                kinds[kind][name] = tuple(entry[kind])
-        known = {name: entry for name, entry in content["classes"].items() if "share" in entry}
-        shown = {name: entry.get("cases", content["cases"]) for name, entry in known.items()}
-        return cls(content["cases"], tuple(content["classes"]), shown, **kinds)
-
     def record(self) -> dict[str, Any]:
         """Return the ranges by class, for ``predictions.json``; empty for an `unknown` class."""
-        by_class: dict[str, dict[str, Any]] = {name: {} for name in self.classes}
-        for name, cases in self.shown.items():
-            ranges = {kind: getattr(self, kind).get(name) for kind in _KINDS}
-            by_class[name] = {"cases": cases, **{kind: list(r) for kind, r in ranges.items() if r}}
+        by_class = {
+            name: {"cases": self.shown[name], self.kind: [*self.sizes[name]]} if name in self.shown else {}
+            for name in self.classes
+        }
         return {"cases": self.cases, "classes": by_class}
+
+
+def foreground_voxels(label: Tensor, classes: Sequence[str]) -> dict[str, int]:
+    """Count the voxels of each class but the background."""
+    counts = torch.bincount(label.flatten().int(), minlength=len(classes)).tolist()
+    return dict(zip(classes[1:], counts[1:], strict=True))
 
 
 def volumes_in_millilitres(voxels: Mapping[str, int], affine: Tensor | None) -> dict[str, float] | None:

@@ -120,8 +120,7 @@ def test_no_request_gets_scores_of_test_cases(data, config, tmp_path):
     """The three validation cases are enough patients, and the one test case is not."""
     site, _ = guarded("site_A", data, config, tmp_path / "a")
     server = next(Comparison(config, tmp_path).turns()).server
-    scoring = {"run": "fedavg", "model": "fedavg", "own": False}
-    request = Request(SCORE, weights=dict(server.state), run=server.run, training="fedavg/0", scoring=scoring)
+    request = Request(SCORE, weights=dict(server.state), run=server.run, training="fedavg/0")
     reply = site.answer(request)
     assert reply.error == ""
     assert reply.metrics["scored_cases"] == 3

@@ -1,4 +1,4 @@
-"""What the report shows of images and models: intensities, features, worst and best cases."""
+"""What the report shows of images and models: worst and best cases."""
 
 import json
 import re
@@ -13,11 +13,9 @@ from running import TINY_NETWORK
 
 from medfedaug.analysis import write_report
 from medfedaug.data.sites import find_sites
-from medfedaug.research.comparison.case_views import CaseView, case_picture, extreme_cases, network_inputs
-from medfedaug.research.comparison.intensities import intensity_histograms, sample_intensities
+from medfedaug.research.comparison.case_views import CaseView, case_picture, extreme_cases
 from medfedaug.runs.evaluate import open_model
 from medfedaug.simulate import configure, simulate
-from medfedaug.statistics import ChannelStatistics
 
 
 @pytest.fixture(scope="module")
@@ -49,60 +47,6 @@ def photographs(tmp_path_factory):
                 pixels = np.clip(rng.normal(colour, 30, (32, 32, 3)), 0, 255).astype(np.uint8)
                 Image.fromarray(pixels).save(root / site / label / f"{index}.png")
     return root
-
-
-# ------------------------------------------------------------------ intensities
-
-
-def test_histograms_are_those_of_the_pairs():
-    """Two sites whose intensities differ by scale alone: as one after their own pairs, apart after mixing."""
-    rng = np.random.default_rng(0)
-    base = rng.normal(0, 1, (4000, 1))
-    samples = {"A": 100 + 10 * base, "B": 300 + 50 * base}
-    pairs = {"A": ChannelStatistics([100.0], [10.0], 4), "B": ChannelStatistics([300.0], [50.0], 4)}
-    figure = intensity_histograms(samples, pairs)
-    stored, test, training = figure.axes
-
-    def heights(panel):
-        lines = [patch for patch in panel.patches if not patch.get_fill()]
-        return [patch.get_data().values for patch in lines], lines[0].get_data().edges
-
-    (a, b), _ = heights(test)
-    assert np.allclose(a, b)
-    (a, b), _ = heights(stored)
-    assert np.minimum(a, b).sum() < 0.01 * a.sum()  # next to nothing in common
-    (a, _), edges = heights(training)
-    mixture = np.concatenate([base, (100 + 10 * base - 300) / 50])
-    expected, _ = np.histogram(mixture, edges, density=True)
-    assert np.allclose(a, expected)
-    assert list(edges) == list(heights(test)[1])  # one axis for both views
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "B"]
-
-
-def test_an_unseen_site_is_not_drawn_in_training_and_its_pair_not_mixed_in():
-    samples = {"A": np.linspace(0, 1, 50)[:, None], "EZ": np.linspace(5, 9, 50)[:, None]}
-    pairs = {"A": ChannelStatistics([0.5], [0.3], 4), "EZ": ChannelStatistics([7.0], [1.2], 1)}
-    _, test, training = intensity_histograms(samples, pairs, unseen=["EZ"], width=4).axes
-    assert len(test.patches) == 4  # filled and outlined
-    assert len(training.patches) == 2
-    own, mixed = (panel.patches[1].get_data().values for panel in (test, training))
-    assert np.array_equal(own, mixed)
-    with pytest.raises(ValueError, match="site EZ has no pair"):
-        intensity_histograms(samples, {"A": pairs["A"]})
-
-
-def test_foreground_is_what_is_brighter_than_the_mean():
-    image = torch.zeros(1, 4, 4, 2)
-    image[0, 1, 1, 0], image[0, 2, 2, 1] = 8.0, 3.0
-    assert sorted(sample_intensities([image], foreground=True).ravel()) == [3.0, 8.0]
-    assert sample_intensities([image, image]).shape == (64, 1)
-    with pytest.raises(ValueError, match="no intensity"):
-        sample_intensities([torch.ones(1, 2, 2)], foreground=True)
-    big = sample_intensities([torch.arange(50_000.0).reshape(1, 50_000)])
-    assert len(np.unique(big)) == len(big) == 20_000
-    many = sample_intensities(torch.arange(30 * 20_000.0).reshape(30, 1, 20_000))
-    assert len(np.unique(many)) == len(many) == 500_000
-    assert len({int(value // 20_000) for value in many.ravel()}) == 30  # of every image
 
 
 # ------------------------------------------------------------------ cases
@@ -186,9 +130,6 @@ def test_photographs_are_ranked_by_the_probability_of_their_class(photographs, t
     assert worst.image.shape == (32, 32, 3)
     figure = case_picture([worst, best], width=4)
     assert figure.axes[0].get_title().startswith(f"worst at A, p = {worst.score:.2f}\n{worst.truth}\n")
-    assert sum(len(labels) for _, labels in network_inputs(trainer, trainer.folder.cases["test"])) == len(
-        shares
-    )
     text = write_report([tmp_path / "run"], tmp_path / "r.html", data=photographs, device="cpu").read_text()
     assert text.count("image/jpeg") == 2
     assert "the probability that the model gives to the true class" in text
@@ -198,11 +139,10 @@ def test_photographs_are_ranked_by_the_probability_of_their_class(photographs, t
 
 
 @pytest.mark.usefixtures("drawn")
-def test_report_with_data_shows_intensities_features_and_cases(trained, phantom_dir, tmp_path):
+def test_report_with_data_shows_cases(trained, phantom_dir, tmp_path):
     out = write_report([trained], tmp_path / "r.html", data=phantom_dir, device="cpu")
     text = out.read_text()
-    for heading in ("Intensities by site", "Features by site", "Worst and best case of each site"):
-        assert heading in text
+    assert "Worst and best case of each site" in text
     assert text.count("data:image/jpeg;base64,") == 2
     assert 'class="photo"' in text
     assert not re.search(r"https?:|//[a-z]", re.sub(r"base64,[\w+/=]+", "", text))
@@ -220,7 +160,7 @@ def test_no_picture_of_cases_that_the_run_was_not_tested_with(trained, phantom_d
             content["training"], content["test"] = content["test"], content["training"]
         listing.write_text(json.dumps(content))
     text = write_report([trained], tmp_path / "r.html", data=other, device="cpu").read_text()
-    assert text.count("these are not the test cases that the run was tested with") == 2
+    assert text.count("these are not the test cases that the run was tested with") == 1
     assert "image/jpeg" not in text
 
 
@@ -229,8 +169,7 @@ def test_report_goes_on_without_a_model(trained, phantom_dir, tmp_path):
     alone.mkdir()
     (alone / "results.json").write_text((trained / "results.json").read_text())
     text = write_report([alone], tmp_path / "r.html", data=phantom_dir, device="cpu").read_text()
-    assert text.count(" has no global_model.pt.") == 2
-    assert "Intensities by site" in text  # the pairs are computed where no file has them
+    assert text.count(" has no global_model.pt.") == 1
 
 
 def test_a_network_that_cannot_run_on_prepared_images_is_named_in_one_line(
@@ -247,7 +186,7 @@ def test_a_network_that_cannot_run_on_prepared_images_is_named_in_one_line(
     reason = (
         "the network cannot run on images as medfedaug prepares them (RuntimeError: expected axes z, y, x"
     )
-    assert text.count(f"No picture: {reason}") == 2
+    assert text.count(f"No picture: {reason}") == 1
 
 
 def test_a_run_that_kept_layers_at_the_sites_is_shown_with_them(trained, phantom_dir, tmp_path):

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
-from medfedaug.runs.prediction.case_quality import case_quality, connected_pieces, look_first
+from medfedaug.runs.prediction.case_quality import certainty, look_first
 
 
 def test_soft_dice_confidence_is_its_equation_in_2d_and_3d():
@@ -18,20 +18,11 @@ def test_soft_dice_confidence_is_its_equation_in_2d_and_3d():
         expected = 2 * shares[1][inside].sum() / (shares[1].sum() + inside.sum())
         assert found[0].item() == pytest.approx(expected, rel=1e-5)
         assert torch.isnan(found[1])
+        assert [*certainty(found, ("background", "a", "b"))] == ["a"]
         # Logarithms of probabilities are logits, also of a probability of 0.
         shares[1][0] = 0
         again = soft_dice_confidence(torch.from_numpy(shares).log(), torch.from_numpy(label))
         assert torch.isfinite(again[0])
-
-
-def test_pieces_are_counted_by_class_and_touch_at_corners():
-    label = torch.zeros(1, 6, 6, 3, dtype=torch.uint8)
-    label[0, 0, 0, 0] = label[0, 1, 1, 1] = 1
-    label[0, 5, 5, 2] = 1
-    label[0, 3, 3, 0] = 2
-    found = case_quality(label, torch.tensor([0.8, 0.6, torch.nan]), ("background", "a", "b", "c"))
-    assert found["components"] == {"a": 2, "b": 1, "c": 0}
-    assert found["confidence"] == pytest.approx({"a": 0.8, "b": 0.6})
 
 
 def test_the_least_sure_case_comes_first_and_one_without_a_finding_before_it():
@@ -41,19 +32,6 @@ def test_the_least_sure_case_comes_first_and_one_without_a_finding_before_it():
         "empty": {"confidence": {}},
     }
     assert look_first(cases) == ["empty", "unsure", "sure"]
-    # Of several passes their agreement counts, of the classes that are found.
-    cases["unsure"]["agreement"] = {"a": 0.95, "b": 0.93, "c": 0.0}
-    assert look_first(cases) == ["empty", "sure", "unsure"]
     photographs = {"x": {"class": "cat", "probabilities": {"cat": 0.9, "dog": 0.1}}}
     photographs["y"] = {"class": "dog", "probabilities": {"cat": 0.45, "dog": 0.55}}
     assert look_first(photographs) == ["y", "x"]
-
-
-def test_a_corner_connects_in_the_plane_and_in_space():
-    plane = np.zeros((5, 5), bool)
-    plane[0, 0] = plane[1, 1] = plane[4, 4] = True
-    assert connected_pieces(plane) == 2
-    space = np.zeros((4, 4, 4), bool)
-    space[0, 0, 0] = space[1, 1, 1] = space[3, 3, 3] = space[3, 3, 1] = True
-    assert connected_pieces(space) == 3
-    assert connected_pieces(np.zeros((3, 3), bool)) == 0

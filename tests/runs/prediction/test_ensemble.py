@@ -64,10 +64,6 @@ def test_probabilities_are_the_mean_of_the_models(run, folds, images, tmp_path, 
         np.testing.assert_array_equal(label[clear], mean.argmax(-1)[clear])
         assert 0.01 < (label == 1).mean() < 0.99
         assert entry["voxels"]["lesion"] == (label == 1).sum()
-        votes = sum(read(tmp_path / f"{i}/{name}.nii.gz").astype(int) for i in range(len(members)))
-        agreement = (votes * (votes - 1)).sum() / ((len(members) - 1) * votes.sum())
-        assert entry["agreement"]["lesion"] == pytest.approx(agreement)
-        assert (entry["passes"], "agreement" in alone[0]["cases"][name]) == (3, False)
         differs += sum((read(tmp_path / f"{i}/{name}.nii.gz") != label).any() for i in range(len(members)))
     assert differs > 0  # or a single model would have passed
     known = {one["model"]["sha256"]: one["model"] for one in alone}

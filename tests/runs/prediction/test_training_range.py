@@ -31,24 +31,29 @@ def site(tmp_path):
 def test_ranges_are_those_of_the_label_maps(site):
     found = TrainingRange.of_folder(site, CLASSES)
     assert found.cases == 2
-    assert found.volume_ml == {"core": pytest.approx((0.005, 0.01)), "rim": pytest.approx((0.0, 0.006))}
-    assert found.share == {"core": pytest.approx((0.005, 0.005)), "rim": pytest.approx((0.0, 0.003))}
-    assert found.components == {"core": (2, 2), "rim": (0, 1)}
-    assert TrainingRange.of_record(json.loads(json.dumps(found.record()))) == found
+    assert found.sizes == {"core": pytest.approx((0.005, 0.01)), "rim": pytest.approx((0.0, 0.006))}
+    assert found.record()["classes"]["rim"] == {"cases": 2, "volume_ml": [*found.sizes["rim"]]}
 
 
-def test_sizes_outside_are_named_in_millilitres_or_as_shares(site):
+def test_sizes_outside_are_named_in_millilitres(site):
     found = TrainingRange.of_folder(site, CLASSES)
     voxels = {"background": 990, "core": 8, "rim": 2}
     assert found.warnings({"voxels": voxels, "volume_ml": {"core": 0.008, "rim": 0.002}}) == []
     large = {"voxels": voxels, "volume_ml": {"core": 0.02, "rim": 0.002}}
     assert found.warnings(large) == ["core has 0.02 ml, and 0.005 to 0.01 in 2 training cases"]
-    assert found.warnings({"voxels": voxels}) == [
-        "core has 0.80% of the image, and 0.50% to 0.50% in 2 training cases"
-    ]
-    none = {"voxels": {"background": 1000, "core": 0, "rim": 0}}
+    assert found.warnings({"voxels": voxels}) == []  # a file that does not say how large its voxels are
+    none = {"voxels": {}, "volume_ml": {"core": 0.0, "rim": 0.0}}
     # A case without a rim is among the training cases, one without a core is not.
     assert found.warnings(none) == ["nothing of core is found, and each of 2 training cases has some"]
+
+
+def test_sizes_are_shares_of_the_image_where_a_file_does_not_say_how_large_its_voxels_are(site, monkeypatch):
+    monkeypatch.setattr(VolumeFolder, "affine", lambda self, case: None)
+    found = TrainingRange.of_folder(site, CLASSES)
+    assert found.sizes == {"core": pytest.approx((0.005, 0.005)), "rim": pytest.approx((0.0, 0.003))}
+    assert found.warnings({"voxels": {"background": 990, "core": 8, "rim": 2}}) == [
+        "core has 0.80% of the image, and 0.50% to 0.50% in 2 training cases"
+    ]
 
 
 def test_a_borrowed_class_has_no_range_and_cases_say_nothing_of_what_they_lack(site):
@@ -73,8 +78,7 @@ def test_a_borrowed_class_has_no_range_and_cases_say_nothing_of_what_they_lack(s
     assert found.cases == 4
     assert found.shown == {"core": 2, "rim": 1}
     assert found.unknown == ["gland"]
-    assert found.components == {"core": (2, 2), "rim": (1, 1)}
-    assert TrainingRange.of_record(json.loads(json.dumps(found.record()))) == found
+    assert found.record()["classes"]["gland"] == {}
     voxels = {"background": 700, "core": 5, "rim": 3, "gland": 292}
     volume = {"core": 0.005, "rim": 0.006, "gland": 0.3}
     # A gland of any size is unlike nothing: the site never outlined one.
