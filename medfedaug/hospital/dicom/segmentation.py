@@ -23,7 +23,7 @@ from medfedaug.hospital.dicom.series import open_series
 from medfedaug.hospital.dicom.volumes import DicomSeries
 
 OWN_CODES = "99MEDFEDAUG"
-"""Coding scheme of classes, and of measures that no scheme has."""
+"""Coding scheme of classes."""
 CATEGORY = codes.SCT.SpatialAndRelationalConcept
 _SEG, _CONVERT = "DICOM SEG", "Convert the series to NIfTI."
 _NEEDED = ("PatientID", "StudyInstanceUID", "FrameOfReferenceUID")
@@ -42,7 +42,9 @@ class Segments:
 
     def type_of(self, number: int) -> Any:
         """Return the code of the class with a number, for highdicom: its name in `OWN_CODES`."""
-        return own_code(f"CLASS{number}", self.classes[number][:64])
+        import highdicom as hd
+
+        return hd.sr.CodedConcept(f"CLASS{number}", OWN_CODES, self.classes[number][:64])
 
 
 def check_highdicom() -> None:
@@ -152,13 +154,6 @@ def _texts(dataset: Dataset) -> Iterator[str]:
 def colour(number: int) -> tuple[int, int, int]:
     """Return the colour, RGB, in which viewers should show a class."""
     return _COLOURS[(number - 1) % len(_COLOURS)]
-
-
-def own_code(value: str, meaning: str) -> Any:
-    """Return a code of `OWN_CODES`, for highdicom."""
-    import highdicom as hd
-
-    return hd.sr.CodedConcept(value, OWN_CODES, meaning)
 
 
 def _check(series: Path, volume: DicomSeries, slices: Sequence[Any], shape: tuple[int, ...]) -> None:
