@@ -334,7 +334,7 @@ OBJECTS = {
     "65535 rows and columns": (lambda one: changed(one, Rows=65535, Columns=65535), "million voxels"),
     "2^31 frames": (lambda one: changed(one, NumberOfFrames=2**31 - 1), "million voxels"),
     "deflated": (deflated, "inflates to more than 2 MiB"),
-    "nested sequences": (lambda one: as_bytes(one) + 20_000 * SEQUENCE, "damaged"),
+    "nested sequences": (lambda one: as_bytes(one) + 20_000 * SEQUENCE, "cannot be decoded"),
     "bytes": (lambda one: changed(one, PixelData=bytes(2**21)), "have more than"),
 }
 
