@@ -16,15 +16,9 @@ import requests
 from archive_proxy import HALF, SILENT, Fault, proxy_before
 from dicom_files import sets, write_slices
 from filelock import FileLock
-from orthanc import running_orthanc
 from pydicom.uid import generate_uid
 
 from medfedaug.data.base import SPLITS
-from medfedaug.hospital.pacs.archive import Access, ArchiveError, StudyQuery, open_archive
-from medfedaug.hospital.pacs.choice import plan_import
-from medfedaug.hospital.pacs.import_settings import ImportSettings
-from medfedaug.hospital.pacs.importer import import_studies
-from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
 
 COUNT = 5
 SECRET = "SECRET-FAIL"
@@ -174,18 +168,6 @@ def test_a_dimse_archive_that_is_silent_is_given_up(run, tmp_path):
     assert len(err.strip().splitlines()) == 1
 
 
-def test_series_of_one_study_are_fetched_at_a_time(run, proxy, orthanc, tmp_path):
-    study, files = generate_uid(), {}
-    for name in ("t1", "t2"):
-        change = sets(SeriesDescription=name)
-        files[name] = write_slices(tmp_path / "in" / name, volume(0), study=study, change=change)
-    orthanc.put(tmp_path / "in")
-    proxy.faults = [Fault(r"/series/[\d.]+$", 0.5)]
-    rules = ("--channel", "T1=t1", "--channel", "T2=t2", "--parallel", 2)
-    run.ok(*arguments(proxy, [study], tmp_path, *rules))
-    assert proxy.most_at_a_time == 2
-
-
 def test_objects_of_a_series_that_did_not_come_are_asked_for_until_the_archive_is_silent(
     run, proxy, studies, tmp_path
 ):
@@ -236,24 +218,3 @@ def test_a_killed_import_goes_on_without_loss(run, proxy, studies, tmp_path):
     proxy.faults, proxy.asked[:] = [], []
     run.ok(*call)
     assert_whole(tmp_path, studies)
-
-
-def test_a_dimse_archive_that_goes_down_after_the_choice_is_given_up(tmp_path):
-    for n in range(COUNT):
-        write_slices(tmp_path / f"in/{n}", volume(n), change=sets(PatientID=f"{SECRET}-{n}"))
-    out, state = tmp_path / "out/site_A", tmp_path / "out/site_A.state"
-    wanted = [StudyQuery("PatientID", f"{SECRET}-{n}") for n in range(COUNT)]
-    settings, pseudonym = ImportSettings(parallel=1), Pseudonyms.of_site(state).of
-    events = []
-    with running_orthanc(tmp_path / "archive") as own:
-        own.put(tmp_path / "in")
-        with open_archive(dimse=own.dimse, access=Access(timeout=5)) as archive:
-            plans = plan_import(archive, wanted, pseudonym, settings)
-            assert import_studies(archive, plans[:1], out, state, settings).problems == {}
-            own.process.kill()
-            own.process.wait()
-            with pytest.raises(ArchiveError, match="run the same command again to go on"):
-                import_studies(archive, plans, out, state, settings, events.append)
-    assert len([event for event in events if event["event"] == "failed"]) == 3
-    (image,) = imported(tmp_path).values()
-    assert any(np.array_equal(image, volume(n)) for n in range(COUNT))

@@ -275,17 +275,6 @@ def test_label_maps_choose_among_possible_images(run, tmp_path):
     np.testing.assert_array_equal(voxels_of(label), mask)
 
 
-def test_a_secondary_capture_is_known_by_its_class(run, tmp_path):
-    change = patient("P", Modality="CT")
-    write_slices(tmp_path / "in", VOXELS, sop=SecondaryCaptureImageStorage, change=change)
-    source = ("--folder", tmp_path / "in")
-    output, cases = imported(run, tmp_path / "a", source=source, code=1)
-    assert "secondary capture" in output
-    assert not cases
-    output, cases = imported(run, tmp_path / "b", "--allow-burned-in", source=source)
-    np.testing.assert_array_equal(voxels_of(cases["P"][0][0]), VOXELS)
-
-
 def test_a_series_in_colour_has_its_colours_as_channels(run, tmp_path):
     colours = np.random.default_rng(4).integers(0, 255, (*VOXELS.shape, 3)).astype(np.uint8)
 

@@ -146,19 +146,6 @@ def test_two_readers_are_refused_or_chosen(site, tmp_path):
         assert left_out == (0 if name == "both" else 1)
 
 
-def test_two_objects_of_one_series_are_two_outlines(site, tmp_path):
-    files = write_image(tmp_path / "in/a", "P")
-    first = write_outline(tmp_path / "in/1.dcm", files, {"Tumour": BY_HAND}, "20200101")
-    path = write_outline(tmp_path / "in/2.dcm", files, {"Tumour": OTHER}, "20200101")
-    dataset = pydicom.dcmread(path)
-    dataset.SeriesInstanceUID = uid = pydicom.dcmread(first).SeriesInstanceUID
-    dataset.save_as(path)
-    output = site.load(["P"], *SEG, "--label-series", uid, code=1)
-    assert "2 outlines, in 1 series" in output
-    output = site.load(["P"], *SEG, "--label-series", uid, "--label-series", "newest", code=1)
-    assert "their dates do not say which is the newest" in output
-
-
 def test_a_refused_patient_can_be_withdrawn(site, tmp_path):
     """The names of segments, which somebody typed, are kept in the site's own list."""
     files = write_image(tmp_path / "in/a", "P")

@@ -21,18 +21,6 @@ def write(kit: Path, content) -> None:
     (kit / SETTINGS_FILE).write_text(json.dumps(content))
 
 
-def test_without_a_file_the_defaults_hold(kit):
-    settings = SiteSettings.load(kit, {})
-    assert settings == SiteSettings(state=kit / "medfedaug")
-    # The numbers that docs/threats.md and docs/reliability.md give as defaults.
-    privacy = {"min_images": 10, "epsilon": None, "score_noise_multiplier": 0}
-    jobs = {"max_rounds": 1000, "allow_limit": False, "loops": ()}
-    jobs |= {"approve": False, "methods": None, "networks": None}
-    jobs |= {"secure_only": False, "min_summed": 3, "min_known_share": 0.66, "max_sum_sets": 3}
-    assert vars(settings.privacy).items() >= privacy.items()
-    assert vars(settings.jobs).items() >= jobs.items()
-
-
 def test_the_environment_comes_before_the_file(kit, monkeypatch):
     write(
         kit,
