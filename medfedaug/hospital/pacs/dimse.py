@@ -26,7 +26,6 @@ from pynetdicom import (
 )
 from pynetdicom.association import Association
 from pynetdicom.events import Event
-from pynetdicom.pdu import A_ASSOCIATE_RJ
 from pynetdicom.presentation import PresentationContext
 from pynetdicom.sop_class import (  # type: ignore[attr-defined]
     StudyRootQueryRetrieveInformationModelFind,
@@ -287,24 +286,17 @@ class DimseArchive(Archive):
         entity = AE(ae_title=self._access.aet)
         entity.connection_timeout = entity.acse_timeout = self._access.timeout
         entity.network_timeout = entity.dimse_timeout = self._access.timeout
-        refusals: list[A_ASSOCIATE_RJ] = []
-
-        def note(event: Event) -> None:
-            if isinstance(event.pdu, A_ASSOCIATE_RJ):
-                refusals.append(event.pdu)
-
         association = entity.associate(
             self._host,
             self._port,
             contexts=contexts,
             ae_title=self._aet,
             ext_neg=[*roles],
-            evt_handlers=[*handlers, *traffic.handlers, (evt.EVT_PDU_RECV, note)],
+            evt_handlers=[*handlers, *traffic.handlers],
             tls_args=(self._access.context(), self._host) if self._access.tls else None,
         )
         if not association.is_established:
-            # pynetdicom misses a refusal that closes the connection before it waits for one.
-            if association.is_rejected or refusals:
+            if association.is_rejected:
                 raise ArchiveError(
                     f"{self.place} refuses the AE title {self._access.aet}; enter it there, or give --aet"
                 )

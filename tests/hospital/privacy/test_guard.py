@@ -14,7 +14,7 @@ from opacus.accountants import RDPAccountant
 from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.federation import FederationServer, Site, SiteTrainer, run_in_process
-from medfedaug.hospital.privacy import PrivacyLedger, PrivacyPolicy, epsilon_spent, noise_multiplier_for
+from medfedaug.hospital.privacy import PrivacyLedger, PrivacyPolicy, epsilon_spent
 from medfedaug.hospital.privacy.guard import PrivacyGuard, SitePrivacy
 from medfedaug.methods import FedFA, FedFAh, FedRDN
 from medfedaug.methods.base import Contributions, ServerContext, SiteContext, SiteExchange
@@ -406,12 +406,6 @@ def test_epsilon_is_what_opacus_says_and_what_the_equation_says(noise, count):
         for a in orders
     )
     assert epsilon == pytest.approx(bound, rel=1e-9)
-
-
-@pytest.mark.parametrize(("epsilon", "releases"), [(0.5, 6), (8.0, 1), (2.0, 50)])
-def test_the_noise_for_a_budget_keeps_it_and_hardly_more(epsilon, releases):
-    noise = noise_multiplier_for(epsilon, 1e-5, releases)
-    assert 0.97 * epsilon < epsilon_spent([(noise, releases)], 1e-5) <= epsilon
 
 
 def test_the_ledger_survives_restarts_and_is_shared_by_all_jobs(tmp_path):
