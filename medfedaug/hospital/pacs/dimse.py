@@ -25,7 +25,6 @@ from pynetdicom import (
     evt,
 )
 from pynetdicom.association import Association
-from pynetdicom.events import Event
 from pynetdicom.presentation import PresentationContext
 from pynetdicom.sop_class import (  # type: ignore[attr-defined]
     StudyRootQueryRetrieveInformationModelFind,
@@ -88,10 +87,10 @@ class _Traffic:
             (evt.EVT_CONN_CLOSE, lambda event: self._received.pop(event.assoc, None)),
         ]
 
-    def _begin(self, event: Event) -> None:
+    def _begin(self, event: Any) -> None:
         self._received[event.assoc] = 0
 
-    def _watch(self, event: Event) -> None:
+    def _watch(self, event: Any) -> None:
         connection = event.assoc.dul.socket
         receive = connection.recv
 

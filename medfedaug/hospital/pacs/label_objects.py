@@ -183,10 +183,8 @@ def _outline(source: LabelObject, settings: ImportSettings) -> Outline:
             "holds several segments; name their classes with --segments 'NAME=CLASS'",
             [segment.name for segment in taken],
         )
-    classes = {segment.number: _class(segment, settings) for segment in taken}
-    return Outline(
-        source, {number: name for number, name in classes.items() if name not in (None, BACKGROUND)}
-    )  # type: ignore[misc]
+    classes = ((segment.number, _class(segment, settings)) for segment in taken)
+    return Outline(source, {number: name for number, name in classes if name and name != BACKGROUND})
 
 
 def _newest(outlines: Sequence[Outline], settings: ImportSettings) -> list[Outline]:

@@ -180,7 +180,7 @@ def test_says_in_one_line_that_nobody_answers(kind):
 
 def test_another_title_than_the_archives_is_refused(orthanc):
     archive = open_archive(dimse=f"WRONG@127.0.0.1:{orthanc.dicom}")
-    with archive, pytest.raises(ArchiveError, match="refuses the AE title|cannot be reached"):
+    with archive, pytest.raises(ArchiveError, match=r"refuses the AE title|cannot be reached"):
         archive.find_studies(StudyQuery("PatientID", "x"))
 
 
