@@ -146,7 +146,7 @@ def kit(phantom_dir, tmp_path) -> Hospital:
         tmp_path / "kits/site_A",
         phantom_dir / "site_A",
         privacy={"min_images": 1},
-        jobs={"min_cases": 1, "approve": True},
+        jobs={"approve": True},
     )
 
 
@@ -177,9 +177,6 @@ def test_the_pages_on_which_a_job_is_approved_cannot_be_forged(kit, run, shown):
         listed = show("site", "jobs", kit.kit)
         assert_clean(listed)
         assert all(entry.hash in listed for entry in entries)
-    recorded = shown("site", "jobs", kit.kit, "--record")
-    assert_clean(recorded)
-    assert recorded.count("Record of a job at site_A") == len(entries)
     # The list has the page of each job that waits; alone, a job's page is made the same way.
     assert_clean(in_a_terminal("site", "jobs", kit.kit, entries[0].hash[:12]))
     assert shown("site", "approve", kit.kit, entries[0].hash[:12]) == f"{entries[0].hash}: approved\n"
@@ -207,7 +204,7 @@ def damage(folder: Path) -> None:
 
 
 def rules(**jobs):
-    return {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1, **jobs}}
+    return {"privacy": {"min_images": 1}, "jobs": jobs}
 
 
 def test_a_federation_with_a_site_whose_names_and_errors_are_such(
@@ -256,7 +253,7 @@ def test_a_federation_with_a_site_whose_names_and_errors_are_such(
         ("site", "ledger", tmp_path / "kits/site_B", "--every"),
         ("site", "ledger", tmp_path / "kits/site_B", "--names"),
         ("site", "doctor", tmp_path / "kits/site_B"),
-        ("site", "jobs", tmp_path / "kits/site_B", "--record"),
+        ("site", "jobs", tmp_path / "kits/site_B"),
         ("inspect", "--data", evil_site.parent, "--out", tmp_path / "inspect.html"),
         ("statistics", "--data", evil_site.parent),
     ):
