@@ -497,7 +497,7 @@ def test_both_examples_train_in_nvflares_simulator_to_the_weights_of_the_federat
         "import runpy\n"
         "from nvflare.fuel.data_event.data_bus import DataBus\n"
         "from medfedaug.client import SESSION_KEY\n"
-        f"runpy.run_path({scripts!r}[DataBus().get_data(SESSION_KEY)[0].folder.name], run_name='__main__')\n"
+        f"runpy.run_path({scripts!r}[DataBus().get_data(SESSION_KEY)[0].site.name], run_name='__main__')\n"
     )
     out = tmp_path / "out"
     code, _, err = command(

@@ -41,7 +41,7 @@ from medfedaug.config.machine import Machine
 from medfedaug.config.options import read_text
 from medfedaug.config.plan import Plan, load_plan, planning_settings
 from medfedaug.config.run import Execution, RunConfig, task_defaults
-from medfedaug.config.training_scripts import find_loop, loop_reference
+from medfedaug.config.training_scripts import loop_reference
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.registry import UNSEEN
 from medfedaug.utils.files import parse_json
@@ -49,7 +49,7 @@ from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import check_choice
 
 if TYPE_CHECKING:
-    from medfedaug.simulate import Simulation
+    pass
 
 _AUTO = "auto"
 _NVFLARE = "nvflare"
@@ -80,10 +80,6 @@ def simulate(
     device: Device = "auto",
     init: Init = None,
     loop: Loop = None,
-    check: Annotated[
-        bool,
-        Option("--check", help="With --loop: run one batch and print its connections.", hidden=True),
-    ] = False,
     tracking: Tracking = None,
     pictures: Pictures = True,
     report: Report = True,
@@ -94,7 +90,7 @@ def simulate(
     options, arguments = _settings(
         given, methods, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
     )
-    if engine == _NVFLARE and not check:
+    if engine == _NVFLARE:
         _prepare_simulation(context, data, given[Execution].get("threads"))
     with err_console.status("starting"), importing():
         from medfedaug.data.sites import describe_federation, num_patients
@@ -131,9 +127,6 @@ def simulate(
     patients = [num_patients(site) for site in simulation.sites]
     dims = f"{settled.plan.spatial_dims}D"
     say(describe_federation(settled.task, dims, settled.classes, patients))
-    if check:
-        _check_loop(simulation)
-        return
     carry_out = run_simulation
     if in_turn:
         from medfedaug.research.sweeps.leave_one_site_out import leave_one_site_out as carry_out
@@ -336,29 +329,6 @@ def _prepare_simulation(context: typer.Context, data: Path, threads: int | None)
     with suppress(OSError):
         folders = sum(path.is_dir() for path in data.iterdir())
         prepare(threads or max(1, (os.cpu_count() or 1) // max(1, folders)))
-
-
-def _check_loop(simulation: Simulation) -> None:
-    """Print the connections of a script's loop."""
-    loop, config, sites = simulation.loop, simulation.config, simulation.sites
-    if loop is None:
-        raise ConfigError("--check is for a custom training loop; give its file with --loop")
-    from medfedaug.loop_check import check_loop_script
-
-    reference, script = loop_reference(loop)
-    site = next((site for site in sites if site.trains and site.name not in config.holdout), None)
-    if site is None:
-        raise ConfigError("--check needs a site that trains")
-    path = script or find_loop(reference, Path())
-    check = check_loop_script(path, replace(config, loop=reference), site, simulation.device)
-    table = Table("call", "connection", title=f"{path.name}, one batch at {site.name}")
-    for call, text in check.connected.items():
-        table.add_row(call, text)
-    if check.connected:
-        out_console.print(table)
-    if check.problems:
-        raise ConfigError("; ".join(check.problems))
-    say("the loop is connected: the server takes its update")
 
 
 def _print_holdout(results: dict[str, Any], methods: str) -> None:

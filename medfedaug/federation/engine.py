@@ -46,8 +46,7 @@ class Engine(ABC):
     """Carries requests and replies between a server and its sites, all on one machine.
 
     `medfedaug.federation.protocol` makes all decisions about a run; an engine provides a
-    `medfedaug.federation.protocol.Carrier`. A package adds an engine by an entry point of the group
-    ``medfedaug.federation.engines``, and a script by `medfedaug.federation.engines.register`.
+    `medfedaug.federation.protocol.Carrier`. `medfedaug.federation.engines` lists the engines.
 
     Attributes:
         name: the value of ``--engine``.

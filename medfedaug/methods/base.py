@@ -304,13 +304,6 @@ class SitePart:
     def start_round(self) -> None:
         """Called before local training, with the random state of the round."""
 
-    def continue_round(self) -> None:
-        """Called after `start_round` when a further process of a site joins a round.
-
-        A method makes the objects of its first step here. They then get the content that they have in the
-        first process, and so do all other tensors, numbers and random states in the attributes of this part.
-        """
-
     def end_round(self) -> None:
         """Called after local training, when the network has the trained weights."""
 

@@ -22,7 +22,6 @@ from packaging.utils import canonicalize_name
 from medfedaug.errors import ConfigError, first_line
 
 __all__ = [
-    "ENGINES",
     "FORMATS",
     "JOB_GROUPS",
     "LOOPS",
@@ -39,7 +38,7 @@ __all__ = [
 
 METHODS, NETWORKS = "medfedaug.methods", "medfedaug.networks"
 LOSSES, LOOPS = "medfedaug.losses", "medfedaug.loops"
-METRICS, FORMATS, ENGINES = "medfedaug.metrics", "medfedaug.formats", "medfedaug.federation.engines"
+METRICS, FORMATS = "medfedaug.metrics", "medfedaug.formats"
 """The groups of entry points."""
 
 _KINDS = {
@@ -49,7 +48,6 @@ _KINDS = {
     LOOPS: "training loop",
     METRICS: "metric",
     FORMATS: "image format",
-    ENGINES: "engine",
 }
 
 JOB_GROUPS = (METHODS, NETWORKS, LOSSES, LOOPS, METRICS, FORMATS)

@@ -133,13 +133,15 @@ class SiteTrainer(SiteModel):
 
     def _begin(self) -> None:
         if self.loop is not None and self.trains:
-            self.loop.start(ScriptSession(self))
+            self.loop.start(ScriptSession(self, self.memory, self._build_around))
         else:
             self._build(ScriptComponents())
 
-    def build_around(self, script: ScriptComponents) -> None:
+    def _build_around(self, script: ScriptComponents) -> LoopTraining:
         """Build network, methods and training with a script's components, in its thread."""
         self._build(script, self.loop)
+        assert isinstance(self.training, LoopTraining)
+        return self.training
 
     def _build(self, script: ScriptComponents, loop: CustomLoop | None = None) -> None:
         super()._build(script)
