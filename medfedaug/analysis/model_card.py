@@ -454,8 +454,6 @@ def command_of(settings: Mapping[str, Any], *, simulated: bool) -> str:
     if config.planning:
         parts += ["--plan", "auto", "--plan-memory", f"{config.planning.get('memory', 0):g}"]
     usual = {**defaults(RunConfig), **task_defaults(config.task, config.plan)}
-    if not simulated:
-        del usual["max_step"]  # a job's default follows from its methods
     left_out = _FROM_THE_DATA if simulated else ()
     for cls, values in ((RunConfig, config), (Plan, config.plan)):
         for entry in dataclasses.fields(cls):

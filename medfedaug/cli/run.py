@@ -200,7 +200,6 @@ def export(
         from medfedaug.federation.composition import (
             Composition,
             check_counted,
-            with_step_limit,
             with_trimmed_mean,
         )
         from medfedaug.federation.messages.initial_weights import InitialWeights
@@ -213,8 +212,6 @@ def export(
         options |= {name: value for name, value in described.items() if not is_given(context, name)}
     settled = RunConfig.from_dict(usual_settings(options["task"], options, own_data=True))
     check_counted(settled)
-    if "max_step" not in options:
-        settled = with_step_limit(settled)
     plain, settled = settled, with_trimmed_mean(settled, min_sites)
     if settled is not plain:
         say("five sites or more: the trimmed mean averages the models (trimmed_mean)")
@@ -262,7 +259,6 @@ def _export_comparison(
         from medfedaug.federation.composition import (
             Composition,
             check_counted,
-            with_step_limit,
             with_trimmed_mean,
         )
         from medfedaug.methods import parse_methods
@@ -285,9 +281,6 @@ def _export_comparison(
         return with_trimmed_mean(config, execution.min_sites)
 
     configs, left_out = choose_methods(names, configure, needed=needed)
-    limited = [with_step_limit(config) for config in configs.values()]
-    if "max_step" not in options and all(config.max_step for config in limited):
-        run = replace(run, max_step=limited[0].max_step)
     comparison = ComparisonConfig(
         run=run,
         methods={name: list(config.methods) for name, config in configs.items()},

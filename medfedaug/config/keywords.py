@@ -39,9 +39,7 @@ class RunKeywords(TypedDict, total=False):
     momentum: float
     weight_decay: float
     weighting: str
-    compare_sites: str
     max_share: float
-    max_step: float
     secure_aggregation: bool
     precision: str
     intensity: str

@@ -160,7 +160,7 @@ class ServerExchange(ABC):
     """The server's half of an exchange, which takes the sites' payloads one by one.
 
     It need not keep payloads. The server holds the updates of a round until its end if entries have `kinds`,
-    to compare them between the sites; with ``compare_sites="statistics"`` it holds the payloads alone.
+    to compare them between the sites.
 
     The server calls `accept` once per site, with a payload that has the keys and shapes of `shapes`, is
     finite and has passed `check`. Then `result` returns the payload for every site, and the next `accept`

@@ -104,7 +104,6 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
         scored=content.get("scored", {}),
         units={site: str(entry["unit"]) for (_, site), entry in entries.items() if entry.get("unit")},
         left_out=content.get("left_out", {}),
-        suspected=content.get("suspected", {}),
         untested={site: str(reason) for site, reason in untested.items()},
         unscored={
             site: str(entry["note"])

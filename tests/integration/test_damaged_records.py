@@ -165,8 +165,6 @@ EVENTS_OF_A_JOB: list[dict[str, object]] = [
     {"event": "round_started", "round": 2, "rounds": 3},
     {"event": "trained", "round": 2, "site": "A", "train_loss": 0.5, "samples": 12},
     {"event": "refused", "round": 2, "site": "B", "reason": "NaN"},
-    {"event": "step_shortened", "round": 2, "site": "B", "parameters": 9.0, "buffers": 2.0, "cosine": 0.5},
-    {"event": "suspected", "round": 2, "site": "B", "reason": "backwards"},
     {"event": "missing", "round": 2, "task": "train", "site": "B", "reason": "no answer"},
     {"event": "away", "site": "B", "seconds": 60},
     {"event": "waiting", "sites": ["B"], "answers": 1, "needed": 2},
