@@ -234,17 +234,16 @@ def test_the_last_line_of_a_scripts_error_is_told_in_a_simulation_and_to_no_serv
     assert "Meyer" not in text
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_page_trains_on_a_phantom_as_the_command_writes_it(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).resolve().parents[1] / "docs/pipelines.md").read_text(encoding="utf-8")
     text = page.split("\n## A loop of your own\n")[1]
     (tmp_path / "train.py").write_text(text.split("```python\n")[1].split("```")[0])
-    calls = [block.split("```")[0].replace("\\\n", "") for block in text.split("```bash\n")[1:]]
-    (call,) = [shlex.split(one) for one in calls if "--check" in one]
+    call = shlex.split(text.split("```bash\n")[1].split("```")[0].replace("\\\n", ""))
     assert run("phantom", "--out", "data", "--sites", 2, "--patients", 3)[0] == 0
-    code, out, err = run(*call[1:])
+    code, _, err = run(*call[1:], "--device", "cpu", "--no-report")
     assert code == 0, err
-    assert "the loop is connected: the server takes its update" in out
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -265,35 +264,6 @@ def test_a_loop_that_leaves_out_the_transform_sends_nothing(scripted, script, da
     )
     assert reply.error == (left_out if transform == "None" else "")
     assert bool(reply.weights) is (transform != "None")
-
-
-def test_a_loop_is_checked_with_one_batch_and_without_nvflare(run, script, data, tmp_path):
-    settings = {"features": [8, 16, 32, 64, 128, 8], "norm": "batch"}
-    fixed = ["simulate", "--data", data, "--out", tmp_path / "out", "--network-args", json.dumps(settings)]
-
-    def checked(path: Path, methods: str) -> tuple[int, str, str]:
-        code, out, err = run(*fixed, "--methods", methods, "--loop", path, "--check")
-        assert not (tmp_path / "out").exists()
-        return code, " ".join(out.split()), " ".join(err.split())
-
-    code, out, err = checked(script(), "fedrdn,fedfa+")
-    assert code == 0, err
-    assert "called; needed by fedrdn" in out
-    assert "called; needed by fedfa_h" in out
-    assert "the loop is connected: the server takes its update" in out
-    for parts, methods, problem in (
-        ({"transform": "None"}, "fedrdn", "without federation.transform, in which fedrdn changes"),
-        ({"after": ""}, "fedavg", "took no step in round 1; it has to call step()"),
-        ({}, "scaffold", "scaffold corrects the gradients: call before_step()"),
-        ({"first": "raise OSError('no such disk')"}, "fedavg", "OSError: no such disk"),
-        ({"join": 'network, "fedbn"'}, "fedavg", "the script takes part with fedbn, and the job's methods"),
-    ):
-        code, out, err = checked(script(**parts), methods)
-        assert code == 2
-        assert problem in err
-        assert "is connected" not in out
-    code, _, err = run(*fixed, "--methods", "fedavg", "--check")
-    assert (code, "give its file with --loop" in err) == (2, True)
 
 
 def test_a_script_that_failed_is_started_again_for_the_next_round(scripted, script, data, tmp_path):

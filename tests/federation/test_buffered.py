@@ -123,18 +123,9 @@ def test_a_slow_site_counts_late_and_nobody_waits_for_it(tiny_config, three_site
     assert all(torch.equal(runs[0].state[key], runs[1].state[key]) for key in runs[0].state)
 
 
-def test_synchronous_rounds_take_as_long_as_the_slowest_site_or_the_grace(tiny_config, three_sites):
-    config = tiny_config()
-    server = run_in_process(config, three_sites, NAMES, "cpu", execution=SLOW)
+def test_synchronous_rounds_take_as_long_as_the_slowest_site(tiny_config, three_sites):
+    server = run_in_process(tiny_config(), three_sites, NAMES, "cpu", execution=SLOW)
     assert [one["hours"] for one in server.rounds] == [2.5, 5.0]
-    execution = Execution(site_speed=SLOW.site_speed, min_sites=2, grace=1800.0)
-    server = run_in_process(tiny_config(rounds=4), three_sites, NAMES, "cpu", execution=execution)
-    assert [one["hours"] for one in server.rounds] == [1.5, 3.0, 4.5, 6.0]
-    # Its first answer comes at 2.5 h, its second at 5 h: rounds 2 and 4 have begun without it by then.
-    assert [[one["site"] for one in entry["missing"]] for entry in server.rounds] == [["site_C"]] * 4
-    timeout = Execution(site_speed=SLOW.site_speed, min_sites=2, round_timeout=7200.0)
-    server = run_in_process(config, three_sites, NAMES, "cpu", execution=timeout)
-    assert [one["hours"] for one in server.rounds] == [2.0, 4.0]
 
 
 def test_a_late_answer_is_checked_as_one_of_its_own_round(tiny_config):
