@@ -1,4 +1,4 @@
-"""Take part in a federation with a custom training loop, in a script under NVFlare's Client API.
+"""Take part in a federation with a custom training loop, in a script.
 
 ``medfedaug simulate --loop train.py``, or a job of ``medfedaug export --loop train.py``, runs the script at
 each site. Server, exchange and the guards of a site are those of any other run: the script trains its network
@@ -19,6 +19,7 @@ and sends nothing itself::
             federation.step(loss)
 """
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -37,24 +38,19 @@ from medfedaug.tasks import Sample
 
 __all__ = ["Federation", "FederationHandler", "LocalRound", "files", "join", "settings"]
 
-SESSION_KEY, META = "medfedaug.desk", "medfedaug"
-"""The key of the session in NVFlare's data bus, and of rounds in the messages of the Client API."""
-
 Wait = Callable[[], LocalRound | None]
 
-_contexts: dict[str, Any] = {}
-_local: tuple[ScriptSession, Wait] | None = None
+_here = threading.local()
 
 
 @contextmanager
 def script_at(session: ScriptSession, wait: Wait) -> Iterator[None]:
-    """Connect a script to a session in a process without NVFlare."""
-    global _local
-    _local = session, wait
+    """Connect the script of this thread to a session."""
+    _here.connection = session, wait
     try:
         yield
     finally:
-        _local = None
+        del _here.connection
 
 
 def files(split: str = "training") -> list[dict[str, Any]]:
@@ -167,30 +163,10 @@ class FederationHandler:
 
 def _connect() -> tuple[ScriptSession, Wait]:
     """Return the session, and a function that waits for its next round."""
-    if _local is not None:
-        return _local
-    # Imported here: training without NVFlare does not need it.
-    from nvflare import client as flare
-    from nvflare.app_common.abstract.fl_model import FLModel
-    from nvflare.fuel.data_event.data_bus import DataBus
-
-    shared = DataBus().get_data(SESSION_KEY)
-    if shared is None:
+    connection: tuple[ScriptSession, Wait] | None = getattr(_here, "connection", None)
+    if connection is None:
         raise MedFedAugError(
             "no job runs this script: start it with `medfedaug simulate --loop FILE`, or in a job that "
             "`medfedaug export --loop FILE` wrote"
         )
-    session, start = shared
-    if start not in _contexts:  # NVFlare names connections: one for each start of the script
-        _contexts.clear()
-        _contexts[start] = flare.init(config_file=start)
-        if flare.receive(ctx=_contexts[start]) is None:
-            raise MedFedAugError("the job is over")
-    context = _contexts[start]
-
-    def wait() -> LocalRound | None:
-        flare.send(FLModel(metrics={"done": 1.0}), ctx=context)
-        model = flare.receive(ctx=context)
-        return None if model is None else LocalRound(**model.meta[META])
-
-    return session, wait
+    return connection

@@ -408,7 +408,7 @@ def _check_engine(asked: Simulation, config: RunConfig, engine: Engine) -> None:
         raise ConfigError("site_speed needs sites that take turns (--engine inprocess), and a federation")
     if config.loop is not None and not engine.runs_scripts:
         raise ConfigError(
-            "a custom loop runs under NVFlare's Client API: it needs --engine nvflare, and a federation"
+            "a custom loop runs in a process of its site: it needs --engine nvflare, and a federation"
         )
 
 

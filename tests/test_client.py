@@ -465,9 +465,8 @@ def test_both_examples_train_in_nvflares_simulator_to_the_weights_of_the_federat
     scripts = {"site_A": str(TORCH), "site_B": str(ENGINE)}
     path.write_text(
         "import runpy\n"
-        "from nvflare.fuel.data_event.data_bus import DataBus\n"
-        "from medfedaug.client import SESSION_KEY\n"
-        f"runpy.run_path({scripts!r}[DataBus().get_data(SESSION_KEY)[0].site.name], run_name='__main__')\n"
+        "from medfedaug.client import _here\n"
+        f"runpy.run_path({scripts!r}[_here.connection[0].site.name], run_name='__main__')\n"
     )
     out = tmp_path / "out"
     code, _, err = command(

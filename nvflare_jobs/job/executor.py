@@ -158,9 +158,9 @@ class SiteExecutor(AnsweringExecutor):
         return Site(name, trainer, gate, events)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Pass the event to the script, too."""
-        if self._loop is not None:
-            self._loop.handle_event(event_type, fl_ctx)
+        """End the script with the job."""
+        if self._loop is not None and event_type == EventType.END_RUN:
+            self._loop.end()
         super().handle_event(event_type, fl_ctx)
 
     def execute(
@@ -168,7 +168,9 @@ class SiteExecutor(AnsweringExecutor):
     ) -> Shareable:
         """Answer a request."""
         if self._loop is not None:
-            self._loop.enter(fl_ctx, abort_signal)
+            job = fl_ctx.get_job_id()
+            self._loop.folder = Path(fl_ctx.get_workspace().get_app_custom_dir(job))
+            self._loop.should_stop = lambda: bool(abort_signal.triggered)
         return super().execute(task_name, shareable, fl_ctx, abort_signal)
 
 
