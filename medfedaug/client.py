@@ -19,8 +19,7 @@ and sends nothing itself::
             federation.step(loss)
 """
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,24 +32,25 @@ from medfedaug.federation.site.local_training import LocalRound
 from medfedaug.federation.site.script_components import Score, ScriptComponents
 from medfedaug.federation.site.script_training import Federation, ScriptSession
 from medfedaug.methods import parse_methods
-from medfedaug.statistics import ChannelStatistics, channel_statistics
 from medfedaug.tasks import Sample
 
 __all__ = ["Federation", "FederationHandler", "LocalRound", "files", "join", "settings"]
 
 Wait = Callable[[], LocalRound | None]
 
-_here = threading.local()
+_connection: tuple[ScriptSession, Wait] | None = None
 
 
 @contextmanager
 def script_at(session: ScriptSession, wait: Wait) -> Iterator[None]:
-    """Connect the script of this thread to a session."""
-    _here.connection = session, wait
+    """Connect the script of this process to a session."""
+    global _connection
+    own = _connection = session, wait
     try:
         yield
     finally:
-        del _here.connection
+        if _connection is own:  # otherwise of a script that was started after this one
+            _connection = None
 
 
 def files(split: str = "training") -> list[dict[str, Any]]:
@@ -83,7 +83,6 @@ def join(
     network: nn.Module | None = None,
     methods: str | None = None,
     *,
-    statistics: ChannelStatistics | Iterable[Any] | None = None,
     samples: Sequence[Sample] | None = None,
     score: Score | None = None,
     criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -101,8 +100,6 @@ def join(
         network: the network to train, with the entries of the job's. It gets the job's initial weights and
             the methods' layers, in place. ``None`` for the job's, as ``Federation.network``.
         methods: the methods that the script was written for, as on the command line; another job is refused.
-        statistics: the channel statistics of the prepared training images, or these images; for methods that
-            normalise.
         samples: the script's training samples, dictionaries with ``image``, (C, *spatial), and ``label``,
             prepared, but neither augmented nor passed through the methods' transform. They define
             statistics, histograms and the site's weight.
@@ -121,9 +118,7 @@ def join(
     """
     session, wait = _connect()
     names = None if methods is None else tuple(spec["name"] for spec in parse_methods(methods))
-    if statistics is not None and not isinstance(statistics, ChannelStatistics):
-        statistics = channel_statistics(statistics)
-    components = ScriptComponents(network, names, statistics, samples, score, criterion)
+    components = ScriptComponents(network, names, samples, score, criterion)
     return Federation(session.join(components), wait)
 
 
@@ -163,10 +158,9 @@ class FederationHandler:
 
 def _connect() -> tuple[ScriptSession, Wait]:
     """Return the session, and a function that waits for its next round."""
-    connection: tuple[ScriptSession, Wait] | None = getattr(_here, "connection", None)
-    if connection is None:
+    if _connection is None:
         raise MedFedAugError(
             "no job runs this script: start it with `medfedaug simulate --loop FILE`, or in a job that "
             "`medfedaug export --loop FILE` wrote"
         )
-    return connection
+    return _connection

@@ -465,8 +465,8 @@ def test_both_examples_train_in_nvflares_simulator_to_the_weights_of_the_federat
     scripts = {"site_A": str(TORCH), "site_B": str(ENGINE)}
     path.write_text(
         "import runpy\n"
-        "from medfedaug.client import _here\n"
-        f"runpy.run_path({scripts!r}[_here.connection[0].site.name], run_name='__main__')\n"
+        "from medfedaug import client\n"
+        f"runpy.run_path({scripts!r}[client._connect()[0].site.name], run_name='__main__')\n"
     )
     out = tmp_path / "out"
     code, _, err = command(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Option
@@ -48,11 +47,7 @@ from medfedaug.utils.files import parse_json
 from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import check_choice
 
-if TYPE_CHECKING:
-    pass
-
 _AUTO = "auto"
-_NVFLARE = "nvflare"
 
 
 @takes(
@@ -64,7 +59,6 @@ _NVFLARE = "nvflare"
     holdout="Site that is tested but does not train; repeatable; all for each in turn.",
 )
 def simulate(
-    context: typer.Context,
     data: Data,
     out: Annotated[Path, Option(help="Folder for results, model and report.")],
     *,
@@ -76,7 +70,7 @@ def simulate(
     plan_memory: PlanMemory = None,
     bundle: Bundle = None,
     task: Annotated[str | None, Option(help="By default the data's task.", hidden=True)] = None,
-    engine: Annotated[str, Option(metavar="NAME", help="nvflare, inprocess, ...")] = _NVFLARE,
+    engine: Annotated[str, Option(metavar="NAME", help="nvflare, inprocess, ...")] = "nvflare",
     device: Device = "auto",
     init: Init = None,
     loop: Loop = None,
@@ -90,8 +84,6 @@ def simulate(
     options, arguments = _settings(
         given, methods, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
     )
-    if engine == _NVFLARE:
-        _prepare_simulation(context, data, given[Execution].get("threads"))
     with err_console.status("starting"), importing():
         from medfedaug.data.sites import describe_federation, num_patients
         from medfedaug.federation.job_folder import REPORT
@@ -309,19 +301,6 @@ def _plan(file: str | None, memory: float | None, given: Given) -> dict[str, Any
     if file == _AUTO:
         settings["planning"] = planning_settings((*given[Plan], *given[RunConfig]), memory)
     return settings
-
-
-def _prepare_simulation(context: typer.Context, data: Path, threads: int | None) -> None:
-    """Let NVFlare's processes import their packages while this one does.
-
-    Without a given number of the sites' threads, the folders below ``data`` give an estimate.
-    """
-    from medfedaug.nvflare_jobs.simulator.simulator_process import discard, prepare
-
-    context.call_on_close(discard)
-    with suppress(OSError):
-        folders = sum(path.is_dir() for path in data.iterdir())
-        prepare(threads or max(1, (os.cpu_count() or 1) // max(1, folders)))
 
 
 def _print_holdout(results: dict[str, Any], methods: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.machine import Machine
@@ -16,7 +16,7 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.federation.engine import Engine, FederationRun
 from medfedaug.federation.messages.checkpoint import server_checkpoint
 from medfedaug.federation.messages.initial_weights import InitialWeights
-from medfedaug.federation.messages.messages import TRAIN, Reply, Request
+from medfedaug.federation.messages.messages import TRAIN, Request
 from medfedaug.federation.protocol import Accept, Carrier, compare, run
 from medfedaug.federation.server.comparison import Comparison
 from medfedaug.federation.server.output import write_files
@@ -152,16 +152,10 @@ class InProcessEngine(Engine):
         return write_files(work, server)
 
 
-class Answers(Protocol):
-    """A site, in a federation or in a comparison."""
-
-    def answer(self, request: Request) -> Reply: ...
-
-
 class SitesInProcess(Carrier):
     """Asks one site after another."""
 
-    def __init__(self, sites: Mapping[str, Answers]) -> None:
+    def __init__(self, sites: Mapping[str, Site | ComparisonSite]) -> None:
         self.sites = dict(sorted(sites.items()))
 
     def connected(self) -> list[str]:

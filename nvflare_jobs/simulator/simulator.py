@@ -155,18 +155,20 @@ def run_job(
         job=str(work / "job" / recipe.name),
         workspace=str(workspace),
         sites=[*known.values()],
-        environment={
-            VARIABLE: json.dumps({identifier: name for name, identifier in known.items()}),
-            DATA_VARIABLE: str(Path(data_dir).resolve()),
-            DEVICE_VARIABLE: device,
-            **(machine.variables() if machine else {}),
-            STATE_VARIABLE: str(Path(state_dir or work / "state").resolve()),
-        },
         lock=str(lock or work / "processes.lock"),
-        log=str(log),
     )
+    environment = {
+        VARIABLE: json.dumps({identifier: name for name, identifier in known.items()}),
+        DATA_VARIABLE: str(Path(data_dir).resolve()),
+        DEVICE_VARIABLE: device,
+        **(machine.variables() if machine else {}),
+        STATE_VARIABLE: str(Path(state_dir or work / "state").resolve()),
+    }
+    if execution.threads:
+        # If each site starts as many threads as there are cores, sites mostly wait for each other.
+        environment["OMP_NUM_THREADS"] = str(execution.threads)
     output, failure = output_folder(work), ""
-    process = SimulatorProcess.start(start, execution.threads)
+    process = SimulatorProcess(start, environment, log)
     try:
         for event in _events(work, [*known.values()], process):
             if event["event"] == WARNING:

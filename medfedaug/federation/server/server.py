@@ -316,7 +316,8 @@ class FederationServer:
                     site, reply, round_, self.sites.get(site), start, compared=len(self.sites) >= LEAST_SITES
                 )
                 if late:
-                    self.reply_checks.carry(reply, start, self.state, (1 + late) ** -self.config.staleness)
+                    factor = (1 + late) ** -self.config.staleness
+                    reply.weights = self.reply_checks.model.carried(reply.weights, start, self.state, factor)
                 steps = self.reply_checks.steps(reply, self.state)
                 doubt = self.reply_checks.doubt(site, steps, self.round, self.state)
                 weight = self.participation.weight(reply.num_samples)

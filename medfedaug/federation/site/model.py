@@ -216,8 +216,7 @@ class SiteModel:
 
     def statistics(self, over: str = "image") -> ChannelStatistics:
         """Return the site's channel statistics; see `SiteSamples.statistics`."""
-        statistics = self._given_statistics or self._script.statistics
-        return statistics or self._samples.statistics(over)
+        return self._given_statistics or self._samples.statistics(over)
 
     @property
     def _samples(self) -> SiteSamples:
