@@ -1,61 +1,23 @@
 """A site that lies below all limits: the others' values speak against it, and against nobody else."""
 
-import shutil
-
 import pytest
 import torch
 from reference import same
 
 from medfedaug.config.run import Execution
 from medfedaug.errors import RunFailed
-from medfedaug.federation import FederationServer, Reply, run_in_process
-from medfedaug.federation.in_process import InProcessCarrier
+from medfedaug.federation import FederationServer, Reply
 from medfedaug.federation.server.outlier_checks import Plausibility
 
 SITES = list("ABCDE")
 
 
-@pytest.fixture(scope="module")
-def five(tmp_path_factory):
-    from medfedaug.data.phantom import make_phantom
-
-    root = tmp_path_factory.mktemp("five") / "data"
-    made = make_phantom(root, sites=5, patients=5, shape=(16, 16, 8), seed=0)
-    for folder, name in zip(made, SITES, strict=True):
-        shutil.move(folder, root / name)
-    return root
-
-
-@pytest.fixture
-def federation(five, tiny_config):
-    """A run in which some sites lie: `federation("fedfa", "DE", {"fedfa/enc1/mean": 1e9}, task="train")`."""
-
-    def run(methods, liars="", lies=None, task="train", sites=SITES, min_sites=3, **changes):
-        class Lying(InProcessCarrier):
-            def ask(self, request, names, needed, accept):
-                def lie(name, reply):
-                    if name in liars and request.task == task:
-                        for key, value in (lies or {}).items():
-                            reply.payload[key] = torch.full_like(reply.payload[key], value)
-                    return accept(name, reply)
-
-                return super().ask(request, names, needed, lie)
-
-        values = {"network": "unet", "network_args": {"channels": [4, 8], "strides": [2], "norm": "batch"}}
-        if methods.startswith("fedfa"):  # needs a network with stages
-            values = {}
-        config = tiny_config(methods, **{**values, **changes})
-        execution = Execution(min_sites=min_sites)
-        return run_in_process(config, five, list(sites), "cpu", execution=execution, carrier=Lying)
-
-    return run
-
-
-def test_statistics_before_training_that_no_other_site_has_keep_their_site_out(federation):
-    server = federation("fedrdn", "BE", {"fedrdn/std": 1e-6}, task="prepare", rounds=1)
+def test_statistics_before_training_that_no_other_site_has_keep_their_site_out(federation, lies):
+    lie = lies("BE", {"fedrdn/std": 1e-6}, "prepare")
+    server, _ = federation(lie, methods="fedrdn", rounds=1)
     assert set(server.left_out) == {"B", "E"}
     assert not [entry for entry in server.rounds if entry["refused"]]
-    alone = federation("fedrdn", sites="ACD", rounds=1)
+    alone, _ = federation(methods="fedrdn", sites="ACD", rounds=1)
     assert same(server.state, alone.state)
 
 
@@ -70,33 +32,33 @@ LIES = {
 
 @pytest.mark.all_layers
 @pytest.mark.parametrize("method", LIES)
-def test_a_lie_in_a_round_is_refused_by_name_and_the_round_goes_on(federation, method):
+def test_a_lie_in_a_round_is_refused_by_name_and_the_round_goes_on(federation, lies, method):
     liars = "BE"
-    methods, lies, settings = LIES[method]
-    server = federation(methods, liars, lies, settings=settings, rounds=1)
-    (key,) = lies
+    methods, values, settings = LIES[method]
+    server, _ = federation(lies(liars, values), methods=methods, settings=settings, rounds=1)
+    (key,) = values
     for entry in server.rounds:
         assert {one["site"] for one in entry["refused"]} == set(liars)
         assert all(f"site {one['site']}, {key}: expected" in one["reason"] for one in entry["refused"])
         assert set(entry["sites"]) >= set(SITES) - set(liars)
         assert not any("samples" in entry["sites"].get(site, {}) for site in liars)
     others = [site for site in SITES if site not in liars]
-    alone = federation(methods, sites=others, settings=settings, rounds=1)
+    alone, _ = federation(methods=methods, sites=others, settings=settings, rounds=1)
     if method != "scaffold":  # whose control variate counts sites that did not answer
         assert all(torch.equal(server.payload[k], v) for k, v in alone.payload.items())
     assert same(server.state, alone.state)
 
 
-def test_without_a_least_number_of_sites_the_run_ends_and_names_the_liar_alone(federation):
+def test_without_a_least_number_of_sites_the_run_ends_and_names_the_liar_alone(federation, lies):
     with pytest.raises(RunFailed) as caught:
-        federation("fedrdn", "D", {"fedrdn/std": 1e-6}, task="prepare", min_sites=0)
+        federation(lies("D", {"fedrdn/std": 1e-6}, "prepare"), methods="fedrdn", min_sites=0)
     assert "site D, fedrdn/std: expected values from" in str(caught.value)
     assert not any(f"site {other}" in str(caught.value) for other in "ABCE")
 
 
-def test_of_three_sites_one_can_be_told_and_of_two_none(federation):
-    lie = {"fedrdn/mean": 1e10}
-    three = federation("fedrdn", "B", lie, task="prepare", sites="ABC", min_sites=2, rounds=1)
+def test_of_three_sites_one_can_be_told_and_of_two_none(federation, lies):
+    lie = lies("B", {"fedrdn/mean": 1e10}, "prepare")
+    three, _ = federation(lie, methods="fedrdn", sites="ABC", rounds=1)
     assert set(three.left_out) == {"B"}
     # Two that lie alike are the majority: the page says so.
     fooled = FederationServer(three.config, execution=Execution(min_sites=2))
