@@ -52,15 +52,11 @@ def run_in_process(
         config: the run.
         data_dir: the folder with the sites' folders.
         sites: their names, or their open data.
-        device: see `medfedaug.federation.SiteTrainer`.
-        on_event: see `medfedaug.federation.FederationServer`.
         state_dir: a folder for the state of server and sites; ``None`` keeps nothing.
         resume: continue from the state in ``state_dir``.
         privacy: makes the limits of what leaves each site; by default none.
-        execution: see `medfedaug.config.run.Execution`; see there.
         carrier: turns requests into replies; by default each site answers by itself.
         machine: where every site keeps its prepared images.
-        initial: see `medfedaug.federation.FederationServer`.
 
     Returns:
         The server with its `FederationServer.results` and models.
@@ -100,17 +96,8 @@ def compare_in_process(
 ) -> dict[str, Any]:
     """Make the trainings of a comparison, or continue them.
 
-    Args:
-        config: the trainings.
-        sites: their open data.
-        folder: keeps the states of server and sites.
-        device: see `medfedaug.federation.SiteTrainer`.
-        on_event: see `medfedaug.federation.FederationServer`.
-        execution: see `medfedaug.config.run.Execution`.
-        machine: where every site keeps its prepared images.
-
-    Returns:
-        The content of ``compare.json``, see `medfedaug.federation.server.comparison.Comparison.results`.
+    ``folder`` keeps the states of server and sites. Returns the content of ``compare.json``
+    (`medfedaug.federation.server.comparison.Comparison.results`).
     """
     comparison = Comparison(config, folder, execution, on_event)
     threads = comparison.execution.threads

@@ -99,12 +99,7 @@ def run_in_simulator(
         data_dir: the folder with the sites' folders.
         sites: the sites' names, with unseen sites.
         work_dir: an empty folder for the job, the simulator's workspace and its log, `LOG_FILE`.
-        device: the sites' device.
-        on_event: see `medfedaug.federation.FederationServer`.
         state_dir: a folder for the state of server and sites; by default in ``work_dir``.
-        execution: see `medfedaug.config.run.Execution`.
-        machine: settings of the machine, such as the cache of prepared images; by default from the
-            environment.
         lock: a file that is locked while a process of the run is alive; by default in ``work_dir``.
         **of_job: further arguments of `medfedaug.nvflare_jobs.MedFedAugRecipe`.
 
