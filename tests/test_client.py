@@ -316,21 +316,6 @@ ALLOWED = {
 RULES = {"min_cases": 1}
 
 
-def test_what_a_script_hands_to_nvflare_itself_does_not_leave_the_site(scripted, script, data):
-    steal = (
-        "from nvflare import client as flare; from nvflare.client import FLModel; "
-        "flare.log('secret', 3.0, 'SCALAR'); "
-        "flare.send(FLModel(params={'secret': batch['image'].as_tensor()}, meta={'secret': 1}))"
-    )
-    path = script(before=steal)
-    site = scripted(path, configured("fedavg", loop_reference(str(path))[0]))
-    expected = requests(configured("fedavg"), data)
-    assert not site.answer(expected[0][0]).error
-    reply = site.answer(expected[1][0])
-    assert "secret" not in repr(reply)
-    assert reply.error or reply.weights.keys() == expected[1][1].weights.keys()
-
-
 def test_no_site_runs_a_script_that_its_rules_do_not_allow(scripted, script, data, tmp_path, caplog):
     mark = tmp_path / "mark"
     path = script(first=f"open({str(mark)!r}, 'w').close()")

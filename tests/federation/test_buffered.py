@@ -1,7 +1,6 @@
 """Buffered rounds: the first updates that come make the next model, and late ones count in a later round."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -183,16 +182,11 @@ def test_speeds_are_read_from_the_command_and_checked(three_sites, tmp_path, run
         "of the first 2 updates. Updates were late by this many rounds on average: site_A 0.0, at most 0"
         in page
     )
-    shutil.rmtree(out)
-    for speed, words in (("site_Z=1", "no site site_Z"), ("site_C=0", "1e-6"), ("site_C=fast", "number")):
-        code, _, err = run("simulate", "--data", three_sites, "--out", out, "--site-speed", speed, *options)
-        assert code
-        assert words in err
     with pytest.raises(ConfigError, match="--engine inprocess"):
-        simulate(three_sites, out, RunConfig(**{"rounds": 1}), execution=SLOW)
+        simulate(three_sites, tmp_path / "other", RunConfig(**{"rounds": 1}), execution=SLOW)
     pooled = RunConfig(methods=tuple(parse_methods("pooled")))
     with pytest.raises(ConfigError, match="a federation"):
-        simulate(three_sites, out, pooled, execution=SLOW, engine="inprocess")
+        simulate(three_sites, tmp_path / "other", pooled, execution=SLOW, engine="inprocess")
 
 
 def test_a_clock_orders_answers_by_hour_and_then_by_request():
