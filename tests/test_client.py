@@ -164,6 +164,8 @@ for round_ in federation:
         {after}
 """
 
+TIMES_900 = "Compose([lambda item: {**item, 'image': 900 * item['image']}, federation.transform])"
+
 
 @pytest.fixture
 def script(tmp_path):
@@ -216,6 +218,7 @@ def test_a_script_for_another_job_is_refused_with_what_differs(scripted, script)
     text = refused(scripted, script(), network_args={"features": [8, 16, 32, 64, 64, 8], "norm": "batch"})
     assert "the given BasicUNet is not the job's network basicunet: entry" in text
     assert "of shape (128," in text
+    assert "name the given one with --network monai.networks.nets.BasicUNet and --network-args" in text
     assert "`freeze` has no effect with a custom loop; remove it" in refused(
         scripted, script(), freeze=("conv_0.*",)
     )
@@ -264,6 +267,18 @@ def test_a_loop_that_leaves_out_the_transform_sends_nothing(scripted, script, da
     )
     assert reply.error == (left_out if transform == "None" else "")
     assert bool(reply.weights) is (transform != "None")
+
+
+def test_images_on_another_scale_than_the_statistics_are_named_in_the_sites_log(scripted, script):
+    path = script(transform=TIMES_900)
+    config = configured("fedrdn", loop_reference(str(path))[0])
+    site, server = scripted(path, config), FederationServer(config)
+    assert not site.answer(server.prepare()).error
+    once = {f"fedrdn/{key}/site_A": torch.tensor([value]) for key, value in (("mean", 0.5), ("std", 0.2))}
+    reply = site.answer(Request(TRAIN, 1, server.state, once=once, run=server.run))
+    assert not reply.error, reply.error
+    (log,) = site.kit.rglob("events.jsonl")
+    assert "Scale images as the job does (--intensity scale)" in log.read_text()
 
 
 def test_a_script_that_failed_is_started_again_for_the_next_round(scripted, script, data, tmp_path):

@@ -99,7 +99,7 @@ def _page(
     scores = replace(summary_table(runs, reference), reduced=reduced)
     page.add(body, "p", answer(scores), **{"class": "answer"})
     if len({site for run in runs for site in run.sites}) <= MOST_SITES and any(run.sites for run in runs):
-        caption = "A line is the 95% interval of the mean over a site's test patients."
+        caption = "A line is the 95% interval of the mean over a site's test patients, from three on."
         page.figure(body, partial(site_scores, groups), "Test score by site and method", caption)
     example = page.add(body, "section")
     for note in (_lead(runs), *notes, *_uneven(runs), *_stalled(runs), *_late(runs)):

@@ -57,6 +57,7 @@ def predict(
     of_studies = StudyOptions(**given[StudyOptions])
     for option, value in (
         ("--channel", of_studies.channels),
+        ("--volume", of_studies.volume),
         ("--pseudonyms", of_studies.pseudonyms),
         ("--store", of_studies.store),
     ):

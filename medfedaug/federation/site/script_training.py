@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,13 +20,18 @@ from torch import Tensor, nn
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.checks.site_checks import check_files_alone, check_known_classes
-from medfedaug.errors import ConfigError, DataError, MedFedAugError
+from medfedaug.errors import ConfigError, DataError, MedFedAugError, warn
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.federation.site.state import RoundMemory
 from medfedaug.methods.base import SitePart, Step
+from medfedaug.methods.compatibility import methods_with
+from medfedaug.statistics import image_moments
 from medfedaug.tasks.base import plain_tensor
+
+# Standard deviations, and their ratio, from which an image is of another scale. A patch may vary little.
+_MEANS, _SPREADS = 10, 4
 
 
 class ScriptSession:
@@ -103,6 +109,8 @@ class _MethodTransform(Transform, RandomizableTrait):
     def __init__(self, make: Callable[[], Sequence[Transform]]) -> None:
         self._make: Callable[[], Sequence[Transform]] | None = make
         self._current: Compose | None = None
+        self.first: Mapping[str, Tensor] = {}
+        """Mean and standard deviation of the round's first image in this process, (C,) each."""
         # In shared memory, for the worker processes of a loader.
         self._used = torch.zeros(1, dtype=torch.int64).share_memory_()
 
@@ -117,16 +125,18 @@ class _MethodTransform(Transform, RandomizableTrait):
         # Not tested for truth: `len` of a `Compose` flattens it, which reseeds the transforms.
         self._current = Compose(list(self._make())) if current is None else current
         self._used.zero_()
+        self.first = {}
         return self._current
 
     def __call__(self, data: Mapping[Any, Any]) -> Any:
         current = self.begin() if self._current is None else self._current
+        self.first = self.first or image_moments(plain_tensor(data[Keys.IMAGE]))
         self._used += 1
         return current(data)
 
     def __getstate__(self) -> dict[str, Any]:  # for a loader's processes
         current = self.begin() if self._current is None else self._current
-        return {"_make": None, "_current": current, "_used": self._used}
+        return {"_make": None, "_current": current, "_used": self._used, "first": {}}
 
 
 class LoopTraining(LocalTraining):
@@ -157,8 +167,10 @@ class LoopTraining(LocalTraining):
         self._step: Step | None = None
         self.losses: list[Tensor] = []
         self.steps = 0
-        self._corrected = False
+        self._corrected = self._compared = False
         self._should_stop: Callable[[], bool] = lambda: False
+        self._normalising = [m.name for m in methods_with(model.composition.methods, "normalised_input")]
+        self._statistics = partial(SiteModel.statistics, model)  # they stay here
 
     def _check(self, name: str, part: SitePart) -> None:
         if type(part).mix is not SitePart.mix:
@@ -205,7 +217,27 @@ class LoopTraining(LocalTraining):
                 f"federation.transform, in which {', '.join(self.transforming)} changes the training images; "
                 "put it at the end of the transforms of the training data"
             )
+        if self._normalising and self.transform.first and not self._compared:
+            self._compared = True
+            self._compare_scales(self.transform.first)
         return self.values(self.losses)
+
+    def _compare_scales(self, image: Mapping[str, Tensor]) -> None:
+        """Warn of an image on another scale than the statistics with which a method normalises."""
+        own = self._statistics()
+        mean, std = (image[key].to(own.std) for key in ("mean", "std"))
+        spread = std / own.std
+        apart = ((mean - own.mean).abs() > _MEANS * own.std) | (spread > _SPREADS)
+        apart = (apart | (spread * _SPREADS**2 < 1)) & (own.std > 0)
+        for channel in apart.nonzero().flatten().tolist()[:1]:
+            warn(
+                f"federation.transform got an image with mean {mean[channel]:.3g} and standard deviation "
+                f"{std[channel]:.3g} in channel {channel}, and {self._normalising[0]} normalises with "
+                f"{own.mean[channel]:.3g} and {own.std[channel]:.3g}",
+                site=self.folder.name,
+                hint=f"Scale images as the job does (--intensity {self.config.intensity}), or give join() "
+                "samples prepared by the script.",
+            )
 
     def begin(self, dataset: Any, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Begin a round."""

@@ -28,7 +28,7 @@ from medfedaug.hospital.pacs.object_check import reading_objects
 from medfedaug.hospital.pacs.patience import Patience
 from medfedaug.hospital.pacs.study_list import StudyList
 from medfedaug.hospital.pacs.study_options import StudyOptions
-from medfedaug.hospital.pacs.volume import load_on_grid, open_volume, write_nifti
+from medfedaug.hospital.pacs.volume import choose_volume, load_on_grid, open_volume, write_nifti
 from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
 from medfedaug.runs.folder import only_process
 from medfedaug.runs.input_statistics import Origin
@@ -92,7 +92,11 @@ def predict_studies(
     with only_process(state):
         book = _Book(state / _LIST, again=studies.again, overwrite=options.overwrite)
         settings = ImportSettings(
-            series=options.series, channels=studies.channels, allow_burned_in=True, parallel=studies.parallel
+            series=options.series,
+            volume=studies.volume,
+            channels=studies.channels,
+            allow_burned_in=True,
+            parallel=studies.parallel,
         )
         pseudonyms = studies.pseudonyms or state
         plans = plan_import(archive, wanted, Pseudonyms.of_site(pseudonyms).of, settings, tell)
@@ -104,6 +108,8 @@ def predict_studies(
             identity=partial(object_identity, models, origin, codes, book.again),
             kinds=(ObjectKind.SEGMENTATION, *object_kinds(options)),
             channels=studies.channels,
+            series=options.series,
+            volume=studies.volume,
             named=bool(models.first.config.channel_names),
             book=book,
             tell=tell,
@@ -186,6 +192,8 @@ class _Job:
     identity: Callable[..., ModelIdentity]
     kinds: Sequence[ObjectKind]
     channels: Mapping[str, str]
+    series: str | None
+    volume: str | None
     named: bool
     book: _Book
     tell: Event
@@ -207,13 +215,19 @@ class _Job:
             self.images[plan.case] = plan.images
             if self.store and not self._ask(plan):
                 continue
+            if not self.book.enter(plan, self.volume):
+                self._forget(plan.case)
             done = self.store and not self.missing[plan.case]
             # An interrupted call's finished cases, too: statistics may be of all images.
             kept = any((self.state / part / plan.case).is_dir() for part in (_IMAGES, _FETCHED))
             if kept or not (done or self._is_whole(plan.case, earlier)):
                 todo.append(plan.case)
-            self.book.enter(plan)
         return todo
+
+    def _forget(self, case: str) -> None:
+        """Remove what an interrupted call fetched of a case."""
+        for part in (_IMAGES, _FETCHED, _FETCHING):
+            shutil.rmtree(self.state / part / case, ignore_errors=True)
 
     def _ask(self, plan: StudyPlan) -> bool:
         """Ask the archive for objects of this model; return whether it answers."""
@@ -308,17 +322,25 @@ class _Job:
         self.patience.heard()
         if self.channels:
             self._join_channels(case, folder)
-        elif (count := len(scan(folder).series)) != 1:
-            raise ReaderError(
-                f"the series holds {count} volumes, one was expected; export it, and give --images"
-            )
+        else:
+            self._keep_volume(folder, self.series)
         os.replace(folder, place)
+
+    def _keep_volume(self, folder: Path, rule: str | None) -> None:
+        """Remove the files of the other volumes of a fetched series."""
+        volumes = scan(folder).series
+        chosen = choose_volume(volumes, rule, self.volume)
+        others = {file for one in volumes if one is not chosen for file in one.files}
+        if not others.isdisjoint(chosen.files):
+            raise ReaderError("its volumes share a file; `medfedaug import` can read one")
+        for file in others:
+            file.unlink()
 
     def _join_channels(self, case: str, folder: Path) -> None:
         """Resample the other channels to the grid of the first one, as NIfTI next to its series."""
         parts = [folder / _part(case, number) for number in range(len(self.channels))]
         volumes = [
-            open_volume(part, rule, allow_burned_in=True)
+            open_volume(part, rule, allow_burned_in=True, volume=self.volume)
             for part, rule in zip(parts, self.channels.values(), strict=True)
         ]
         grid = volumes[0]
@@ -327,6 +349,7 @@ class _Job:
             write_nifti(part.with_name(f"{part.name}.nii.gz"), voxels, grid.affine)
         for part in parts[1:]:
             shutil.rmtree(part)
+        self._keep_volume(parts[0], next(iter(self.channels.values())))
 
     def _place(self, case: str) -> None:
         """Move the images of a case to their folder of prediction, and list them if they have channels."""
@@ -388,10 +411,11 @@ class _Job:
         return self.identity(further=self.further(case)).series_uid(self.images[case][0].uid, kind)
 
     def further(self, case: str) -> dict[str, str]:
-        """Return the UIDs of the series of a case's image after the first, by channel."""
+        """Return what else identifies a case's image: its series after the first, by channel; its volume."""
         uids = [series.uid for series in self.images[case]]
         names = [*self.channels] if self.named else []
-        return dict([*zip(channel_keys(names, len(uids)), uids, strict=True)][1:])
+        volume = {"--volume": self.volume} if self.volume else {}
+        return volume | dict([*zip(channel_keys(names, len(uids)), uids, strict=True)][1:])
 
 
 def _part(case: str, number: int) -> str:
@@ -429,17 +453,24 @@ class _Book:
             return False
         return True
 
-    def enter(self, plan: StudyPlan) -> None:
+    def enter(self, plan: StudyPlan, volume: str | None) -> bool:
+        """List a study, and return whether an earlier call chose the same image."""
         assert plan.study is not None
-        entry = self._studies.setdefault(plan.case, {"stored": {}})
-        entry |= {
+        image = {
+            "SeriesInstanceUID": plan.images[0].uid,
+            **({"channels": [series.uid for series in plan.images]} if len(plan.images) > 1 else {}),
+            **({"volume": volume} if volume else {}),
+        }
+        earlier = self._studies.get(plan.case, {})
+        self._studies[plan.case] = {
+            "stored": earlier.get("stored", {}),
             "PatientID": plan.study.patient,
             "AccessionNumber": plan.study.accession,
             "StudyInstanceUID": plan.study.uid,
-            "SeriesInstanceUID": plan.images[0].uid,
-            **({"channels": [series.uid for series in plan.images]} if len(plan.images) > 1 else {}),
+            **image,
         }
         self._save()
+        return all(earlier.get(key) == image.get(key) for key in ("SeriesInstanceUID", "channels", "volume"))
 
     def stored(self, case: str, kind: ObjectKind, dataset: pydicom.Dataset) -> None:
         self._studies[case]["stored"][kind.word] = {

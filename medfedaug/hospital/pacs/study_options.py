@@ -30,6 +30,12 @@ class StudyOptions(Settings):
         "others are resampled to its grid.",
         flags=None,
     )
+    volume: str | None = setting(
+        None,
+        "Volume of a series that holds several, such as 'b-value 800', 'echo time 80' or 'phase 2': a "
+        "regular expression for what tells them apart.",
+        rare=True,
+    )
     pseudonyms: File | None = setting(
         None,
         "Folder with the site's key of pseudonyms, such as data/site_A.state of an import: studies have "

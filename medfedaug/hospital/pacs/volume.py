@@ -38,17 +38,7 @@ def open_volume(
     if unused := len([file for file in folder.iterdir() if file not in used]):
         # A missing first or last slice leaves no gap.
         raise ReaderError(f"{unused} of its objects cannot be read, or are no images")
-    chosen = [*volumes] if len(volumes) == 1 else select(volumes, rule).chosen
-    if len(volumes) > 1 and (pattern := compile_series(volume, "--volume")) is not None:
-        chosen = [one for one in volumes if pattern.search(one.part)]
-    if len(chosen) != 1:
-        parts = [", ".join(part for part in one.part.split(", ") if _SAFE.fullmatch(part)) for one in volumes]
-        known = first_of([part for part in dict.fromkeys(parts) if part], 6)
-        raise ReaderError(
-            f"the series holds {len(volumes)} volumes, one was expected{f': {known}' if known else ''}; "
-            "--volume REGEX chooses by b-value, echo, phase or time"
-        )
-    series = chosen[0]
+    series = choose_volume(volumes, rule, volume)
     if rule is None and series.is_localiser:
         raise ReaderError("it is a localiser (ImageType); --series takes it")
     if not allow_burned_in and series.burned_in:
@@ -62,6 +52,25 @@ def open_volume(
     if series.is_sheared:
         raise ReaderError("its slices are sheared (a tilted gantry)")
     return series
+
+
+def choose_volume(volumes: Sequence[DicomSeries], rule: str | None, volume: str | None) -> DicomSeries:
+    """Return the only volume of a series, or the one that a regular expression names.
+
+    Raises:
+        ReaderError: where it is not one; names what tells the volumes apart.
+    """
+    chosen = [*volumes] if len(volumes) == 1 else select(volumes, rule).chosen
+    if len(volumes) > 1 and (pattern := compile_series(volume, "--volume")) is not None:
+        chosen = [one for one in volumes if pattern.search(one.part)]
+    if len(chosen) != 1:
+        parts = [", ".join(part for part in one.part.split(", ") if _SAFE.fullmatch(part)) for one in volumes]
+        known = first_of([part for part in dict.fromkeys(parts) if part], 6)
+        raise ReaderError(
+            f"the series holds {len(volumes)} volumes, one was expected{f': {known}' if known else ''}; "
+            "--volume REGEX chooses by b-value, echo, phase or time"
+        )
+    return chosen[0]
 
 
 def load_on_grid(channels: Sequence[DicomSeries], grid: DicomSeries) -> list[np.ndarray]:

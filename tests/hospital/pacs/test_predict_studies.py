@@ -262,6 +262,49 @@ def test_channels_come_from_several_series_on_the_grid_of_the_first(orthanc, run
         assert len(objects(orthanc, "CHANNEL-1")["SEG"]) == count
 
 
+def test_a_volume_of_a_diffusion_series_is_chosen_by_its_b_value(orthanc, run, model, two_channels, tmp_path):
+    series, study, frame = generate_uid(), generate_uid(), generate_uid()
+    files = {}
+    for value in (0, 800):
+
+        def diffusion(header, k, value=value):
+            header.PatientID, header.Modality, header.DiffusionBValue = "DWI-1", "MR", float(value)
+            header.FrameOfReferenceUID, header.SeriesDescription = frame, "diffusion"
+
+        voxels = np.random.default_rng(value).integers(0, 1000, SHAPE).astype(np.int16)
+        folder = tmp_path / f"in/{value}"
+        files[value] = write_slices(folder, voxels, study=study, series=series, change=diffusion)
+
+    def weighted(header, k):
+        header.PatientID, header.SeriesDescription, header.FrameOfReferenceUID = "DWI-1", "weighted", frame
+
+    write_slices(tmp_path / "in/T1", voxels, study=study, change=weighted)
+    orthanc.put(tmp_path / "in")
+    archive = ("--dicomweb", orthanc.dicomweb, "--no-previews", "--store")
+    archive += ("--studies", studies(tmp_path / "studies.csv", "DWI-1"))
+    call = ("predict", "--model", model, *archive, "--series", "diffusion")
+    code, _, err = run(*call, "--out", tmp_path / "all")
+    assert code == 1
+    said = " ".join(err.split())
+    assert "the series holds 2 volumes, one was expected: b-value 0, b-value 800; --volume REGEX" in said
+    for value in files:
+        run.ok(*call, "--out", tmp_path / "one", "--volume", f"b-value {value}$")
+    channels = ("--channel", "FLAIR=diffusion", "--channel", "T1=weighted", "--volume", "b-value 800")
+    run.ok("predict", "--model", two_channels, *archive, "--out", tmp_path / "two", *channels)
+    found = objects(orthanc, "DWI-1")["SEG"]
+    referred = [
+        {
+            image.ReferencedSOPInstanceUID
+            for image in seg.ReferencedSeriesSequence[0].ReferencedInstanceSequence
+        }
+        for seg in found
+    ]
+    sent = [
+        {pydicom.dcmread(file).SOPInstanceUID for file in those} for those in (*files.values(), files[800])
+    ]
+    assert sorted(map(sorted, referred)) == sorted(map(sorted, sent))
+
+
 def test_a_patient_who_was_withdrawn_from_the_import_is_left_out(orthanc, run, model, tmp_path):
     put(orthanc, tmp_path / "gone", "GONE-1", 2)
     put(orthanc, tmp_path / "stays", "STAYS-1")
