@@ -52,9 +52,10 @@ def supervise(lock: str, start: Callable[[], int], handler: Any = None) -> int:
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     with FileLock(lock), selectors.PollSelector() as selector:
         first, code = start(), None
-        sources: list[Any] = [_LIFELINE, woken, *([handler] if handler else [])]
-        for source in sources:
+        for source in (_LIFELINE, woken):
             selector.register(source, selectors.EVENT_READ)
+        if handler is not None:
+            selector.register(handler, selectors.EVENT_READ, handler.answer)
         deadline = float("inf")  # for all remaining processes
         while True:
             for pid, exit_code in _ended():
@@ -67,8 +68,8 @@ def supervise(lock: str, start: Callable[[], int], handler: Any = None) -> int:
             if time.monotonic() >= deadline:
                 _kill_all()
             for key, _ in selector.select(None if deadline == float("inf") else _PERIOD):
-                if key.fileobj is handler:
-                    more = handler.answer()
+                if key.data is not None:
+                    more = key.data()
                 else:
                     more = bool(_read(key.fd))
                     deadline = deadline if more else 0
