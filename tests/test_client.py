@@ -274,7 +274,8 @@ def test_images_on_another_scale_than_the_statistics_are_named_in_the_sites_log(
     config = configured("fedrdn", loop_reference(str(path))[0])
     site, server = scripted(path, config), FederationServer(config)
     assert not site.answer(server.prepare()).error
-    once = {f"fedrdn/{key}/site_A": torch.tensor([value]) for key, value in (("mean", 0.5), ("std", 0.2))}
+    values = {"mean": 0.5, "std": 0.2, "count": 2.0}
+    once = {f"fedrdn/{key}/site_A": torch.tensor([value]) for key, value in values.items()}
     reply = site.answer(Request(TRAIN, 1, server.state, once=once, run=server.run))
     assert not reply.error, reply.error
     (log,) = site.kit.rglob("events.jsonl")
