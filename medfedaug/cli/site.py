@@ -220,7 +220,6 @@ def _write_checks(path: Path, checks: Sequence[Check], *, ready: bool) -> None:
 def jobs(
     kit: SiteKit,
     job: Annotated[str | None, Argument(metavar="HASH", help="Only the job with this hash.")] = None,
-    record: Annotated[bool, Option("--record", help="Print the jobs' records.")] = False,
 ) -> None:
     """List the jobs that a site has seen, with the code and releases of jobs that wait for approval.
 
@@ -232,7 +231,6 @@ def jobs(
     from medfedaug.config import bundle_reference
     from medfedaug.hospital.privacy.job_log import WAITING
     from medfedaug.hospital.privacy.job_summary import job_state, summary
-    from medfedaug.hospital.privacy.job_summary import record as record_of
     from medfedaug.hospital.privacy.policy import OPEN_PROMISE
     from medfedaug.nvflare_jobs.kit.kit import open_kit
     from medfedaug.utils import plugins
@@ -244,10 +242,6 @@ def jobs(
     entries = [book.find(job)] if job else book.entries()
     if not entries:
         say("no job has come to this site")
-        return
-    if record:
-        for entry in entries:
-            print_page([*record_of(entry, book, opened.name, settings), ""])
         return
     table = Table("hash", "seen", "approval", "jobs", "methods", "rounds", "purpose")
     for entry in entries:

@@ -22,7 +22,7 @@ from medfedaug.data.dataset_json import unseen_note
 from medfedaug.data.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import open_site
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.errors import ConfigError, JobRefused, MedFedAugError, MedFedAugWarning
+from medfedaug.errors import ConfigError, MedFedAugError, MedFedAugWarning
 from medfedaug.federation.messages.run_definition import bundle_run_settings
 from medfedaug.federation.site.data_folder import resolve_data_folder
 from medfedaug.hospital.privacy import PrivacyLedger
@@ -259,11 +259,11 @@ def _data(kit: Kit | None, folder: Path | None, settings: SiteSettings) -> Itera
     yield from _labels(site)
     if decoding.ok and site.scaling == "each volume":
         yield _scales(site)
-    yield from _numbers(site, settings, rules=kit is not None)
+    yield from _numbers(site, settings)
 
 
-def _numbers(site: SiteFolder, settings: SiteSettings, *, rules: bool) -> Iterator[Check]:
-    """Compare the numbers of cases with the limits of policy and, in a kit, rules."""
+def _numbers(site: SiteFolder, settings: SiteSettings) -> Iterator[Check]:
+    """Compare the numbers of cases with the limits of the policy."""
     policy, cases = settings.privacy, site.cases_of_patients("training")
     least = policy.min_images
     text = f"{len(cases)}{' patients' if site.patients('training') else ''} for training"
@@ -272,15 +272,9 @@ def _numbers(site: SiteFolder, settings: SiteSettings, *, rules: bool) -> Iterat
     elif len(cases) >= least:
         yield Check("number of images", True, f"{text}; {least} or more may be summarised")
     else:
-        text = f"{text}; statistics of fewer than {least} stay here"
+        text = f"{text}; a site with fewer than {least} does not train"
         advice = "Add images, or lower the limit with medfedaug site configure --min-images."
         yield Check("number of images", False, text, advice)
-    if site.trains and rules:
-        try:
-            settings.jobs.check_cases(site.name, cases)
-        except JobRefused as error:
-            advice = "Add images, or lower the rule with medfedaug site configure --min-cases."
-            yield Check("training cases", False, str(error), advice)
     most, noise = max(cases, default=1), policy.noise_multiplier or policy.sgd_noise_multiplier
     if noise and most > policy.cases_per_patient:
         text = f"{most} for training, noise would hide {policy.cases_per_patient}: what gets noise stays here"

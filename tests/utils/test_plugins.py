@@ -111,7 +111,7 @@ def execute(kit: Path, config: RunConfig):
 
 def test_a_site_runs_what_its_own_settings_allow_and_nothing_else(run, kits, config, phantom_dir):
     kit = kits / "hospital-a"
-    limits = ("--min-images", 1, "--min-cases", 1)
+    limits = ("--min-images", 1)
     assert run("site", "configure", kit, "--data", phantom_dir / "site_A", *limits)[0] == 0
     sys.modules.pop("lesion_methods")
     reply = execute(kit, config)

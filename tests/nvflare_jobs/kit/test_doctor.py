@@ -183,11 +183,7 @@ NAN = np.full((16, 16, 4), np.nan, np.float32)
         ),
         (
             *(lambda kit: edit(kit, "medfedaug.json", privacy={"min_images": 11}), "number of images"),
-            "10 for training; statistics of fewer than 11 stay here",
-        ),
-        (
-            *(lambda kit: edit(kit, "medfedaug.json", jobs={"min_cases": 11}), "training cases"),
-            "10 cases would train, and the site's rule min_cases is 11",
+            "10 for training; a site with fewer than 11 does not train",
         ),
         (lambda kit: edit(kit, "medfedaug.json", device="nonsense"), "device", "nonsense"),
         (lambda kit: edit(kit, "medfedaug.json", min_images=3), "settings", "unknown keys min_images"),
