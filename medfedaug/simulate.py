@@ -123,7 +123,7 @@ class Simulation:
         resume: continue an interrupted run after its last finished round. A finished run stays as it is, and
             without an earlier one the run begins.
         on_event: see `medfedaug.federation.FederationServer`.
-        tracking: ``"tensorboard"`` or ``"mlflow"``, with NVFlare only.
+        tracking: ``"tensorboard"``, with NVFlare only.
         pictures: show in ``report.html`` the intensities and features of the sites, and each site's worst and
             best case; without effect with a Bundle, whose images only its transforms can read.
         report: write ``report.html``; `medfedaug.analysis.write_report` makes it of a finished run later.
@@ -376,7 +376,7 @@ def _check_engine(asked: Simulation, config: RunConfig, engine: Engine) -> None:
         raise ConfigError("site_speed needs sites that take turns (--engine inprocess), and a federation")
     if config.loop is not None and not engine.runs_scripts:
         raise ConfigError(
-            "a custom loop runs under NVFlare's Client API: it needs --engine nvflare, and a federation"
+            "a custom loop runs in a process of its site: it needs --engine nvflare, and a federation"
         )
 
 

@@ -22,7 +22,6 @@ from packaging.utils import canonicalize_name
 from medfedaug.errors import ConfigError, first_line
 
 __all__ = [
-    "ENGINES",
     "JOB_GROUPS",
     "LOOPS",
     "METHODS",
@@ -35,14 +34,13 @@ __all__ = [
 ]
 
 METHODS, NETWORKS = "medfedaug.methods", "medfedaug.networks"
-LOOPS, ENGINES = "medfedaug.loops", "medfedaug.federation.engines"
+LOOPS = "medfedaug.loops"
 """The groups of entry points."""
 
 _KINDS = {
     METHODS: "method",
     NETWORKS: "network",
     LOOPS: "training loop",
-    ENGINES: "engine",
 }
 
 JOB_GROUPS = (METHODS, NETWORKS, LOOPS)

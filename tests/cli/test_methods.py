@@ -36,7 +36,7 @@ def test_a_method_is_shown_with_the_text_of_each_argument(run, name):
 
 
 def test_a_combination_is_its_methods(run):
-    assert "fedrdn with average=True" in " ".join(run.ok("methods", "fedrdn_v").split())
+    assert "fedrdn with average=true" in " ".join(run.ok("methods", "fedrdn_v").split())
 
 
 @pytest.mark.parametrize("name", [*network_names(), "monai.networks.nets.SegResNet"])
