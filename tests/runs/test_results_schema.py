@@ -94,30 +94,6 @@ def test_a_text_that_is_no_record_is_refused(run, made, tmp_path, name, text):
     assert name in err
 
 
-OPTIONS = {
-    "a learning rate of 1e300": (("--lr", "1e300"), "learning_rate must be at most 1e+15"),
-    "images of 60,000 pixels": (("--image-size", 60000), "image_size must be at most 16384"),
-    "a share of NaN": (
-        ("--network-args", '{"dropout": NaN}'),
-        "network_args: dropout must be a finite number",
-    ),
-    "a device that computes nothing": (("--device", "meta"), "device meta cannot be used"),
-    "weight decay of 1e300": (("--weight-decay", "1e300"), "weight_decay must be at most 1e+15"),
-    "a momentum of infinity": (("--momentum", "inf"), "momentum must be a number, got inf"),
-}
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-def test_a_value_that_nobody_means_is_refused(run, phantom_dir, tmp_path, option):
-    values, words = OPTIONS[option]
-    err = run.refused(
-        *("simulate", "--data", phantom_dir, "--methods", "fedavg", "--rounds", 1, "--engine", "inprocess"),
-        *("--no-report", "--out", tmp_path / "out", *values),
-    )
-    assert words in " ".join(err.split())
-    assert not (tmp_path / "out").exists()
-
-
 ROW = [1.0, 2.0, 3.0]
 
 
