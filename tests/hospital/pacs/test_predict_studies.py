@@ -206,16 +206,9 @@ def test_channels_come_from_several_series_on_the_grid_of_the_first(orthanc, run
     assert 0 < expected.sum() < expected.size
     np.testing.assert_array_equal(pixels[..., 0].transpose(2, 1, 0), expected)
     assert not (tmp_path / "out.state/images").exists()
-    exported = [str(files[name][0].relative_to(tmp_path / "in")) for name in ("T1", "FLAIR")]
-    listing = {"channel_names": {"0": "T1", "1": "FLAIR"}, "test": [{"image": exported}]}
-    (tmp_path / "in/dataset.json").write_text(json.dumps(listing))
-    run.ok("predict", "--model", two_channels, "--images", tmp_path / "in", "--out", tmp_path / "files")
-    (same,) = (tmp_path / "files").rglob("*.dcm")
-    assert pydicom.dcmread(same).SOPInstanceUID == seg.SOPInstanceUID
-    for folder, flair, count in (("late", "ax late", 2), ("once", "ax FLAIR", 2)):
-        channels = ("--channel", "T1=ax T1", "--channel", f"flair={flair}")
-        run.ok(*call, "--out", tmp_path / folder, *channels)
-        assert len(objects(orthanc, "CHANNEL-1")["SEG"]) == count
+    channels = ("--channel", "T1=ax T1", "--channel", "flair=ax late")
+    run.ok(*call, "--out", tmp_path / "late", *channels)
+    assert len(objects(orthanc, "CHANNEL-1")["SEG"]) == 2
 
 
 def test_a_volume_of_a_diffusion_series_is_chosen_by_its_b_value(orthanc, run, model, two_channels, tmp_path):
@@ -310,7 +303,7 @@ def test_images_are_removed_study_by_study_and_failures_of_all_are_named(orthanc
             on_event=look,
         )
     assert len(found.cases) == 5
-    assert 0 < most <= 4
+    assert 0 < most <= 2
     (problem,) = found.problems.values()
     assert "constant" in problem
     record = json.loads((tmp_path / "out/predictions.json").read_text())
