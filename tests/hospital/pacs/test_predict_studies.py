@@ -19,11 +19,6 @@ from hostile_archive import Lie, changed, hostile_archive
 from pydicom.uid import generate_uid
 
 from medfedaug.data.phantom import make_phantom
-from medfedaug.hospital.pacs.archive import StudyQuery, open_archive
-from medfedaug.hospital.pacs.predict_studies import predict_studies
-from medfedaug.hospital.pacs.study_options import StudyOptions
-from medfedaug.runs.prediction.ensemble import Ensemble
-from medfedaug.runs.prediction.options import PredictionOptions
 
 hd = pytest.importorskip("highdicom", reason="pip install 'medfedaug[pacs]'")
 
@@ -275,40 +270,6 @@ def test_a_patient_who_was_withdrawn_from_the_import_is_left_out(orthanc, run, m
     record.write_text("{")
     err = run.refused(*call, "--out", tmp_path / "other", "--pseudonyms", f"{site}.state")
     assert "restore it from a copy" in err
-
-
-def test_images_are_removed_study_by_study_and_failures_of_all_are_named(orthanc, run, model, tmp_path):
-    put(orthanc, tmp_path / "in", "MANY-1", 5)
-    write_slices(  # a constant volume fails to be predicted, in whatever part of the studies it is
-        tmp_path / "odd",
-        np.zeros(SHAPE, np.int16),
-        change=lambda header, k: setattr(header, "PatientID", "MANY-1"),
-    )
-    orthanc.put(tmp_path / "odd")
-    most = 0
-
-    def look(event):
-        nonlocal most
-        kept = [*(tmp_path / "out.state").glob("images/*"), *(tmp_path / "out.state").glob("fetched/*")]
-        most = max(most, len(kept))
-
-    with open_archive(dicomweb=orthanc.dicomweb) as archive:
-        found = predict_studies(
-            Ensemble.open([model]),
-            archive,
-            [StudyQuery("PatientID", "MANY-1")],
-            tmp_path / "out",
-            PredictionOptions(previews=False),
-            StudyOptions(parallel=1),
-            on_event=look,
-        )
-    assert len(found.cases) == 5
-    assert 0 < most <= 2
-    (problem,) = found.problems.values()
-    assert "constant" in problem
-    record = json.loads((tmp_path / "out/predictions.json").read_text())
-    assert record["failed"].keys() == found.problems.keys()
-    assert not [*(tmp_path / "out.state").glob("images/*")]
 
 
 @pytest.mark.slow
