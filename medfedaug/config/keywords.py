@@ -47,7 +47,6 @@ class RunKeywords(TypedDict, total=False):
     intensity: str
     augmentation: str
     surface_tolerance: float
-    metrics: Sequence[str]
     without_metrics: Sequence[str]
     bundle: str | Path | None
     normalise_at: str

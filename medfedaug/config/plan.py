@@ -113,7 +113,7 @@ class Plan(Settings):
     deep_supervision: bool = setting(
         False,
         "Train heads at several levels of the decoder; each weighs half of the next finer one in the loss. "
-        "Networks with such heads are basicunetplusplus, dynunet, mednext and segresnetds.",
+        "Networks with such heads are dynunet, mednext and segresnetds.",
         rare=True,
     )
 

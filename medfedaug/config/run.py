@@ -69,7 +69,7 @@ MAX_STEP = 2.0
 
 _SET_BY_BUNDLE = (
     *("network_args", "loss", "loss_args", "planning", "image_size", "momentum", "weight_decay"),
-    *("augmentation", "surface_tolerance", "metrics", "without_metrics", "partial_loss"),
+    *("augmentation", "surface_tolerance", "without_metrics", "partial_loss"),
 )
 
 
@@ -300,12 +300,6 @@ class RunConfig(Settings):
         "Largest distance of two surfaces that count as one in the normalised surface Dice (NSD), in "
         "millimetres; in pixels for images that have no spacing.",
         at_least=0,
-        rare=True,
-    )
-    metrics: tuple[str, ...] = setting(
-        (),
-        "Further metric of the test, which an installed package adds (`medfedaug.metrics.base`); repeatable. "
-        "The server and every site need the package.",
         rare=True,
     )
     without_metrics: tuple[str, ...] = setting(

@@ -31,13 +31,11 @@ from medfedaug.functional.features import (
     affine_shift,
     augment_features,
     augmentation_spread,
-    normalise_features,
     perturb_features,
 )
 from medfedaug.functional.histogram import soft_histogram, symmetric_kl
 from medfedaug.functional.moments import (
     across_site_variance,
-    feature_moments,
     feature_statistics,
     mix_statistics,
     student_t_modulation,
@@ -70,7 +68,6 @@ __all__ = [
     "augmentation_spread",
     "clip_factor",
     "coordinate_median",
-    "feature_moments",
     "feature_statistics",
     "first_neighbours",
     "gaussian_kl",
@@ -79,7 +76,6 @@ __all__ = [
     "mix_low_amplitudes",
     "mix_statistics",
     "normalise_amplitude",
-    "normalise_features",
     "perturb_features",
     "prototype_contrast",
     "ramp_up",

@@ -8,7 +8,7 @@ from torch import Tensor
 from medfedaug.functional.passes import working_precision
 
 
-def amplitude_spectrum(x: Tensor, band: float | None = None) -> Tensor:
+def amplitude_spectrum(x: Tensor) -> Tensor:
     """The amplitudes of an image's Fourier transform (HarmoFL, "amplitude normalization").
 
     ::
@@ -19,7 +19,6 @@ def amplitude_spectrum(x: Tensor, band: float | None = None) -> Tensor:
 
     Args:
         x: an image (C, H, W), or a volume (C, H, W, D) of slices along its last axis.
-        band: as for `normalise_amplitude`; amplitudes beyond it are zero.
 
     Returns:
         (C, H, W // 2 + 1), or (C, H, W // 2 + 1, D).
@@ -34,12 +33,10 @@ def amplitude_spectrum(x: Tensor, band: float | None = None) -> Tensor:
         6.0
     """
     x = working_precision(x)
-    spectrum = _spectrum(x)
-    within = _within_band(x.shape[1], x.shape[2], band, x.device)
-    return (spectrum.abs() * _over_slices(within, spectrum)).to(x.dtype)
+    return _spectrum(x).abs().to(x.dtype)
 
 
-def normalise_amplitude(x: Tensor, amplitude: Tensor, band: float | None = None) -> Tensor:
+def normalise_amplitude(x: Tensor, amplitude: Tensor) -> Tensor:
     """An image with other amplitudes and its own phases (HarmoFL, "amplitude normalization").
 
     ::
@@ -49,8 +46,6 @@ def normalise_amplitude(x: Tensor, amplitude: Tensor, band: float | None = None)
     Args:
         x: an image (C, H, W), or a volume (C, H, W, D) of slices along its last axis.
         amplitude: Ā as `amplitude_spectrum` gives it for an image, (C, H, W // 2 + 1).
-        band: replace the amplitudes of low frequencies alone, up to ⌊band · min(H, W)⌋ periods per image in
-            each direction; 0 for the mean of each channel, None for all frequencies.
 
     Returns:
         The image, of the shape of `x`.
@@ -78,9 +73,8 @@ def normalise_amplitude(x: Tensor, amplitude: Tensor, band: float | None = None)
     own = spectrum.abs()
     present = own > 1e-12 * own.amax(dim=(1, 2), keepdim=True)
     phase = spectrum / torch.where(present, own, torch.ones_like(own))
-    target = _over_slices(amplitude.to(own), spectrum) * torch.where(present, phase, torch.zeros_like(phase))
-    within = _over_slices(_within_band(x.shape[1], x.shape[2], band, x.device), spectrum)
-    replaced = torch.where(within, target, spectrum)
+    target = amplitude.to(own)[..., None] if x.dim() == 4 else amplitude.to(own)
+    replaced = target * torch.where(present, phase, torch.zeros_like(phase))
     size = (x.shape[1], x.shape[2])
     image: Tensor = torch.fft.irfft2(replaced, s=size, dim=(1, 2)).to(x.dtype)
     return image
@@ -175,17 +169,3 @@ def _spectrum(x: Tensor) -> Tensor:
         raise ValueError(f"expected an image (C, H, W) or slices (C, H, W, D), got {list(x.shape)}")
     spectrum: Tensor = torch.fft.rfft2(x.double(), dim=(1, 2))
     return spectrum
-
-
-def _over_slices(values: Tensor, spectrum: Tensor) -> Tensor:
-    """(..., H, F) -> (..., H, F, 1) where the image is a stack of slices."""
-    return values[..., None] if spectrum.dim() == 4 else values
-
-
-def _within_band(height: int, width: int, band: float | None, device: torch.device) -> Tensor:
-    """A mask of the frequencies that are replaced, (H, W // 2 + 1)."""
-    rows = torch.fft.fftfreq(height, 1.0 / height, device=device).abs().round()
-    columns = torch.fft.rfftfreq(width, 1.0 / width, device=device).round()
-    reach = math.inf if band is None else math.floor(band * min(height, width))
-    mask: Tensor = (rows[:, None] <= reach) & (columns[None] <= reach)
-    return mask

@@ -26,5 +26,5 @@ def make_task(config: RunConfig, *, normalised: bool) -> Task:
     config = dataclasses.replace(config, plan=config.prepared_plan(normalised=normalised))
     task = _TASKS[config.task].from_config(config, intensity)
     task.augments = config.augmentation
-    task.metrics = metric_names(config.task, config.metrics, config.without_metrics)
+    task.metrics = metric_names(config.task, config.without_metrics)
     return task

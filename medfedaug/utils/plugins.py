@@ -1,4 +1,4 @@
-"""Find and restrict the plugins of installed packages: methods, networks, losses, metrics and more.
+"""Find and restrict the plugins of installed packages: methods, networks, losses and more.
 
 The ``pyproject.toml`` of a package lists its plugins under the names that a user writes::
 
@@ -28,7 +28,6 @@ __all__ = [
     "LOOPS",
     "LOSSES",
     "METHODS",
-    "METRICS",
     "NETWORKS",
     "Plugin",
     "find",
@@ -39,7 +38,7 @@ __all__ = [
 
 METHODS, NETWORKS = "medfedaug.methods", "medfedaug.networks"
 LOSSES, LOOPS = "medfedaug.losses", "medfedaug.loops"
-METRICS, FORMATS, ENGINES = "medfedaug.metrics", "medfedaug.formats", "medfedaug.federation.engines"
+FORMATS, ENGINES = "medfedaug.formats", "medfedaug.federation.engines"
 """The groups of entry points."""
 
 _KINDS = {
@@ -47,12 +46,11 @@ _KINDS = {
     NETWORKS: "network",
     LOSSES: "loss",
     LOOPS: "training loop",
-    METRICS: "metric",
     FORMATS: "image format",
     ENGINES: "engine",
 }
 
-JOB_GROUPS = (METHODS, NETWORKS, LOSSES, LOOPS, METRICS, FORMATS)
+JOB_GROUPS = (METHODS, NETWORKS, LOSSES, LOOPS, FORMATS)
 """The groups of names in jobs and in files of sites."""
 
 _allowed: frozenset[str] | None = None

@@ -88,9 +88,7 @@ def test_a_network_is_shown_with_the_stages_that_layers_are_inserted_after(run):
     assert "in 3D: " in by_path
 
 
-@pytest.mark.parametrize(
-    "name", ["basicunet", "dynunet", "lenet5", "resnet18", "segresnet", "swin_t", "vnet"]
-)
+@pytest.mark.parametrize("name", ["basicunet", "dynunet", "lenet5", "resnet18", "segresnet", "swin_t"])
 def test_a_networks_defaults_are_those_that_it_is_built_with(name):
     described = describe_network(name)
     given = {

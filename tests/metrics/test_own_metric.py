@@ -1,11 +1,14 @@
 """A metric is one object: it reaches the results by itself, and a run may leave metrics out."""
 
+import subprocess
+import sys
+
 import pytest
 
 from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
 from medfedaug.metrics import registry as metrics
-from medfedaug.metrics.base import MEAN, Metric, mean_of_classes
+from medfedaug.metrics.base import MEAN, MEAN_OF_CLASSES, Metric, mean_of_classes
 from medfedaug.tasks.registry import make_task
 
 
@@ -27,6 +30,24 @@ def test_a_metric_is_in_the_results_and_another_one_is_left_out(monkeypatch, pha
     for entry in test["sites"].values():
         assert 0 <= entry["sensitivity"] <= 1
         assert "hd95" not in {*entry, *entry["case_metrics"], *entry["classes"]["foreground"]}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"largest": 2.0, "leaves": MEAN}, "a mean leaves a site only if scores lie between 0 and 1"),
+        ({"has_unit": True, "leaves": MEAN_OF_CLASSES}, "a mean leaves a site only if"),
+    ],
+)
+def test_a_metric_cannot_declare_what_no_release_keeps(values, message):
+    with pytest.raises(ConfigError, match=message):
+        Metric("odd", "Odd", **values)
+
+
+def test_what_is_known_of_metrics_needs_neither_torch_nor_monai():
+    code = "import sys, medfedaug.metrics.registry; print(*{'torch', 'monai', 'scipy'} & {*sys.modules})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == ""
 
 
 @pytest.mark.parametrize(

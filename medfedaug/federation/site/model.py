@@ -128,8 +128,7 @@ class SiteModel:
         learns = bool(methods_with(composition.methods, "unlabelled_images"))
         self.census = Census(
             [case.owner for case in training],
-            lambda: [len(of_case) for of_case in samples.by_case()],
-            self.min_patients,
+            least=self.min_patients,
             silent=[] if learns else [i for i, case in enumerate(training) if case.annotated == ()],
         )
         self.entry_patients = EntryPatients(self.census, self.network)
@@ -171,7 +170,6 @@ class SiteModel:
             training_loss=self.training_loss,
             case_moments=samples.case_moments,
             case_batches=lambda: map(samples.images, samples.by_case()),
-            pass_own_images=self.pass_own_images,
             local_entries=composition.kept_keys,
             frozen=composition.frozen,
             missing_channels=self.folder.missing_channels,
@@ -306,15 +304,6 @@ class SiteModel:
         """Score the present network."""
         transform, size = self.evaluation_transform(), self.config.batch_size
         return self.task.evaluate(self.network, cases, transform, self.device, size, full)
-
-    def pass_own_images(self) -> None:
-        """Run the network over the site's training images, or its test images; see `SiteContext`."""
-        split = "training" if self.folder.cases["training"] else "test"
-        cases = self.task.evaluation_cases(self.folder, split, labelled=False)
-        transform, size = self.evaluation_transform(), self.config.batch_size
-        self.network.eval()
-        for _ in self.task.outputs(self.network, cases, transform, self.device, size):
-            pass  # layers collect statistics of their inputs
 
     def evaluation_transform(self) -> Compose:
         """Return the transforms of an image before the network in evaluation."""

@@ -146,12 +146,6 @@ def read_cifar(path: Path) -> Archive:
     return Archive(images, np.asarray(batch["labels"]))
 
 
-def read_pickled_pair(path: Path) -> Archive:
-    """Read a pickle of (images, labels), as FedBN publishes its digits."""
-    images, labels = load_arrays(path)
-    return Archive(np.asarray(images), np.asarray(labels).ravel())
-
-
 def read_idx(path: Path) -> Archive:
     """Read images in MNIST's format, and labels from the file of the same name."""
     labels = path.name.replace("images", "labels").replace("idx3", "idx1")

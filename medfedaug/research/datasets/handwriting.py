@@ -21,7 +21,6 @@ from medfedaug.research.datasets.archives import (
     read_leaf,
     read_libsvm,
     read_mat,
-    read_pickled_pair,
 )
 from medfedaug.research.datasets.published import Benchmark
 
@@ -148,9 +147,8 @@ def _writers(
 def digits(root: Path, synthetic: bool = True) -> list[SiteFolder]:
     """MNIST, MNIST-M, SVHN, USPS and SynthDigits, a site for each that is present.
 
-    In the authors' files, each class of the training images is split 80/20 into training and validation, and
-    the test images test. In FedBN's (``<site>/partitions``, ``<site>/test.pkl``), parts 0 to 7 train, 8 and 9
-    validate.
+    In the authors' files. Each class of the training images is split 80/20 into training and validation, and
+    the test images test.
 
     Args:
         root: the folder.
@@ -165,27 +163,17 @@ def digits(root: Path, synthetic: bool = True) -> list[SiteFolder]:
 
 
 def _digits(folder: Path) -> SiteFolder | None:
-    """Open a collection as FedBN or its authors publish it; return ``None`` for a missing one."""
-    if (folder / "partitions").is_dir():
-        parts = [folder / "partitions" / f"train_part{i}.pkl" for i in range(10)]
-        files = {"training": parts[:8], "validation": parts[8:], "test": [folder / "test.pkl"]}
-        return _collection(folder, read_pickled_pair, files)
+    """Open a collection as its authors publish it; return ``None`` for a missing one."""
     published = _COLLECTIONS[folder.name]
     if published is None:
         return _mnist_m(folder)
     reader, *names = published
     train, test = ([*filter(Path.is_file, map(folder.joinpath, variants))][:1] for variants in names)
-    files = {"training": train, "test": test or [folder / names[1][0]]}
-    return _collection(folder, reader, files) if train else None
-
-
-def _collection(folder: Path, reader: Reader, files: dict[str, list[Path]]) -> SiteFolder:
-    cases = {
-        split: [case for path in paths for case in read_archive(reader, path).cases(path, _DIGITS)]
-        for split, paths in files.items()
-    }
-    if "validation" not in cases:
-        cases.update(_with_validation(folder.name, cases["training"]))
+    if not train:
+        return None
+    files = {"training": train[0], "test": (test or [folder / names[1][0]])[0]}
+    cases = {split: read_archive(reader, path).cases(path, _DIGITS) for split, path in files.items()}
+    cases.update(_with_validation(folder.name, cases["training"]))
     return ArchiveSite(
         folder.name, folder, _DIGITS, {key: tuple(cases[key]) for key in SPLITS}, reader=reader
     )
@@ -225,13 +213,11 @@ BENCHMARKS = {
         "Digits: MNIST, MNIST-M, SVHN, USPS and SynthDigits, where present",
         "http://yann.lecun.com/exdb/mnist, http://yaroslav.ganin.net (MNIST-M, SynthDigits), "
         "http://ufldl.stanford.edu/housenumbers, "
-        "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets (usps), "
-        "or https://github.com/med-air/FedBN (digit_dataset.zip)",
+        "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets (usps)",
         "MNIST/{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz], "
         "MNIST_M/mnist_m_{train,test}/*.png and mnist_m_{train,test}_labels.txt, "
         "SVHN/{train,test}_32x32.mat, USPS/usps.bz2 and usps.t.bz2, "
-        "SynthDigits/synth_{train,test}_32x32.mat, "
-        "or <site>/partitions/train_part{0..9}.pkl and <site>/test.pkl",
+        "SynthDigits/synth_{train,test}_32x32.mat",
     ),
     "femnist": Benchmark(
         femnist,

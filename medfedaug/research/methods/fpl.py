@@ -1,6 +1,6 @@
 """FPL: contrast of features with clusters of the sites' prototypes."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from medfedaug import functional as F
 from medfedaug.config.kinds import FEATURE_MEAN
 from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, ServerExchange, SitePart
-from medfedaug.methods.class_features import Passes, PrototypeSite, linear_head
+from medfedaug.methods.class_features import PrototypeSite, linear_head
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
 
 
@@ -34,22 +34,18 @@ class FPL(Method):
         temperature: τ.
         contrastive: weight of L_CPCL, 1 in the paper.
         consistency: weight of L_UPCR, 1 in the paper.
-        distance: L_UPCR as the ``"sum"`` of Eq. 10, or as the ``"mean"`` over the D features.
-        passes: the features of the prototypes. ``"training"``: of the last local epoch, during training.
-            ``"evaluation"``: of the trained network in evaluation mode, over all images.
-        head: dotted name of the module whose input the features are; by default the network's last layer.
 
     Raises:
         ConfigError: for arguments out of range, and for segmentation, whose images have no class.
 
     Deviations:
-        Eq. 2 does not name the statistics of batch norm; by default ``passes`` is as in the public code,
-        since the next round compares features of training with them. After a few steps running statistics
-        differ much from a batch's: in evaluation mode AlexNet and ResNet-18 diverged within four rounds of
-        four steps. The public code has the mean as ``distance``, which makes the terms equally large; with
-        D = 1024 the sum outweighs the others. It also uses the last partition of FINCH, which clusters the
-        clusters. Absent sites have no prototypes in a round. FedFA+ reports this method for segmentation too,
-        without a description.
+        Eq. 2 does not name the statistics of batch norm: the features are those of the last local epoch, as
+        in the public code, since the next round compares features of training with them. In evaluation mode
+        AlexNet and ResNet-18 diverged within four rounds of four steps. The public code has the mean over the
+        features in Eq. 10, which makes the terms equally large: ``consistency=1/D``; with D = 1024 the sum
+        outweighs the others. It also uses the last partition of FINCH, which clusters the clusters. Absent
+        sites have no prototypes in a round. FedFA+ reports this method for segmentation too, without a
+        description.
     """
 
     name = "fpl"
@@ -61,47 +57,41 @@ class FPL(Method):
         temperature: Positive = 0.02,
         contrastive: NotNegative = 1.0,
         consistency: NotNegative = 1.0,
-        distance: Literal["sum", "mean"] = "sum",
-        passes: Passes = "training",
-        head: str | None = None,
     ) -> None:
         self.temperature, self.contrastive, self.consistency = temperature, contrastive, consistency
-        self.distance, self.passes, self.head = distance, passes, head
 
     def at_site(self, context: SiteContext) -> SitePart:
         return FPLSite(self, context)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
         assert context.task is not None
-        width = linear_head(context.network, self.head, self.name).in_features
+        width = linear_head(context.network, self.name).in_features
         return FPLServer(context.task.num_classes, width)
 
 
 class FPLSite(PrototypeSite):
     def __init__(self, method: FPL, context: SiteContext) -> None:
         assert context.task is not None
-        super().__init__(context, method.head, method.passes)
+        super().__init__(context)
         self.method, self.num_classes = method, context.task.num_classes
         self.clusters: Tensor | None = None
         self.classes: Tensor | None = None
 
     def loss(self, step: Step) -> Tensor | None:
         """Return L_CPCL and L_UPCR; nothing before the first prototypes."""
-        features = self.take_features(step)
-        assert features is not None
+        features = self.step_features()
         if self.clusters is None or self.classes is None:
             return None
         known = torch.isin(step.targets, self.classes)
         z, labels = features[known], step.targets[known]
         contrast = F.prototype_contrast(z, labels, self.clusters, self.classes, self.method.temperature)
-        squares = (z - self.unbiased[labels]).square()
-        distance = squares.sum(dim=1) if self.method.distance == "sum" else squares.mean(dim=1)
+        distance = (z - self.unbiased[labels]).square().sum(dim=1)
         terms = self.method.contrastive * contrast + self.method.consistency * distance
         return terms.sum() / len(features)
 
     def collect(self) -> Payload:
         """Return the mean features of each class over all training images; zeros for missing classes."""
-        sums, counts = self.features.of_all_images()
+        sums, counts = self.of_all_images()
         census, means = self.context.census, sums / counts.clamp_min(1)[:, None]
         return {"means": census.like(means, sums), "known": census.like((counts > 0).float(), counts)}
 

@@ -317,11 +317,14 @@ def test_networks_are_monais_own_to_the_last_bit(untrained, changes, layer):
     assert ("bfloat16" in json.dumps(plain.config["initialize"])) == ("precision" in changes)
 
 
+PLUS = "monai.networks.nets.BasicUNetPlusPlus"
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"network_args": {**TINY_ARGS, "norm": "group"}}, "MONAI's class makes another one"),
-        ({"network": "basicunetplusplus", "network_args": {"features": [4] * 6}}, "gives several outputs"),
+        ({"network": PLUS, "network_args": {"features": [4] * 6}}, "gives several outputs"),
     ],
 )
 def test_networks_that_monai_has_not_like_that_are_refused(untrained, changes, says):
