@@ -104,12 +104,11 @@ NO_TEXT = {
 
 
 def evil_settings(cls: type) -> list[tuple[str, object]]:
-    return [
-        (entry.name, value)
+    types = {
+        entry.name: entry.type.__name__ if isinstance(entry.type, type) else str(entry.type)
         for entry in dataclasses.fields(cls)
-        if str(entry.type) not in NO_TEXT
-        for value in SHAPES[str(entry.type)]
-    ]
+    }
+    return [(name, value) for name, kind in types.items() if kind not in NO_TEXT for value in SHAPES[kind]]
 
 
 @pytest.mark.parametrize("cls", [RunConfig, Execution, Plan])
