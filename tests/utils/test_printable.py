@@ -324,9 +324,7 @@ RARE = [
     {"event": "waiting", "sites": ["A"], "answers": 1, "needed": 2},
     {"event": "returned", "site": "A"},
     {"event": "share_lowered", "site": "A", "after": 0.45, "before": 0.7},
-    {"event": "step_shortened", "round": 1, "site": "A", "parameters": 9.0, "buffers": 2.0, "cosine": 0.5},
     {"event": "stalled", "round": 1, "reason": "flat"},
-    {"event": "suspected", "round": 1, "site": "A", "reason": "backwards"},
 ]
 
 
