@@ -1,7 +1,6 @@
 """Attacks by what is printed: characters of a job, a site or a file reach no terminal, log, page or table."""
 
 import dataclasses
-import inspect
 import json
 import logging
 import re
@@ -105,16 +104,11 @@ NO_TEXT = {
 
 
 def evil_settings(cls: type) -> list[tuple[str, object]]:
-    return [
-        (entry.name, value)
+    types = {
+        entry.name: entry.type.__name__ if isinstance(entry.type, type) else str(entry.type)
         for entry in dataclasses.fields(cls)
-        if (kind := _kind(entry.type)) not in NO_TEXT
-        for value in SHAPES[kind]
-    ]
-
-
-def _kind(annotation: object) -> str:
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    }
+    return [(name, value) for name, kind in types.items() if kind not in NO_TEXT for value in SHAPES[kind]]
 
 
 @pytest.mark.parametrize("cls", [RunConfig, Execution, Plan])
