@@ -76,7 +76,6 @@ class SiteInspection:
         pairs: mean and deviation of each channel of each training image as a run sees it, (N, C, 2); of test
             images for an unseen site.
         stored: quantiles of these images as stored, (N, C, Q).
-        seen: quantiles of these images as a run sees them, (N, C, Q).
         owners: patient of each of these images.
         labelled: patient of each case with a label map.
         shares: share of the voxels of each class in these cases, (M, K); NaN without annotation.
@@ -103,7 +102,6 @@ class SiteInspection:
     at_border: int = 0
     pairs: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 2)))
     stored: np.ndarray = field(default_factory=lambda: np.empty((0, 0, len(QUANTILES))))
-    seen: np.ndarray = field(default_factory=lambda: np.empty((0, 0, len(QUANTILES))))
     owners: list[Hashable] = field(default_factory=list)
     labelled: list[Hashable] = field(default_factory=list)
     shares: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
@@ -114,11 +112,10 @@ class SiteInspection:
 
 
 class _ImageNumbers(NamedTuple):
-    """Numbers of an image as in `SiteInspection`, of shapes (C, 2), (C, Q) and (C, Q)."""
+    """Numbers of an image as in `SiteInspection`, of shapes (C, 2) and (C, Q)."""
 
     pairs: np.ndarray
     stored: np.ndarray
-    seen: np.ndarray
 
 
 def inspect_sites(
@@ -345,8 +342,7 @@ def _measure(site: SiteFolder, case: Case, image: torch.Tensor, intensity: str) 
         offset = bottom - slope * low
     stored = row_quantiles(voxels[:, :: max(1, voxels.shape[1] // _VOXELS)].numpy(), QUANTILES)
     mean, std = (value.numpy() for value in image_moments(image).values())
-    pairs = np.stack([mean * slope + offset, std * slope], axis=1)
-    return _ImageNumbers(pairs, stored, stored * slope[:, None] + offset[:, None])
+    return _ImageNumbers(np.stack([mean * slope + offset, std * slope], axis=1), stored)
 
 
 def _summarise(
@@ -366,7 +362,7 @@ def _summarise(
             inspection.odd.append(Finding("channels", case.name, reason))
     inspection.owners = [case.owner for case, image in measured if len(image.pairs) == usual]
     if images := [image for _, image in measured if len(image.pairs) == usual]:
-        inspection.pairs, inspection.stored, inspection.seen = map(np.stack, zip(*images, strict=True))
+        inspection.pairs, inspection.stored = map(np.stack, zip(*images, strict=True))
         low, high = inspection.stored.min(axis=(0, 2)), inspection.stored.max(axis=(0, 2))
         for channel in np.flatnonzero(low == high):
             value = f"channel {channel} is {low[channel]:g} in every image"
