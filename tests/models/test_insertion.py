@@ -214,15 +214,6 @@ def test_a_bare_sequential_network():
     torch.testing.assert_close(net(x), expected)
 
 
-def test_wrong_number_of_channels_shows_at_the_first_training_step():
-    net = insert_ffa(Encoder(), stages={"layer1": 5})
-    net.eval()(image(size=16))
-    with pytest.raises(
-        ValueError, match=r"FFA layer layer1: expected .*\(B, 5, \*spatial\), got \[2, 4, 16, 16\]"
-    ):
-        net.train()(image(size=16))
-
-
 @pytest.mark.parametrize(
     ("make", "stages", "message"),
     [
