@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from typing_extensions import Unpack
 
 from medfedaug.config.bundle_reference import allow
-from medfedaug.config.keywords import RunKeywords
 from medfedaug.config.machine import Machine
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import BY_PLAN, Execution, RunConfig, asked_settings, task_defaults
@@ -131,7 +129,7 @@ class Simulation:
         resume: continue an interrupted run after its last finished round. A finished run stays as it is, and
             without an earlier one the run begins.
         on_event: see `medfedaug.federation.FederationServer`.
-        tracking: ``"tensorboard"`` or ``"mlflow"``, with NVFlare only.
+        tracking: ``"tensorboard"``, with NVFlare only.
         pictures: show in ``report.html`` the intensities and features of the sites, and each site's worst and
             best case; without effect with a Bundle, whose images only its transforms can read.
         report: write ``report.html``; `medfedaug.analysis.write_report` makes it of a finished run later.
@@ -202,22 +200,6 @@ class Simulation:
         return cls(data=Path(data), out=folder if out is None else Path(out), config=config, **options)
 
 
-class Keywords(RunKeywords, total=False):
-    """Settings of `simulate`: those of the run, and fields of `Simulation`."""
-
-    sites: Sequence[SiteFolder]
-    engine: str
-    device: str
-    overwrite: bool
-    resume: bool
-    on_event: Callable[[dict[str, Any]], None] | None
-    tracking: str | None
-    pictures: bool
-    report: bool
-    execution: Execution
-    machine: Machine | None
-
-
 def _names(group: type[Any]) -> set[str]:
     return {entry.name for entry in fields(group)}
 
@@ -235,7 +217,7 @@ def simulate(
     config: RunConfig | None = None,
     *,
     methods: str | Sequence[str | Mapping[str, Any]] = "fedavg",
-    **settings: Unpack[Keywords],
+    **settings: Any,
 ) -> LoadedRun:
     """Run a federation over the sites below a folder, on this machine.
 
@@ -408,7 +390,7 @@ def _check_engine(asked: Simulation, config: RunConfig, engine: Engine) -> None:
         raise ConfigError("site_speed needs sites that take turns (--engine inprocess), and a federation")
     if config.loop is not None and not engine.runs_scripts:
         raise ConfigError(
-            "a custom loop runs under NVFlare's Client API: it needs --engine nvflare, and a federation"
+            "a custom loop runs in a process of its site: it needs --engine nvflare, and a federation"
         )
 
 

@@ -7,14 +7,13 @@ import pytest
 from running import TINY_NETWORK
 
 import medfedaug as mfa
-from medfedaug.config.keywords import RunKeywords
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.methods import parse_methods
 from medfedaug.runs.recorded_run import RecordedRun
-from medfedaug.simulate import Keywords, Simulation, configure
+from medfedaug.simulate import Simulation, configure
 
 QUICK = {"engine": "inprocess", "device": "cpu", "report": False, "batch_size": 4, **TINY_NETWORK}
 
@@ -46,23 +45,6 @@ def test_methods_are_names_in_one_text_or_in_a_list(phantom_dir, methods):
         methods = ["fedrdn", *parse_methods("fedfa+")]
     simulation = Simulation.of(phantom_dir, methods=methods)
     assert simulation.config.methods == tuple(parse_methods("fedrdn,fedfa+"))
-
-
-def test_every_setting_has_its_type_as_a_keyword():
-    settings = [
-        entry for group in (RunConfig, Execution) for entry in fields(group) if entry.name != "methods"
-    ]
-    files = dict.fromkeys(("bundle", "init", "loop"), "str | Path | None")
-    plain = {entry.name: entry.type.replace("tuple[str, ...]", "Sequence[str]") for entry in settings}
-    plain = {name: kind.replace("dict[", "Mapping[") for name, kind in plain.items()} | files
-    typed = {name: kind.__forward_arg__ for name, kind in RunKeywords.__annotations__.items()}
-    assert typed == plain
-    others = {entry.name: entry.type for entry in fields(Simulation)}
-    of_simulation = {*others} - {"data", "out", "config", "init", "loop"}
-    found = {name: kind.__forward_arg__ for name, kind in Keywords.__annotations__.items() if name in others}
-    assert {name: kind for name, kind in found.items() if name not in files} == {
-        name: others[name] for name in of_simulation
-    }
 
 
 @pytest.mark.parametrize("many", [False, True])

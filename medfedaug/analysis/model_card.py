@@ -363,8 +363,7 @@ def _with_interval(entry: Mapping[str, Any], name: str, first: bool) -> str:
     """Return a site's mean, with its interval if its cases are known."""
     value = entry.get(name)
     cases = entry.get("case_metrics", {}).get(name, entry.get("cases", {}) if first else {})
-    cases = cases if isinstance(cases, Mapping) else {}
-    known = {case: score for case, score in cases.items() if isinstance(score, int | float)}
+    known = {case: score for case, score in cases.items() if score is not None}
     patients, scores = entry.get("patients", {}), list(known.values())
     of_cases = bool(scores) and value is not None and math.isclose(fmean(scores), value, abs_tol=1e-6)
     owners = [patients.get(case, case) for case in known]

@@ -27,7 +27,6 @@ __all__ = [
     "BY_PLAN",
     "DEFAULT_LOSSES",
     "MAX_SHARE",
-    "MAX_STEP",
     "SCALING",
     "TASK_DEFAULTS",
     "USUAL_AUGMENTATION",
@@ -64,8 +63,6 @@ BY_PLAN = "the plan"
 MAX_SHARE = 0.45
 """Default of ``max_share``: with three or more sites none has half of the average."""
 
-MAX_STEP = 2.0
-"""Default of ``max_step`` in a job for hospitals: few honest steps of real sites were longer."""
 
 _SET_BY_BUNDLE = (
     *("network_args", "loss", "loss_args", "planning", "image_size", "momentum", "weight_decay"),
@@ -226,15 +223,6 @@ class RunConfig(Settings):
         choices=("samples", "uniform"),
         rare=True,
     )
-    compare_sites: str = setting(
-        "updates",
-        "Values that the server holds until the end of a round to compare the sites: updates, or the "
-        "statistics that methods exchange. With statistics, each model is averaged as it arrives: memory "
-        "does not grow with the number of sites, the server does not compare the lengths of their steps, and "
-        "it limits a share by the samples of all sites that the round asks.",
-        choices=("updates", "statistics"),
-        rare=True,
-    )
     max_share: float = setting(
         MAX_SHARE,
         "Largest share of a site in the average and in the statistics that methods exchange, above 0 and up "
@@ -243,17 +231,6 @@ class RunConfig(Settings):
         "samples, as the papers do.",
         above=0,
         at_most=1,
-        rare=True,
-    )
-    max_step: float = setting(
-        0.0,
-        "Longest step of a site in a round, in multiples (1 or more) of the median of the other sites' "
-        "steps, each scaled by the root of the site's weight in the mean. Longer steps are shortened to it "
-        "(steps of running statistics to twice as many multiples). The report names a site whose step "
-        "stands out while the others' validation does not improve. The limit needs three visible updates. "
-        f"0 for no limit. A job of medfedaug export has {MAX_STEP:g} by default.",
-        at_least=0,
-        follows=True,
         rare=True,
     )
     secure_aggregation: bool = setting(
@@ -394,10 +371,6 @@ class RunConfig(Settings):
         self._check_bundle()
         self._check_plan()
         self._check_buffer()
-        if 0 < self.max_step < 1:
-            raise ConfigError(f"max_step is 0, or 1 or more, got {self.max_step}")
-        if self.max_step and self.compare_sites != "updates":
-            raise ConfigError("max_step compares whole updates: leave out compare_sites, or max_step")
 
     def _check_buffer(self) -> None:
         if not self.buffer:
@@ -409,8 +382,6 @@ class RunConfig(Settings):
             )
         if self.participation < 1:
             raise ConfigError("buffer takes the updates that come first: leave out participation, or buffer")
-        if self.compare_sites != "updates":
-            raise ConfigError("buffer holds the updates of a round: leave out compare_sites, or buffer")
 
     def _check_bundle(self) -> None:
         if not self.bundle:

@@ -33,7 +33,7 @@ _FILES = (
     *(RESULTS, GLOBAL_MODEL, FINAL_MODEL, STATISTICS, REPORT, LOG, EVENTS, *CARDS),
     *(exchange_file(Path(model)).name for model in (GLOBAL_MODEL, FINAL_MODEL)),
 )
-_TRACKED = re.compile(r"(.*/)?(events\.out\.tfevents\..*|mlflow\.db)")
+_TRACKED = re.compile(r"(.*/)?events\.out\.tfevents\..*")
 # A checkpoint whose writer was killed (`medfedaug.utils.files.write_atomic`).
 _UNFINISHED = re.compile(r"\.(medfedaug|[0-9a-f]{32})\.pt\.[a-z0-9_]{8}")
 _SITES_LOCK = ".medfedaug.sites.lock"

@@ -71,8 +71,6 @@ EVENTS: Mapping[str, Check] = {
     "stalled": _all({**_ROUND, **_REASON}),
     "share_lowered": _all({**_SITE, "after": number, "before": number}),
     "stage": _all({"text": text}),
-    "step_shortened": _all({**_ROUND, **_SITE, "parameters": number, "buffers": number, "cosine": number}),
-    "suspected": _all({**_ROUND, **_SITE, **_REASON}),
     "tested": _all(_SITE),
     "trained": _all({**_ROUND, **_SITE}),
     "uneven": _all(_REASON),

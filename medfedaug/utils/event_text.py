@@ -72,7 +72,6 @@ _LINES: Mapping[str, str] = {
     "share_lowered": "{site}: counts as {after:.0%} of the average, and not as the {before:.0%} of its "
     "samples; --max-share 1 lets it",
     "stage": "{text}",
-    "suspected": "suspected: {site}: {reason}",
     "uneven": "{reason}",
     "unscored": "{site}: no validation score: {reason}",
     "unseen": "{site}: unseen, tested only",
@@ -130,11 +129,6 @@ class EventLines:
 
     def _stalled(self, event: Mapping[str, Any]) -> list[str]:
         return [f"ended after {self._of(event)}: {event['reason']}"]
-
-    def _step_shortened(self, event: Mapping[str, Any]) -> list[str]:
-        far = f"{event['parameters']:g} times as long as the others'"
-        far += f", and of running statistics {event['buffers']:g} times" if event["buffers"] > 1 else ""
-        return [f"round {event['round']}: {event['site']}: its step is shortened: {far} (max_step)"]
 
     def _missing(self, event: Mapping[str, Any]) -> list[str]:
         if event["task"] == "test":

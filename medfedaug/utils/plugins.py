@@ -22,7 +22,6 @@ from packaging.utils import canonicalize_name
 from medfedaug.errors import ConfigError, first_line
 
 __all__ = [
-    "ENGINES",
     "FORMATS",
     "JOB_GROUPS",
     "LOOPS",
@@ -38,7 +37,7 @@ __all__ = [
 
 METHODS, NETWORKS = "medfedaug.methods", "medfedaug.networks"
 LOSSES, LOOPS = "medfedaug.losses", "medfedaug.loops"
-FORMATS, ENGINES = "medfedaug.formats", "medfedaug.federation.engines"
+FORMATS = "medfedaug.formats"
 """The groups of entry points."""
 
 _KINDS = {
@@ -47,7 +46,6 @@ _KINDS = {
     LOSSES: "loss",
     LOOPS: "training loop",
     FORMATS: "image format",
-    ENGINES: "engine",
 }
 
 JOB_GROUPS = (METHODS, NETWORKS, LOSSES, LOOPS, FORMATS)

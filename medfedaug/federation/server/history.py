@@ -12,7 +12,6 @@ from medfedaug.federation.job_folder import SPACING
 from medfedaug.federation.messages.messages import UNSCORED, Reply, Request, by_method, num_bytes
 from medfedaug.federation.planning.fingerprint import accepted_spacing
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics
-from medfedaug.federation.server.step_comparison import ComparedStep, suspects
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.base import mean_score
 from medfedaug.metrics.registry import described, over_sites, score_of
@@ -67,7 +66,6 @@ class RunHistory:
         self.shares: dict[str, dict[str, float]] = {}
         self.labelled: dict[str, list[str]] = {}
         self._scalings: set[str] = set()
-        self._suspected: set[str] = set()  # those already told
         self.rounds: list[dict[str, Any]] = []
         self.once_bytes: dict[str, int] = {}
         self.test: dict[str, dict[str, Any]] = {}
@@ -210,18 +208,9 @@ class RunHistory:
         summaries: Mapping[str, dict[str, Any]],
         seconds: float,
         lowered: Mapping[str, tuple[float, float]] | None = None,
-        steps: Mapping[str, ComparedStep] | None = None,
     ) -> None:
         """Record that a round is over."""
         entry = self.rounds[-1]
-        for site, step in sorted((steps or {}).items()):
-            compared = entry.setdefault("steps", {})[site] = step.to_results()
-            if step.shortened:
-                self.tell("step_shortened", compared, round=entry["round"], site=site)
-        for site, reason in suspects(self.rounds).items():
-            if site not in self._suspected:
-                self._suspected.add(site)
-                self.tell("suspected", round=entry["round"], site=site, reason=reason)
         if lowered:
             entry["shares"] = {site: after for site, (_, after) in sorted(lowered.items())}
         for name, summary in summaries.items():
@@ -264,7 +253,6 @@ class RunHistory:
             "init": self.init,
             "shares": self.shares,
             LABELLED: dict(sorted(self.labelled.items())),
-            "suspected": suspects(self.rounds),
         }
         return {
             "input": self.input,
@@ -283,7 +271,6 @@ class RunHistory:
         """Restore the result of `saved`."""
         for name in _SAVED:
             setattr(self, name, saved[name])
-        self._suspected = {*suspects(self.rounds)}
         self._scalings = set(SCALING.values()) & set(self.input["scaling"].split(_AND))
 
     def _sizes(self, message: Request | Reply) -> dict[str, int]:

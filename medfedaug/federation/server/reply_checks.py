@@ -77,12 +77,6 @@ class ReplyChecks:
         """Measure the steps of a checked update; ``None`` under masks."""
         return None if self.words is not None else self.model.steps(reply.weights, state)
 
-    def carry(
-        self, reply: Reply, start: Mapping[str, Tensor], state: Mapping[str, Tensor], factor: float
-    ) -> None:
-        """Carry a checked update of an earlier model over to the present model."""
-        reply.weights = self.model.carried(reply.weights, start, state, factor)
-
     def doubt(
         self, site: str, steps: Mapping[str, float] | None, round_: int, state: Mapping[str, Tensor]
     ) -> str | None:

@@ -36,7 +36,6 @@ from medfedaug.federation.server.aggregation import Aggregation
 from medfedaug.federation.server.history import RunHistory
 from medfedaug.federation.server.model_selection import Selection
 from medfedaug.federation.server.reply_checks import ReplyChecks
-from medfedaug.federation.server.step_comparison import StepComparison
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.convergence import has_stalled
 from medfedaug.metrics.registry import METRICS
@@ -131,8 +130,6 @@ class FederationServer:
                 context,
                 lambda: self.participation.largest_share(len(self.sites)),
                 model.norm,
-                hold_models=config.compare_sites == "updates",
-                steps=StepComparison(model, config.max_step) if config.max_step else None,
             )
         self.participation.least = self.aggregation.min_updates
         self.reply_checks = ReplyChecks(composition.network, composition.sent, self.aggregation)
@@ -291,10 +288,7 @@ class FederationServer:
         targets = list(targets) if targets is not None else self.choose_sites()
         self.round += 1
         self._started, self._needed_now = time.perf_counter(), self.needed
-        weights = {
-            site: self.participation.weight(self.sites[site]) for site in targets if site in self.sites
-        }
-        self.aggregation.start_round(weights)
+        self.aggregation.start_round()
         request = self._request(TRAIN, self.round, self.state, self.payload, self._once.due(targets))
         if self.config.buffer:
             self._starts.add(targets, self.round, request.weights)
@@ -322,7 +316,8 @@ class FederationServer:
                     site, reply, round_, self.sites.get(site), start, compared=len(self.sites) >= LEAST_SITES
                 )
                 if late:
-                    self.reply_checks.carry(reply, start, self.state, (1 + late) ** -self.config.staleness)
+                    factor = (1 + late) ** -self.config.staleness
+                    reply.weights = self.reply_checks.model.carried(reply.weights, start, self.state, factor)
                 steps = self.reply_checks.steps(reply, self.state)
                 doubt = self.reply_checks.doubt(site, steps, self.round, self.state)
                 weight = self.participation.weight(reply.num_samples)
@@ -346,7 +341,7 @@ class FederationServer:
         Raises:
             RunFailed: when too few updates were accepted; the last good model remains.
         """
-        for site, reason in self.aggregation.compare(self.state).items():
+        for site, reason in self.aggregation.compare().items():
             self.record.withdrawn(site, reason)
         accepted = len(self.aggregation.weights)
         if accepted < self._needed_now:
@@ -362,7 +357,6 @@ class FederationServer:
             self.aggregation.summaries(),
             time.perf_counter() - self._started,
             self.aggregation.lowered,
-            self.aggregation.compared,
         )
         self.stalled = self._find_stalled()
         if self.stalled:

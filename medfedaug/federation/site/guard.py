@@ -1,18 +1,14 @@
 """`Guard`: stands between a site's methods and their messages; `Privacy` makes one for each opened job."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from medfedaug.config.site_description import SiteDescription
 from medfedaug.federation.site.local_training import LocalTraining
+from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.federation.site.script_training import CustomLoop, LoopTraining
 from medfedaug.methods.base import Payload, SiteExchange
-
-if TYPE_CHECKING:
-    from medfedaug.federation.site.model import SiteModel
 
 
 class Guard:

@@ -87,7 +87,6 @@ class SiteTrainer(SiteModel):
         saves_each_round: whether the site's state is written after each round, or only by `save`.
         training_dataset: makes the training data of a round from its seed; by default `own_dataset`.
         loop: a script's training loop; ``None`` for the federation's.
-        last_metrics: numbers about the last round of training.
         last_loss: the mean loss of the steps of the last round, for the site itself; ``None`` before.
         memory: the site's state between rounds.
         guard: the guard of the site's privacy; made by `open`, like ``training``.
@@ -116,10 +115,8 @@ class SiteTrainer(SiteModel):
         self.saves_each_round = True
         self.training_dataset: Callable[[int], Dataset[Any]] = self.own_dataset
         self.loop: CustomLoop | None = None
-        self.last_metrics: dict[str, Any] = {}
         self.last_loss: float | None = None
         self._job, self._planned = config, dict[str, Any]()
-        self._aborted = False
         self._precision_is_open = False
 
     def open(self, name: str) -> None:
@@ -133,13 +130,15 @@ class SiteTrainer(SiteModel):
 
     def _begin(self) -> None:
         if self.loop is not None and self.trains:
-            self.loop.start(ScriptSession(self))
+            self.loop.start(ScriptSession(self, self.memory, self._build_around))
         else:
             self._build(ScriptComponents())
 
-    def build_around(self, script: ScriptComponents) -> None:
+    def _build_around(self, script: ScriptComponents) -> LoopTraining:
         """Build network, methods and training with a script's components, in its thread."""
         self._build(script, self.loop)
+        assert isinstance(self.training, LoopTraining)
+        return self.training
 
     def _build(self, script: ScriptComponents, loop: CustomLoop | None = None) -> None:
         super()._build(script)
@@ -301,7 +300,6 @@ class SiteTrainer(SiteModel):
         self.entry_patients.begin()
         self.entry_patients.by_age = self._step_weights
         seed = derive_seed(self.config.seed, self.name, round_)
-        stop = should_stop or (lambda: False)
         collected: Payload = {}
         with self.training.own_random_numbers(seed):
             for part in self.parts.values():
@@ -309,7 +307,7 @@ class SiteTrainer(SiteModel):
             losses = self.training.run(
                 self.training.batches(self._samples, self.training_dataset(seed), seed),
                 LocalRound.of(self.config, round_, seed),
-                lambda: self._aborted or stop(),
+                should_stop or (lambda: False),
             )
             for part in self.parts.values():
                 part.end_round()
@@ -318,12 +316,12 @@ class SiteTrainer(SiteModel):
                 if part.every_round is not None:
                     collected.update(namespaced(self.guard.collect(name, part.every_round), name))
         self.last_loss = sum(losses) / len(losses) if losses else None  # a script may report none
-        self.last_metrics = self._metrics()
+        metrics = self._metrics()
         # Last, since summarising the round may change a method's state.
         self.memory.remember(round_, LocalState.of(self.network, self.kept_keys, self.parts))
         if self.saves_each_round:
             self.save()
-        return self._update(round_, collected)
+        return self._update(round_, collected, metrics)
 
     def _choose_precision(self) -> None:
         """Switch to bfloat16 if the run's network is faster in it on this machine."""
@@ -349,7 +347,7 @@ class SiteTrainer(SiteModel):
                 metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
         return {**metrics, **self.guard.metrics()}
 
-    def _update(self, round_: int, collected: Payload) -> Reply:
+    def _update(self, round_: int, collected: Payload, metrics: dict[str, Any]) -> Reply:
         state = self.network.state_dict()
         sent = {key: state[key] for key in self.composition.sent}
         return Reply(
@@ -358,7 +356,7 @@ class SiteTrainer(SiteModel):
             weights={key: portable(value, self.exchange_device) for key, value in sent.items()},
             payload={key: portable(value, _CPU) for key, value in collected.items()},
             num_samples=self.training.count(self._samples),
-            metrics=dict(self.last_metrics),
+            metrics=metrics,
             contributors={
                 **self.entry_patients.of({**sent, **collected}),
                 NUMBER_OF_SAMPLES: self._of_samples(),
@@ -407,11 +405,7 @@ class SiteTrainer(SiteModel):
                 part.start_round()
             loader = self.training.batches(self._samples, self.own_dataset(seed), seed)
             once_more = LocalRound.of(self.config, round_, seed, epochs)
-            self.training.run(loader, once_more, lambda: self._aborted)
-
-    def abort(self) -> None:
-        """Stop training after the current step, and keep nothing of the round."""
-        self._aborted = True
+            self.training.run(loader, once_more)
 
     def enter_run(self, run: str) -> None:
         """Load the site's state of a run, if it took part before a restart.

@@ -39,11 +39,10 @@ class Blocked:
 sys.meta_path.insert(0, Blocked())
 import torch
 torch.set_num_threads(1)
-from monai.bundle import run, verify_metadata, verify_net_in_out
+from monai.bundle import run, verify_net_in_out
 for bundle, images, predictions in json.loads(sys.argv[1]):
     configs = bundle + "/configs/"
     files = {"meta_file": configs + "metadata.json", "config_file": configs + "inference.json"}
-    verify_metadata(meta_file=files["meta_file"], filepath=configs + "metadata_schema.json")
     verify_net_in_out("network_def", device="cpu", **files)
     run(**files, bundle_root=bundle, dataset_dir=images, output_dir=predictions)
 """
