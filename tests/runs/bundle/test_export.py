@@ -65,10 +65,10 @@ RUNS = {
         "fedrdn,fedfa",
         {
             "intensity": "raw",
-            "plan": Plan(orientation="PIR", spacing=(8.5, 6.5, 22), crop="foreground", patch_size=(16, 16)),
+            "plan": Plan(orientation="PIR", spacing=(8.5, 6.5, 22), patch_size=(16, 16)),
         },
     ),
-    "photographs": ("fedrdn", {"plan": Plan(crop="foreground")}),
+    "photographs": ("fedrdn", {}),
     "windows_of_volumes": (
         "fedrdn_v,fedfd",
         {"plan": Plan(spatial_dims=3, orientation="RAS", patch_size=(16, 16, 16), overlap=0.25)},
@@ -79,7 +79,6 @@ RUNS = {
             "plan": Plan(
                 spatial_dims=3,
                 spacing=(8, 9, 14),
-                crop="foreground",
                 normalisation=("ct",),
                 ct_intensities=(40.0, 150.0, 90.0, 35.0),
             )
