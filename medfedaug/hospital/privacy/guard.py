@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import random
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -268,17 +267,10 @@ class PrivacyGuard(Guard):
         private = exchange.privatised(self._means.pop(name), self.cases)
         return {key: self.census.of_all(value) for key, value in private.items()}
 
-    def description(self, cases: Sequence[int]) -> dict[str, Any]:
-        """Return the site's description of itself, with its counts if the policy allows them.
-
-        Args:
-            cases: the number of cases of each patient.
-        """
-        description = self.policy.description
-        if cases and Contributors(torch.tensor([[*cases]])).enough(self.policy.min_images):
-            patients, studies = description.patients or len(cases), description.studies or sum(cases)
-            description = dataclasses.replace(description, patients=patients or None, studies=studies or None)
-        return description.to_dict()
+    def counts(self, cases: Sequence[int]) -> dict[str, int]:
+        """Return the numbers of patients and studies, if the policy allows them."""
+        enough = cases and Contributors(torch.tensor([[*cases]])).enough(self.policy.min_images)
+        return super().counts(cases) if enough else {}
 
     def metrics(self) -> dict[str, float]:
         """Return ε and δ of the site's ledger, after this job's first release with noise.

@@ -11,7 +11,7 @@ import pytest
 import SimpleITK as sitk
 from hospitals import Deployment, Hospital
 
-from medfedaug.data.file_hashes import fingerprint_files
+from medfedaug.data.file_hashes import fingerprint_sites
 from medfedaug.data.sites import open_site
 from medfedaug.errors import RunFailed
 from medfedaug.federation import SiteTrainer
@@ -121,11 +121,11 @@ def test_a_detached_volume_is_known_by_its_voxels_whatever_its_header_names(make
         sitk.WriteImage(image, str(data / case["image"]))
     (data / "dataset.json").write_text(json.dumps(content))
     site = open_site(data)
-    identities, fingerprint = case_identities(site, "training"), fingerprint_files([site])
+    identities, fingerprint = case_identities(site, "training"), fingerprint_sites([site])
     raw = (data / content["training"][0]["image"]).with_suffix(".raw")
     voxels = bytearray(raw.read_bytes())
     voxels[-1] ^= 1
     raw.write_bytes(voxels)
     os.utime(raw, (0, 0))  # not all file systems tell two times as near as these apart
     assert len(case_identities(site, "training").keys() & identities) == 1
-    assert fingerprint_files([site]) != fingerprint
+    assert fingerprint_sites([site]) != fingerprint
