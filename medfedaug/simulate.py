@@ -16,18 +16,12 @@ import torch
 from medfedaug.config.bundle_reference import allow
 from medfedaug.config.machine import Machine
 from medfedaug.config.plan import Plan
-from medfedaug.config.run import BY_PLAN, Execution, RunConfig, asked_settings, task_defaults
+from medfedaug.config.run import Execution, RunConfig, asked_settings, task_defaults
 from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import SiteFolder, is_own_data
 from medfedaug.data.federation import arrange, federation_settings
-from medfedaug.data.file_hashes import (
-    check_same_files,
-    check_unchanged,
-    fingerprint_files,
-    fingerprint_sites,
-)
+from medfedaug.data.file_hashes import check_same_files, fingerprint_sites
 from medfedaug.data.folders import is_federation
-from medfedaug.data.intensity_scales import uneven_sites
 from medfedaug.data.sites import check_voxels, find_sites
 from medfedaug.errors import ConfigError, RunFailed, first_line, warn
 from medfedaug.federation import FederationServer
@@ -300,7 +294,6 @@ class _Prepared:
         engine: carries it.
         composition: network and methods.
         made_with: a hash of each site's files, which identifies the data of a finished run.
-        uneven: the sites whose images lie on different scales, with a sentence.
     """
 
     asked: Simulation
@@ -308,18 +301,10 @@ class _Prepared:
     engine: Engine
     composition: Composition
     made_with: dict[str, str] = field(default_factory=dict)
-    uneven: dict[str, str] = field(default_factory=dict)
 
     def emit(self, **event: Any) -> None:
         if self.asked.on_event is not None:
             self.asked.on_event(event)
-
-    @property
-    def input_scale(self) -> str:
-        """The scale of the input, for `UnevenScales.sentence`."""
-        words = set(self.run.config.plan.normalisation or ())
-        by_plan = self.composition.input["normalised_by"] == BY_PLAN
-        return "z_score" if by_plan and words == {"z_score"} else self.composition.intensity
 
     @property
     def out(self) -> Path:
@@ -338,7 +323,8 @@ def _prepare(asked: Simulation) -> _Prepared:
     check_device(asked.device)
     sites = asked.sites or find_sites(asked.data, limit=config.limit)
     if asked.resume and server_checkpoint(out / STATE).exists():
-        check_unchanged(kept_fingerprint(out / STATE), fingerprint_files(sites), asked.data)
+        now = fingerprint_sites(sites, ("training",))
+        check_same_files(kept_fingerprint(out / STATE), now, "the run began", asked.data)
     config = replace(config, **federation_settings(sites, config.holdout))
     sites = arrange(sites, config.channel_names, config.classes)
     composition = Composition(config)  # checks that methods and network go together
@@ -437,7 +423,8 @@ def _finished(prepared: _Prepared) -> dict[str, Any]:
         raise ConfigError(f"{out / RESULTS} is damaged: {first_line(error)}") from error
     if not same:
         raise ConfigError(f"{out} holds a finished run with other settings; choose another folder")
-    check_same_files(results.get(_FILES, {}), fingerprint_sites(run.sites), out, run.data_dir)
+    made = f"the finished run in {out} was made"
+    check_same_files(results.get(_FILES, {}), fingerprint_sites(run.sites), made, run.data_dir)
     return results
 
 
@@ -450,18 +437,8 @@ def _begin(prepared: _Prepared) -> _Prepared:
         FederationServer(run.config, travels=prepared.engine.travels).restore(server_checkpoint(state))
         remove_workspaces(prepared.out)
     else:
-        keep_fingerprint(state, fingerprint_files(run.sites))
-    # The publisher of a benchmark has prepared its intensities, and so has a Bundle.
-    published = any(site.published for site in run.sites)
-    uneven = {} if published or run.config.bundle else uneven_sites(run.sites)
-    for site, scales in uneven.items():
-        prepared.emit(event="uneven", site=site, reason=scales.sentence(prepared.input_scale))
-    return replace(
-        prepared,
-        run=replace(run, resume=resume),
-        made_with=fingerprint_sites(run.sites),
-        uneven={site: str(scales) for site, scales in uneven.items()},
-    )
+        keep_fingerprint(state, fingerprint_sites(run.sites, ("training",)))
+    return replace(prepared, run=replace(run, resume=resume), made_with=fingerprint_sites(run.sites))
 
 
 def _carry(prepared: _Prepared, work: Path) -> dict[str, Any]:
@@ -486,8 +463,6 @@ def _finish(prepared: _Prepared, work: Path, results: dict[str, Any]) -> dict[st
     if is_federation(run.data_dir):
         benchmarks = added_module("datasets.benchmarks", str(run.data_dir))
         results["data"], _, results["data_options"] = benchmarks.read_federation(run.data_dir)
-    if prepared.uneven:
-        results["input"]["uneven"] = prepared.uneven
     if not (work / STATISTICS).exists():  # no method exchanged them
         config = RunConfig.from_dict(results["config"])
         task = define(config).task(config, normalised=composition.normalises_input)

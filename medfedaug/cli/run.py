@@ -14,7 +14,6 @@ from typer import Option
 
 from medfedaug.cli.catalogue import check_methods, check_network
 from medfedaug.cli.console import err_console, print_scores, say
-from medfedaug.cli.loading import importing
 from medfedaug.cli.options import (
     Assignments,
     Bundle,
@@ -83,7 +82,7 @@ def simulate(
     options, arguments = _settings(
         given, methods, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
     )
-    with err_console.status("starting"), importing():
+    with err_console.status("starting"):
         from medfedaug.data.sites import describe_federation, num_patients
         from medfedaug.federation.job_folder import REPORT
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
@@ -177,15 +176,14 @@ def export(
         _export_comparison(context, names, options, arguments, budget, execution, out, needed=bool(methods))
         return
     reference, script = loop_reference(loop) if loop is not None else (None, None)
-    with importing():
-        from medfedaug.federation.composition import (
-            Composition,
-            check_counted,
-            with_trimmed_mean,
-        )
-        from medfedaug.federation.messages.initial_weights import InitialWeights
-        from medfedaug.nvflare_jobs import MedFedAugRecipe
-        from medfedaug.simulate import usual_settings
+    from medfedaug.federation.composition import (
+        Composition,
+        check_counted,
+        with_trimmed_mean,
+    )
+    from medfedaug.federation.messages.initial_weights import InitialWeights
+    from medfedaug.nvflare_jobs import MedFedAugRecipe
+    from medfedaug.simulate import usual_settings
 
     options["methods"] = _methods(options, methods, arguments)
     if options["bundle"]:
@@ -236,15 +234,14 @@ def _export_comparison(
     *,
     needed: bool,
 ) -> None:
-    with importing():
-        from medfedaug.federation.composition import (
-            Composition,
-            check_counted,
-            with_trimmed_mean,
-        )
-        from medfedaug.methods import parse_methods
-        from medfedaug.nvflare_jobs.job.comparison import ComparisonRecipe
-        from medfedaug.simulate import usual_settings
+    from medfedaug.federation.composition import (
+        Composition,
+        check_counted,
+        with_trimmed_mean,
+    )
+    from medfedaug.methods import parse_methods
+    from medfedaug.nvflare_jobs.job.comparison import ComparisonRecipe
+    from medfedaug.simulate import usual_settings
 
     if options["bundle"]:
         described = described_data(options["bundle"])

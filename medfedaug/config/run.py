@@ -66,7 +66,7 @@ MAX_SHARE = 0.45
 
 _SET_BY_BUNDLE = (
     *("network_args", "loss", "loss_args", "planning", "image_size", "momentum", "weight_decay"),
-    *("augmentation", "surface_tolerance", "without_metrics", "partial_loss"),
+    *("augmentation", "surface_tolerance", "partial_loss"),
 )
 
 
@@ -106,7 +106,7 @@ class RunConfig(Settings):
         "Name of the loss. For segmentation: dice_ce (the default, Dice plus cross-entropy), dice, "
         "generalized_dice, tversky, dice_focal, focal or cross_entropy. For classification: cross_entropy "
         "(the default) or focal. Or the class path of a loss of MONAI, such as "
-        "monai.losses.HausdorffDTLoss, or a name that another package adds.",
+        "monai.losses.HausdorffDTLoss.",
     )
     loss_args: dict[str, Any] = setting(dict, "Arguments of the loss, as a JSON object.", rare=True)
     partial_loss: str = setting(
@@ -170,13 +170,6 @@ class RunConfig(Settings):
         "End the run early when the validation scores of the last N validated rounds are not better than "
         "those of the N before, beyond the noise between rounds (a one-sided 95% interval). 0 runs all "
         "rounds.",
-        at_least=0,
-        rare=True,
-    )
-    test_every: int = setting(
-        0,
-        "Rounds between scores of the global model on the test cases of all sites, for the record and the "
-        "report's curves; 0 scores the selected model only. No selection uses these scores.",
         at_least=0,
         rare=True,
     )
@@ -279,23 +272,11 @@ class RunConfig(Settings):
         at_least=0,
         rare=True,
     )
-    without_metrics: tuple[str, ...] = setting(
-        (),
-        "Metric that the test leaves out, such as hd95; repeatable. The metric that selects the round stays.",
-        rare=True,
-    )
     bundle: dict[str, Any] = setting(
         dict,
         "Name and content hash of the MONAI Bundle that defines network, loss, optimiser, transforms, "
         "inference and metrics; empty for none.",
         flags=None,
-    )
-    normalise_at: str = setting(
-        "deterministic",
-        "Place of the methods' transforms, such as FedRDN's, among a Bundle's training transforms: "
-        "deterministic, before the first random transform; or end, after the last transform.",
-        choices=("deterministic", "end"),
-        rare=True,
     )
     init: str | None = setting(
         None, "Fingerprint of the weights from which the network starts; by default it is random.", flags=None
@@ -385,8 +366,8 @@ class RunConfig(Settings):
 
     def _check_bundle(self) -> None:
         if not self.bundle:
-            if self.optimizer == "bundle" or self.normalise_at != "deterministic":
-                raise ConfigError("optimizer bundle, and normalise_at, need a Bundle (--bundle)")
+            if self.optimizer == "bundle":
+                raise ConfigError("optimizer bundle needs a Bundle (--bundle)")
             return
         check_reference(self.bundle)
         for name in _SET_BY_BUNDLE:
@@ -427,10 +408,6 @@ class RunConfig(Settings):
             [2, 4, 5]
         """
         return round_ > 0 and (round_ % self.validate_every == 0 or round_ == self.rounds)
-
-    def tests(self, round_: int) -> bool:
-        """Return whether the model of a round is scored on the test cases, selected or not."""
-        return self.test_every > 0 and round_ > 0 and round_ % self.test_every == 0
 
     @property
     def num_classes(self) -> int:

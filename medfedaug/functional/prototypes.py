@@ -23,13 +23,10 @@ def gaussian_mmd(x: Tensor, y: Tensor, bandwidth: float | Tensor) -> Tensor:
     Args:
         x: one sample, (N, D).
         y: the other, (M, D).
-        bandwidth: s, in units of `x`, positive; a tensor is not checked, since that would wait for a GPU.
+        bandwidth: s, in units of `x`, positive.
 
     Returns:
         A scalar in [0, 2].
-
-    Raises:
-        ValueError: when the shapes do not fit, or the bandwidth is not positive.
 
     Deviations:
         The paper names the distance and not the kernel or its width.
@@ -39,10 +36,6 @@ def gaussian_mmd(x: Tensor, y: Tensor, bandwidth: float | Tensor) -> Tensor:
         >>> float(gaussian_mmd(a, a, 1.0)), round(float(gaussian_mmd(a, a + 100.0, 1.0)), 3)
         (0.0, 1.607)
     """
-    if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1]:
-        raise ValueError(f"expected samples (N, D) and (M, D), got {list(x.shape)} and {list(y.shape)}")
-    if not isinstance(bandwidth, Tensor) and not bandwidth > 0:
-        raise ValueError(f"bandwidth is {bandwidth}, expected a positive number")
     both = torch.cat([working_precision(x), working_precision(y)])
     kernel = torch.exp((both[:, None] - both[None]).square().sum(dim=2) / (-2.0 * bandwidth**2))
     n = x.shape[0]
@@ -83,17 +76,11 @@ def gaussian_kl(mean: Tensor, std: Tensor, other_mean: Tensor, other_std: Tensor
     Returns:
         The divergence of each pair, (N,).
 
-    Raises:
-        ValueError: when the shapes do not fit.
-
     Example:
         >>> one = torch.ones(1, 2)
         >>> float(gaussian_kl(one, one, one, one)), float(gaussian_kl(one, one, one - 2.0, one))
         (0.0, 4.0)
     """
-    if not mean.shape == std.shape == other_mean.shape == other_std.shape or mean.dim() != 2:
-        shapes = [list(value.shape) for value in (mean, std, other_mean, other_std)]
-        raise ValueError(f"expected four tensors (N, D), got {shapes}")
     variances = (std.square() + (mean - other_mean).square()) / (2.0 * other_std.square())
     return (torch.log(other_std / std) + variances - 0.5).sum(dim=1)
 
@@ -121,15 +108,10 @@ def first_neighbours(x: Tensor) -> Tensor:
     Returns:
         The number of each vector's cluster, (N,), counted from 0 in the order in which clusters appear.
 
-    Raises:
-        ValueError: when there is no vector, or `x` is not (N, D).
-
     Example:
         >>> first_neighbours(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1], [0.1, 1.0]]))
         tensor([0, 1, 0, 1])
     """
-    if x.dim() != 2 or not len(x):
-        raise ValueError(f"expected vectors (N, D), got {list(x.shape)}")
     similarity = directions(x.double())
     similarity = (similarity @ similarity.T).fill_diagonal_(-math.inf)
     clusters = list(range(len(x)))

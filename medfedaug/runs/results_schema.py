@@ -66,7 +66,6 @@ def check_evaluation(content: Any) -> None:
 
 
 _TROUBLE = list_of(entries({"site": text, "reason": text, "task": text}))
-_DESCRIPTION = entries({"scanners": map_of(list_of(text)), "years": list_of(count)})
 _ROUND = entries(
     {
         **dict.fromkeys(("round", "bytes_up", "bytes_down"), count),
@@ -122,7 +121,7 @@ _RECORD = entries(
         "unseen": list_of(text),
         "shares": map_of(map_of(number)),
         "labelled": map_of(list_of(text)),
-        "descriptions": map_of(_DESCRIPTION),
+        "counts": map_of(map_of(count)),
         "test": _TEST,
         "seconds": number,
         "planned": entries({"fingerprints": map_of(_FINGERPRINT), "asked": map_of(anything)}),

@@ -189,11 +189,7 @@ class Run:
 
     def validation(self, site: str | None = None) -> list[float | None]:
         """Return the validation score by round, of one site or (``None``) the mean over the sites."""
-        return self.by_round("val", site)
-
-    def by_round(self, split: str, site: str | None = None) -> list[float | None]:
-        """Return the score by round on ``"val"`` or ``"test"``, of one site or (``None``) the mean."""
-        key, names = f"{split}_{self.chosen_by}", [site] if site else sorted(self.sites)
+        key, names = f"val_{self.chosen_by}", [site] if site else sorted(self.sites)
         curves = [[number_or_none(r["sites"].get(name, {}).get(key)) for name in names] for r in self.rounds]
         return [mean_score(scores) for scores in curves]
 

@@ -219,31 +219,6 @@ def test_a_run_ends_where_validation_no_longer_rises(tiny_config, phantom_dir):
     check_record(results)
 
 
-@pytest.mark.all_layers
-@pytest.mark.parametrize("methods", ["fedbn,finetune", "pooled"])
-def test_test_scores_by_round_change_nothing_else(tiny_config, phantom_dir, methods):
-    runs = run_pooled if methods == "pooled" else run_in_process
-    plain, tested = (
-        runs(tiny_config(methods, rounds=3, test_every=every), phantom_dir, SITES, "cpu") for every in (0, 2)
-    )
-    for key, value in plain.state.items():
-        assert torch.equal(value, tested.state[key]), key
-    first, second = plain.results(), tested.results()
-    assert first["test"] == second["test"]
-    for before, after in zip(first["rounds"], second["rounds"], strict=True):
-        scores = {site: numbers.pop("test_dice", ...) for site, numbers in after["sites"].items()}
-        if after["round"] != 2:
-            assert set(scores.values()) == {...}
-            assert {s: t["train_loss"] for s, t in before["sites"].items()} == {
-                s: t["train_loss"] for s, t in after["sites"].items()
-            }
-            continue
-        assert set(scores) == set(SITES)  # the unseen one, too
-        if second["selected_round"] == 2:
-            numbers = {**second["test"]["sites"], **second["test"]["unseen"]}
-            assert scores == {site: found["dice"] for site, found in numbers.items()}
-
-
 def test_a_score_that_nobody_asked_for_selects_no_model(tiny_config):
     server = started_server(tiny_config(rounds=4, validate_every=2))
     for round_ in (1, 2, 3):

@@ -396,18 +396,6 @@ class FederationServer:
         chosen = self.selection
         return self._request(TEST, chosen.round, chosen.state, chosen.payload, self._once.payload)
 
-    def test_round(self) -> Request:
-        """Ask all sites to score the model of this round on their test cases."""
-        return self._request(TEST, self.round, self.state, self.payload, self._once.payload)
-
-    def accept_round_test(self, site: str, reply: Reply) -> bool:
-        """Accept a site's test score of the round's model; return whether it could be used."""
-
-        def record() -> None:
-            self.record.scored(site, "test", reply.metrics.get(self.record.metric))
-
-        return self._accept_scores(TEST, site, reply, self.known, record)
-
     def accept_test(self, site: str, reply: Reply) -> bool:
         """Accept a site's test scores; return whether they could be used."""
         return self._accept_scores(TEST, site, reply, self.known, lambda: self.record.tested(site, reply))

@@ -14,10 +14,9 @@ from torch.utils.data import Dataset
 from medfedaug.config.machine import Machine
 from medfedaug.config.plan import PLANNED
 from medfedaug.config.run import RunConfig, derive_seed, job_hash, learning_rate
-from medfedaug.config.site_description import DESCRIPTION
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import MedFedAugError, PrivacyRefused, warn
-from medfedaug.federation.job_folder import SPACING
+from medfedaug.federation.job_folder import COUNTS, SPACING
 from medfedaug.federation.messages.initial_weights import INITIAL
 from medfedaug.federation.messages.messages import (
     FROZEN,
@@ -182,7 +181,7 @@ class SiteTrainer(SiteModel):
 
         Returns:
             A reply with the ``metrics`` ``cases`` (number by split), ``input`` (`SiteSamples.summary`),
-            ``description`` (`Guard.description`) and, if known, ``spacing``.
+            ``counts`` (`Guard.counts`) and, if known, ``spacing``.
         """
         reply = Reply(PREPARE)
         if self.trains and self.memory.sent is not None:
@@ -217,7 +216,7 @@ class SiteTrainer(SiteModel):
         if self.trains and (spacing := site_spacing(self.folder, self.min_patients, self.guard.collect)):
             reply.metrics[SPACING] = spacing
         split = "training" if self.trains else "test"
-        reply.metrics[DESCRIPTION] = self.guard.description(self.folder.cases_of_patients(split))
+        reply.metrics[COUNTS] = self.guard.counts(self.folder.cases_of_patients(split))
         return reply
 
     def _annotated(self) -> list[str] | None:

@@ -24,8 +24,6 @@ def test_the_shift_is_affine_in_the_channels_of_each_voxel(size):
             expected[b, channel] = row + shift[channel]
     torch.testing.assert_close(F.affine_shift(x, matrix, shift), expected)
     assert torch.equal(F.affine_shift(x, torch.eye(3).double(), torch.zeros(3).double()), x)
-    with pytest.raises(ValueError, match=r"expected matrix \[3, 3\] and shift \[3\]"):
-        F.affine_shift(x, matrix[:2], shift)
 
 
 def begun():
