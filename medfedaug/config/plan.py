@@ -65,13 +65,6 @@ class Plan(Settings):
         "linearly; so are the classes' shares of a label map, and the largest share wins. By default volumes "
         "keep their spacing.",
     )
-    crop: str = setting(
-        "none",
-        "none, or foreground: volumes are cut to the box of the voxels that are brighter, in any channel, "
-        "than the darkest one. The rest counts as background.",
-        choices=("none", "foreground"),
-        rare=True,
-    )
     patch_size: tuple[int, ...] | None = setting(
         None,
         "Patch size in voxels, also of the sliding window of evaluation. By default whole slices, or whole "
@@ -165,8 +158,8 @@ class Plan(Settings):
 
     @property
     def moves_voxels(self) -> bool:
-        """Return whether volumes are turned, cut or resampled."""
-        return self.orientation is not None or self.spacing is not None or self.crop != "none"
+        """Return whether volumes are turned or resampled."""
+        return self.orientation is not None or self.spacing is not None
 
     @property
     def left_to_right(self) -> int | None:

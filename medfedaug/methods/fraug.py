@@ -185,9 +185,6 @@ class FRAugSite(SitePart, SiteExchange):
         self._optimisers, self._real = [], None
         self._means.clear()
 
-    def continue_round(self) -> None:
-        self._begin()
-
     def _begin(self) -> None:
         size = self.head.in_features
         if self.method.rtnet and self.transformation is None:

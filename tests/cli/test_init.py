@@ -330,16 +330,6 @@ def test_labels_of_nnu_net_that_are_no_classes_are_not_taken_for_some(run, tmp_p
     written = json.loads((site / "dataset.json").read_text())
     assert (written["labels"], written["ignore"]) == ({"0": "background", "1": "tumour"}, 2)
     (site / "dataset.before.json").unlink()
-    assert run("init", site, "--yes", "--replace", "--labels", "background,tumour")[0] == 0
-    regions = {
-        "labels": {"background": 0, "whole tumour": [1, 2], "core": [2]},
-        "regions_class_order": [1, 2],
-    }
-    (site / "dataset.json").write_text(json.dumps(regions))
-    (site / "dataset.before.json").unlink()
-    code, out, err = run("init", site, "--yes", "--replace")
-    assert code == 0, err
-    assert "regions of several labels (whole tumour, core) are ignored" in " ".join((out + err).split())
     (site / "dataset.json").write_text(json.dumps({"modality": ["MRI"]}))
     code, _, err = run("init", site, "--yes", "--replace")
     assert code == 2

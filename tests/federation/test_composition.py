@@ -143,3 +143,25 @@ def test_every_network_trains_on_volumes(phantom_dir, tiny_config, network):
     assert set(server.rounds[0]["methods"]["fedfa"]) == {
         f"enc{stage + 1}" for stage in range(len(WIDTHS[network]))
     }
+
+
+@pytest.mark.all_layers
+@pytest.mark.parametrize(
+    ("methods", "settings", "validation", "test"),
+    [
+        ("fedavg", None, "global", "global"),
+        ("fedrdn,fedfa", None, "global", "global"),  # statistics of its own images are no model
+        ("fedbn", None, "personal (own layers)", "personal (own layers)"),
+        ("ditto", None, "personal (own weights)", "personal (own weights)"),
+        ("finetune", {"finetune": {"epochs": 2}}, "global", "personal (fine-tuned)"),
+        ("finetune", {"finetune": {"epochs": 0}}, "global", "global"),
+        ("fedbn,finetune", None, "personal (own layers)", "personal (own layers, fine-tuned)"),
+        ("single", None, "local", "local"),
+        ("single,fedrdn", None, "local", "local"),
+    ],
+)
+def test_whose_model_a_score_is_of_follows_from_the_composition(
+    tiny_config, methods, settings, validation, test
+):
+    scored = Composition(tiny_config(methods, settings=settings)).scored
+    assert scored == {"validation": validation, "test": test, "unseen": "unseen"}

@@ -40,7 +40,7 @@ def test_a_process_without_this_package_runs_it_as_the_readme_says(phantom_dir, 
     given = {"BUNDLE": bundle, "IMAGES": images, "PREDICTIONS": tmp_path / "predictions"}
     readme = (bundle / "docs/README.md").read_text()
     lines = bash_lines(readme, "python -m monai.bundle")
-    assert [line.split()[3] for line in lines] == ["run", "verify_metadata", "verify_net_in_out"]
+    assert [line.split()[3] for line in lines] == ["run", "verify_net_in_out"]
     for line in lines:
         words = line
         for name, path in given.items():

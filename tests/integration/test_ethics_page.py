@@ -13,7 +13,7 @@ ONCE = {
     "cases": "the number of cases in each part",
     "input": "how images are scaled and which channels they lack",
     "spacing": "quantiles of voxel sizes",
-    "description": "the numbers of patients and studies, and the hospital's description of itself",
+    "counts": "the numbers of patients and studies",
 }
 
 

@@ -28,8 +28,8 @@ from medfedaug.methods.census import Census
 from medfedaug.methods.compatibility import methods_with
 from medfedaug.models.compilation import compile_calls
 from medfedaug.models.memory_format import lay_out
-from medfedaug.models.modes import evaluating
 from medfedaug.models.precision import run_in_bfloat16
+from medfedaug.models.substitution import evaluating
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import EvaluationCase, Sample
 
@@ -87,6 +87,8 @@ class SiteModel:
         self._given_statistics = statistics
         self._script = ScriptComponents()
         self._set_aside: dict[str, Tensor] = {}
+        self.payload: Payload = {}
+        """The last received exchange of every round."""
         self.min_patients = 1
         """The fewest patients behind a number that leaves the site."""
 
@@ -212,8 +214,7 @@ class SiteModel:
 
     def statistics(self, over: str = "image") -> ChannelStatistics:
         """Return the site's channel statistics; see `SiteSamples.statistics`."""
-        statistics = self._given_statistics or self._script.statistics
-        return statistics or self._samples.statistics(over)
+        return self._given_statistics or self._samples.statistics(over)
 
     @property
     def _samples(self) -> SiteSamples:
@@ -237,6 +238,7 @@ class SiteModel:
         _check_received(
             self.name, self.network, self.shared, self.parts, weights=weights, payload=payload, once=once
         )
+        self.payload = payload
         if weights:
             self.network.load_state_dict({key: weights[key] for key in self.shared}, strict=False)
         if once:

@@ -13,7 +13,6 @@ from medfedaug.data.base import SPLITS, Case, SiteFolder, by_patient
 from medfedaug.data.checks.duplicates import find_copies
 from medfedaug.data.dataset_json import unseen_note
 from medfedaug.data.folders import is_federation, is_site, site_folders
-from medfedaug.data.intensity_scales import most_uneven
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.preparation.preparation import foreground_voxels
@@ -194,9 +193,6 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
         inspection.odd.append(Finding("label", "", unseen_note(unseen, f"none of {len(shares)} cases")))
     _check_channel_names(inspection)
     _compare_cases(inspection, measures)
-    if site.scaling != "fixed" and len(inspection.stored):
-        channels = inspection.pairs.shape[1]
-        _check_scales(inspection, [case.name for case, image in measured if len(image.pairs) == channels])
     return inspection
 
 
@@ -221,15 +217,6 @@ def _check_channel_names(inspection: SiteInspection) -> None:
     if number and others:
         reason = f"dataset.json names {number} channels ({names}), and images are {', '.join(others)}"
         inspection.odd.append(Finding("channels", "", reason))
-
-
-def _check_scales(inspection: SiteInspection, names: Sequence[str]) -> None:
-    """Check that the volumes of a site lie on one scale of intensity."""
-    low, high = (np.searchsorted(QUANTILES, share) for share in (0.01, 0.99))
-    ranges = inspection.stored[..., high] - inspection.stored[..., low]
-    if (uneven := most_uneven(inspection.name, names, ranges.tolist())) is not None:
-        reason = f"its volumes lie on wildly different scales of intensity ({uneven}): use --intensity scale"
-        inspection.odd.append(Finding("intensity", "", reason))
 
 
 def _check_splits(site: SiteFolder, inspection: SiteInspection) -> None:

@@ -32,7 +32,7 @@ class ComparedRuns(ReportParts):
         return [one for one in compare_groups(groups, reference) if one.where != UNSEEN]
 
     def notes(self, compared: Sequence[Any]) -> tuple[str, ...]:
-        """Return notes on methods whose files or plan differ from their reference's."""
+        """Return notes on methods whose files differ from their reference's."""
         return unlike_notes(compared)
 
     def rule(self, reference: str, cases: str) -> str:

@@ -101,7 +101,6 @@ CONVERTER = "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent"
         (CONVERTER, {"events_to_convert": ["analytix_log_stats"]}, ""),
         ("nvflare.app_common.logging.job_log_streamer.JobLogStreamer", {}, "sends a site's logs"),
         (
-            "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver",
             {"tracking_uri": "https://evil.example"},
             "to an address of the job",
         ),

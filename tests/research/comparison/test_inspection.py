@@ -307,14 +307,8 @@ def test_names_of_channels_that_the_images_do_not_have_and_wild_scales_are_odd(r
     listing = json.loads((folder / "dataset.json").read_text())
     listing["modality"] = {"0": "T1", "1": "T2"}
     (folder / "dataset.json").write_text(json.dumps(listing))
-    loud = sorted((tmp_path / "data/A/images").glob("*"))[0]
-    image = nib.load(loud)
-    nib.save(nib.Nifti1Image(np.asarray(image.dataobj) * 50, image.affine), loud)
     out = run.ok("inspect", "--data", tmp_path / "data", "--out", tmp_path / "i.html")
     text = " ".join(out.split())
     assert "odd: B: dataset.json names 2 channels (T1, T2), and images are 5 with 1" in text
-    assert "odd: A: its volumes lie on wildly different scales of intensity (" in text
-    assert "use --intensity scale" in text
     record = json.loads((tmp_path / "i.json").read_text())["sites"]
-    assert record["A"]["odd"] == {"intensity": 1}
     assert record["B"]["odd"]["channels"] == 1
