@@ -11,8 +11,8 @@ import gzip
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,6 @@ def make_phantom(
     shift: float | Sequence[float] = 1.0,
     inverted: Sequence[bool] = (),
     scanner_seed: int | None = None,
-    scanner_values: Sequence[Mapping[str, float]] = (),
     structures: Sequence[Structure] = (),
 ) -> list[Path]:
     """Write a federation of phantom sites, one NIfTI volume and one label map per patient.
@@ -175,8 +174,6 @@ def make_phantom(
             and modalities differ; none by default. The patients do not depend on it.
         scanner_seed: the seed of the scanners; by default ``seed``. A fixed one gives new patients the same
             scanners.
-        scanner_values: for each site, numbers of `Scanner` that replace the drawn ones, such as
-            ``{"noise": 0.1}``; none by default. The patients do not depend on them.
         structures: for each site, lesions and outlines; one lesion a patient, outlined exactly, by default.
 
     Returns:
@@ -210,13 +207,10 @@ def make_phantom(
         )
     if inverted and len(inverted) != sites:
         raise ValueError(f"inverted must say yes or no for each of the {sites} sites, got {list(inverted)}")
-    for name, entries in (("scanner_values", scanner_values), ("structures", structures)):
-        if entries and len(entries) != sites:
-            raise ValueError(f"{name} must have an entry for each of the {sites} sites, got {len(entries)}")
-    numbers = [entry.name for entry in fields(Scanner) if entry.name != "inverted"]
-    for values in scanner_values:
-        if not all(name in numbers and value > 0 for name, value in values.items()):
-            raise ValueError(f"scanner_values must be positive numbers of {', '.join(numbers)}, got {values}")
+    if structures and len(structures) != sites:
+        raise ValueError(
+            f"structures must have an entry for each of the {sites} sites, got {len(structures)}"
+        )
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed must be from 0 to 2**32 - 1, got {seed}")
     out = Path(out_dir).resolve()
@@ -225,12 +219,9 @@ def make_phantom(
 
     inversions = [bool(value) for value in inverted] or [False] * sites
     scanner_seed = seed if scanner_seed is None else scanner_seed
-    values_by_site = scanner_values or [{}] * sites
     structures_by_site = structures or [Structure()] * sites
     scanners = {
-        _site_name(k): replace(
-            _scanner(scanner_seed, k).shifted(shifts[k]), inverted=inversions[k], **values_by_site[k]
-        )
+        _site_name(k): replace(_scanner(scanner_seed, k).shifted(shifts[k]), inverted=inversions[k])
         for k in range(sites)
     }
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -252,7 +243,6 @@ def make_phantom(
                 **({"shift": shift} if shift != 1 else {}),
                 **({"inverted": inversions} if any(inversions) else {}),
                 **({"scanner_seed": scanner_seed} if scanner_seed != seed else {}),
-                **({"scanner_values": [*map(dict, scanner_values)]} if scanner_values else {}),
                 **({"structures": [*map(asdict, structures)]} if structures else {}),
             },
             "sites": {name: scanner.to_dict() for name, scanner in scanners.items()},
