@@ -63,7 +63,9 @@ def main() -> None:
     options = arguments.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "numbers.json"
-    record: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"hardware": hardware(), "runs": {}}
+    record: dict[str, Any] = (
+        json.loads(file.read_text()) if file.exists() else {"hardware": hardware(), "runs": {}}
+    )
     done = record["runs"].setdefault(MAIN, {})
     for seed in options.seeds:
         if str(seed) not in done:

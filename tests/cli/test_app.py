@@ -223,15 +223,3 @@ def test_evaluate_says_what_is_wrong(run, phantom_dir, tmp_path):
     code, _, err = run("evaluate", "--model", model, "--data", phantom_dir)
     assert code == 2
     assert "not a model" in err
-
-
-@pytest.mark.slow
-def test_nothing_is_printed_when_a_process_with_triton_ends():
-    """A last collection that is skipped makes its bindings print what they call leaks."""
-    pytest.importorskip("triton", reason="pip install triton")
-    script = (
-        "import triton.language, sys; from medfedaug.cli import main; import gc; gc.freeze(); "
-        "sys.argv = ['medfedaug', 'methods', 'fedrdn']; main()"
-    )
-    found = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    assert "leak" not in found.stdout + found.stderr
