@@ -20,11 +20,7 @@ from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.statistics import load_statistics
 
 
-def test_help_names_every_command(run):
-    code, out, _ = run("--help")
-    assert code == 0
-    for command in ("phantom", "statistics", "simulate", "export", "evaluate", "predict", "report"):
-        assert command in out
+def test_the_version_is_printed_by_the_command_and_by_the_module(run):
     assert run("--version")[1].strip() == medfedaug.__version__
     module = subprocess.run([sys.executable, "-m", "medfedaug", "--version"], capture_output=True, text=True)
     assert module.stdout == run("--version")[1]
