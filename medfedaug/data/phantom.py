@@ -117,16 +117,6 @@ class Structure:
     outline: float = 0.0
     prevalence: float = 1.0
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.lesions <= 20:
-            raise ValueError(f"lesions must be from 1 to 20, got {self.lesions}")
-        if not 0.2 <= self.size <= 3:
-            raise ValueError(f"size must be from 0.2 to 3, got {self.size}")
-        if not -20 <= self.outline <= 20:
-            raise ValueError(f"outline must be from -20 to 20 mm, got {self.outline}")
-        if not 0 <= self.prevalence <= 1:
-            raise ValueError(f"prevalence must be from 0 to 1, got {self.prevalence}")
-
 
 _STRONGEST_BIAS = 0.8  # beyond, parts of the head are dark
 
