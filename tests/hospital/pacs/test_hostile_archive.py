@@ -18,7 +18,8 @@ from pynetdicom import AE
 
 from medfedaug.errors import MedFedAugWarning
 from medfedaug.hospital.pacs import arrival, dicomweb, dimse, object_check
-from medfedaug.hospital.pacs.archive import Access, ArchiveError, open_archive
+from medfedaug.hospital.pacs.archive import Access, ArchiveError
+from medfedaug.hospital.pacs.open_archive import open_archive
 
 VOXELS = np.random.default_rng(0).integers(-900, 900, (20, 16, 4)).astype(np.int16)
 MASK = np.zeros(VOXELS.shape, np.uint8)
