@@ -166,21 +166,3 @@ def normalising(
     if bias is None:
         return scale, -mean * scale
     return scale, torch.addcmul(bias.to(std.dtype), mean, scale, value=-1)
-
-
-def affine_shift(x: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
-    """An affine map of every voxel's channels (FedRobust's ``Λ x + δ``).
-
-    Args:
-        x: images, (B, C, *spatial).
-        matrix: Λ, (C, C).
-        shift: δ, (C,).
-
-    Returns:
-        The shifted images, shape of `x`.
-
-    Example:
-        >>> affine_shift(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.ones(2))
-        tensor([[3., 2.]])
-    """
-    return (x.movedim(1, -1) @ matrix.T + shift).movedim(-1, 1)
