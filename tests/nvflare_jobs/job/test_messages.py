@@ -18,6 +18,7 @@ from nvflare.fuel.utils import fobs
 
 from medfedaug.config.run import Execution
 from medfedaug.federation import FederationServer, Reply
+from medfedaug.metrics.registry import METRICS
 from medfedaug.nvflare_jobs.job.messages import reply_from_model, reply_to_model
 
 METHODS = "fedrdn,fedfa+"
@@ -278,7 +279,8 @@ def test_of_a_sites_test_scores_only_those_are_kept_that_a_metric_can_have(serve
         "patients": {"p1": 3},
     }
     assert test["sites"]["B"] == {"dice": 0.25, "cases": {}}
-    assert test["mean"] == {"dice": 0.25, "hd95": 12.5, "nsd": None}
+    assert set(test["mean"]) == {metric.name for metric in METRICS.values() if metric.task == "segmentation"}
+    assert [test["mean"][name] for name in ("dice", "hd95", "nsd")] == [0.25, 12.5, None]
     assert test["worst"]["dice"] == {"site": "B", "value": 0.25}
 
 
