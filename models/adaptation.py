@@ -21,7 +21,7 @@ from medfedaug.errors import WITH_BATCH_NORM
 from medfedaug.functional import mix_statistics, working_precision
 from medfedaug.functional.features import normalising
 from medfedaug.functional.passes import scale_by_moments
-from medfedaug.models.modes import evaluating
+from medfedaug.models.substitution import evaluating
 
 __all__ = [
     "AdaptiveBatchNorm",

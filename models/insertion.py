@@ -8,15 +8,14 @@ network uses its own layers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from medfedaug.models.ffa import FFALayer
-from medfedaug.models.hooks import PickledHook
-from medfedaug.models.stage_layer import StageLayer
+from medfedaug.models.stage_layer import PickledHook, StageLayer
 from medfedaug.models.stages import Stage, known_stages, output_channels, supported_networks
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -49,7 +48,7 @@ class _AugmentInput(_Hook):
 
 def insert_ffa(
     net: Network,
-    stages: Sequence[int | str] | Mapping[str, int] | None = None,
+    stages: Sequence[int | str] | None = None,
     **ffa: Any,
 ) -> Network:
     """Insert an `FFALayer` after each stage of a network's encoder.
@@ -71,7 +70,7 @@ def insert_ffa(
         net: the network, 2D or 3D, changed in place.
         stages: None for all known stages; or some of them, by 1-based number or by name; or dotted names of
             modules, to augment their output (with the number of channels of the last convolution or
-            normalisation inside); or a mapping from such names to numbers of channels.
+            normalisation inside).
         **ffa: arguments of `FFALayer` other than the number of channels.
 
     Returns:
@@ -101,7 +100,7 @@ def insert_ffa(
 def insert_layers(
     net: Network,
     kind: type[StageLayer],
-    stages: Sequence[int | str] | Mapping[str, int] | None = None,
+    stages: Sequence[int | str] | None = None,
     **args: Any,
 ) -> Network:
     """Insert a layer after each stage of a network's encoder; a stage may have several kinds of layers.
@@ -230,7 +229,7 @@ def _host_path(target: nn.Module, side: str) -> str:
     return ".".join(path)
 
 
-def _choose_stages(net: nn.Module, stages: Sequence[int | str] | Mapping[str, int] | None) -> list[Stage]:
+def _choose_stages(net: nn.Module, stages: Sequence[int | str] | None) -> list[Stage]:
     known = known_stages(net)
     if stages is None:
         if known is None:
@@ -247,19 +246,17 @@ def _choose_stages(net: nn.Module, stages: Sequence[int | str] | Mapping[str, in
             if known is None or not 1 <= entry <= len(known):
                 raise ValueError(_unknown(net, entry, known))
             chosen.append(known[entry - 1])
-        elif entry in by_name and not isinstance(stages, Mapping):
+        elif entry in by_name:
             chosen.append(by_name[entry])
         else:
             module = dict(net.named_modules()).get(entry) if isinstance(entry, str) and entry else None
             if module is None:
                 raise ValueError(_unknown(net, entry, known))
             name = str(entry)
-            width = stages[name] if isinstance(stages, Mapping) else output_channels(module)
+            width = output_channels(module)
             if width is None:
-                raise ValueError(
-                    f"stage '{entry}': the number of channels of {type(module).__name__} is not known; "
-                    f"pass it: stages={{'{entry}': channels}}"
-                )
+                kind = type(module).__name__
+                raise ValueError(f"stage '{entry}': the number of channels of {kind} is not known")
             chosen.append(Stage(name, name, "output", width))
     names = [stage.name for stage in chosen]
     if not names:

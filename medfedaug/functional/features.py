@@ -166,30 +166,3 @@ def normalising(
     if bias is None:
         return scale, -mean * scale
     return scale, torch.addcmul(bias.to(std.dtype), mean, scale, value=-1)
-
-
-def affine_shift(x: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
-    """An affine map of every voxel's channels (FedRobust's ``Λ x + δ``).
-
-    Args:
-        x: images, (B, C, *spatial).
-        matrix: Λ, (C, C).
-        shift: δ, (C,).
-
-    Returns:
-        The shifted images, shape of `x`.
-
-    Raises:
-        ValueError: when the shapes do not fit.
-
-    Example:
-        >>> affine_shift(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.ones(2))
-        tensor([[3., 2.]])
-    """
-    channels = x.shape[1]
-    if list(matrix.shape) != [channels, channels] or list(shift.shape) != [channels]:
-        raise ValueError(
-            f"expected matrix [{channels}, {channels}] and shift [{channels}] for images {list(x.shape)}, "
-            f"got {list(matrix.shape)} and {list(shift.shape)}"
-        )
-    return (x.movedim(1, -1) @ matrix.T + shift).movedim(-1, 1)

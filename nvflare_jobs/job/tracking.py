@@ -1,9 +1,6 @@
 """Send the sites' metrics of each round as NVFlare analytics to TensorBoard at the server."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from nvflare.apis.analytix import AnalyticsDataType
 from nvflare.apis.event_type import EventType
@@ -11,6 +8,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.recipe.spec import Recipe
 from nvflare.recipe.utils import add_experiment_tracking
 from nvflare.widgets.widget import Widget
 
@@ -20,9 +18,6 @@ from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.job.messages import reply_from_model
 from medfedaug.runs.folder import SERVER_TRACKING
 from medfedaug.utils.validation import check_choice, is_number
-
-if TYPE_CHECKING:
-    from nvflare.recipe.spec import Recipe
 
 
 def add_tracking(recipe: Recipe, tracker: str) -> None:

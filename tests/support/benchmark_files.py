@@ -137,17 +137,6 @@ def write_cifar(root: Path, batch: int = 40, test: int = 50) -> dict[str, np.nda
     return written
 
 
-def leaf(writers: dict[str, int], offset: int = 0) -> str:
-    data = {
-        name: {
-            "x": [(np.full(784, ((i + offset) % 256) / 255)).tolist() for i in range(number)],
-            "y": [(i + offset) % 62 for i in range(number)],
-        }
-        for name, number in writers.items()
-    }
-    return json.dumps({"users": list(writers), "num_samples": list(writers.values()), "user_data": data})
-
-
 def write_fedscale(root: Path, lists: dict[str, dict[str, int]]) -> None:
     """FedScale's FEMNIST: images, and a list of them by writer."""
     (root / "client_data_mapping").mkdir(parents=True)

@@ -115,7 +115,7 @@ class SiteTrainer(SiteModel):
         self.training_dataset: Callable[[int], Dataset[Any]] = self.own_dataset
         self.loop: CustomLoop | None = None
         self.last_loss: float | None = None
-        self._job, self._planned = config, dict[str, Any]()
+        self._planned: dict[str, Any] = {}
         self._precision_is_open = False
 
     def open(self, name: str) -> None:
@@ -163,23 +163,17 @@ class SiteTrainer(SiteModel):
             raise PrivacyRefused(self.name, reason)
         return super().statistics(over)
 
-    def planned_run(self, planned: dict[str, Any]) -> RunConfig:
-        """Return the run with the server's plan.
+    def take_plan(self, planned: dict[str, Any]) -> bool:
+        """Adopt the server's plan; return whether the run has changed and must be opened again.
 
         Raises:
             ConfigError: for settings that belong to no plan, or are impossible.
         """
         if not planned or planned == self._planned:
-            return self.config
-        check_keys("planned:", planned, PLANNED)
-        return RunConfig.from_dict({**self.config.to_dict(), **planned, "planning": {}})
-
-    def take_plan(self, planned: dict[str, Any]) -> bool:
-        """Adopt the server's plan; return whether the run has changed and must be opened again."""
-        config = self.planned_run(planned)
-        if config is self.config:
             return False
-        self.config, self._planned = config, planned
+        check_keys("planned:", planned, PLANNED)
+        self.config = RunConfig.from_dict({**self.config.to_dict(), **planned, "planning": {}})
+        self._planned = planned
         return True
 
     def prepare(self) -> Reply:

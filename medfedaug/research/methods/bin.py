@@ -13,7 +13,7 @@ from medfedaug.methods.arguments import Positive
 from medfedaug.methods.average import AveragedParameters, AverageServer
 from medfedaug.methods.base import Method, ServerContext, ServerExchange, SiteContext, SitePart, Step
 from medfedaug.models.adaptation import UnsavedModule
-from medfedaug.models.hooks import PickledHook
+from medfedaug.models.stage_layer import PickledHook
 
 
 class BIN(Method):

@@ -9,8 +9,7 @@ from medfedaug.functional.passes import per_channel
 from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
 from medfedaug.methods.own_loss import RoundMeans
-from medfedaug.models.modes import evaluating
-from medfedaug.models.substitution import call_with
+from medfedaug.models.substitution import call_with, evaluating
 
 
 class ConDist(Method):

@@ -1,5 +1,6 @@
 """FedDG: training for images in the style of other sites, with contrasted features at boundaries."""
 
+import math
 from typing import Annotated, cast
 
 import torch
@@ -7,7 +8,6 @@ from annotated_types import Interval
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from medfedaug import functional as F
 from medfedaug.errors import DataError
 from medfedaug.functional.passes import working_precision
 from medfedaug.methods.arguments import NotNegative, Positive
@@ -103,7 +103,7 @@ class FedDGSite(FeatureSite, SiteExchange):
 
     def collect(self) -> Payload:
         """Return the amplitudes of the training images."""
-        parts = [F.low_amplitudes(x, self.method.band).cpu() for x in self.context.training_images()]
+        parts = [low_amplitudes(x, self.method.band).cpu() for x in self.context.training_images()]
         if len({tuple(part.shape[2:]) for part in parts}) > 1:
             raise DataError(
                 "images of different sizes have different numbers of low frequencies for feddg",
@@ -153,7 +153,7 @@ class FedDGSite(FeatureSite, SiteExchange):
         place, share = torch.rand(2, len(inputs))  # the image of the site, and λ
         pairs = zip((self.others[site] for site in sites), place.tolist(), strict=True)
         amplitudes = torch.stack([images[int(draw * len(images))] for images, draw in pairs])
-        return F.mix_low_amplitudes(inputs, amplitudes, share.to(inputs.device), self.method.band)
+        return mix_low_amplitudes(inputs, amplitudes, share.to(inputs.device), self.method.band)
 
     def _boundary_loss(self, features: list[Tensor], targets: Tensor) -> Tensor:
         task = self.context.task
@@ -284,3 +284,87 @@ def class_contrast(h: Tensor, kinds: Tensor, temperature: float) -> Tensor:
     counted = pairs & several
     terms = (torch.logaddexp(scores, others) - scores).masked_fill(~counted, 0)
     return terms.sum() / counted.sum().clamp_min(1)
+
+
+def low_amplitudes(x: Tensor, band: float) -> Tensor:
+    """The amplitudes of the low frequencies of images (FedDG, "continuous frequency space interpolation").
+
+    ::
+
+        A(u, v) = |F(u, v)| / (HW),   −r ≤ u ≤ r, 0 ≤ v ≤ r,   r = ⌊band · min(H, W)⌋
+
+    with F the Fourier transform; the other half follows by symmetry. The factor makes the first, u = v =
+    0, the mean of the image, whatever its size.
+
+    Args:
+        x: images (B, C, H, W).
+        band: from 0, only the mean, to below 0.5, nearly everything.
+
+    Returns:
+        (B, C, 2r + 1, r + 1), float64; u from -r on.
+
+    Example:
+        >>> low_amplitudes(torch.tensor([[[[1.0, 2.0, 3.0]]]]), 0)
+        tensor([[[[2.]]]], dtype=torch.float64)
+    """
+    rows, columns = _low(x, band)
+    spectrum = torch.fft.rfft2(working_precision(x).double(), norm="forward")
+    amplitudes: Tensor = spectrum[:, :, rows[:, None], columns].abs()
+    return amplitudes
+
+
+def mix_low_amplitudes(x: Tensor, amplitudes: Tensor, share: Tensor, band: float) -> Tensor:
+    """Images whose low frequencies are between their own and other amplitudes (FedDG).
+
+    ::
+
+        x′ = F⁻¹(((1 − λ) A + λ A′) e^(iP)),   A = |F(x)|, P = arg F(x)
+
+    at the frequencies of `low_amplitudes`; the others stay as they are.
+
+    Args:
+        x: images (B, C, H, W).
+        amplitudes: A' of each, as `low_amplitudes` gives them, (B, C, 2r + 1, r + 1).
+        share: λ of each image, (B,).
+        band: as for `low_amplitudes`.
+
+    Returns:
+        The images, of the shape of `x`.
+
+    Raises:
+        ValueError: when the amplitudes have another number of frequencies (names both).
+
+    Deviations:
+        A frequency whose amplitude is zero in an image has no phase, and stays zero.
+
+    Example:
+        >>> x, other = torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.tensor([[[[4.0]]]])
+        >>> mix_low_amplitudes(x, other, torch.tensor([0.5]), 0)
+        tensor([[[[2., 3., 4.]]]])
+    """
+    rows, columns = _low(x, band)
+    expected = (*x.shape[:2], len(rows), len(columns))
+    if amplitudes.shape != expected:
+        raise ValueError(
+            f"amplitudes of shape {tuple(amplitudes.shape)} where {expected} are needed: images of other "
+            "sizes have other low frequencies"
+        )
+    spectrum = torch.fft.rfft2(working_precision(x).double(), norm="forward")
+    low = spectrum[:, :, rows[:, None], columns]
+    own = low.abs()
+    present = own > 1e-12 * spectrum.abs().amax(dim=(2, 3), keepdim=True)
+    share = share.to(own).reshape(-1, 1, 1, 1)
+    target = (1 - share) * own + share * amplitudes.to(own)
+    scale = torch.where(present, target / torch.where(present, own, torch.ones_like(own)), 0.0)
+    spectrum = spectrum.clone()
+    spectrum[:, :, rows[:, None], columns] = low * scale
+    mixed: Tensor = torch.fft.irfft2(spectrum, s=x.shape[2:], norm="forward").to(x.dtype)
+    return mixed
+
+
+def _low(x: Tensor, band: float) -> tuple[Tensor, Tensor]:
+    """Indices of rows and columns of the low frequencies."""
+    height, width = x.shape[2:]
+    reach = math.floor(band * min(height, width))
+    rows = torch.arange(-reach, reach + 1, device=x.device) % height
+    return rows, torch.arange(reach + 1, device=x.device)

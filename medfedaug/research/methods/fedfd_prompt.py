@@ -13,7 +13,7 @@ from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
-from medfedaug.methods.diversification import DiversifiedSite, Mixing, Reduction, Weights, mixing_range
+from medfedaug.methods.diversification import DiversifiedSite, Weights
 from medfedaug.models.adaptation import UnsavedModule
 
 
@@ -30,10 +30,6 @@ class FedFDPrompt(Method):
     Args:
         lambda1: see `FedFD`.
         lambda2: see `FedFD`.
-        mixing: see `FedFD`.
-        low: see `FedFD`.
-        high: see `FedFD`.
-        distance: see `FedFD`.
         count: P, the number of prompts.
 
     Raises:
@@ -50,19 +46,8 @@ class FedFDPrompt(Method):
     provides = frozenset({"extra_passes"})
     excludes = frozenset({"complete_state_dict"})
 
-    def __init__(
-        self,
-        lambda1: Share = 0.1,
-        lambda2: NotNegative = 4.0,
-        mixing: Mixing = "random",
-        low: float = 0.0,
-        high: float = 1.0,
-        distance: Reduction = "mean",
-        count: int = 4,
-    ) -> None:
-        self.weights = Weights(lambda1, lambda2, distance)
-        self.range = mixing_range(self.name, mixing, low, high)
-        self.count = count
+    def __init__(self, lambda1: Share = 0.1, lambda2: NotNegative = 4.0, count: int = 4) -> None:
+        self.weights, self.count = Weights(lambda1, lambda2), count
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         return insert_prompts(network, self.count)
@@ -77,11 +62,11 @@ class FedFDPrompt(Method):
 class FedFDPromptSite(DiversifiedSite, SiteExchange):
     def __init__(self, method: FedFDPrompt, network: nn.Module) -> None:
         super().__init__(network, method.weights)
-        self.range, self.prompts = method.range, find_prompts(network)
+        self.prompts = find_prompts(network)
         self.every_round = self
 
     def diversified(self) -> AbstractContextManager[Any]:
-        return mixing_prompts(self.network, *self.range)
+        return mixing_prompts(self.network)
 
     def collect(self) -> Payload:
         return {"tokens": self.prompts.tokens.detach()}
@@ -112,7 +97,7 @@ class Prompts(UnsavedModule):
     Attributes:
         tokens: the site's prompts, (P, D), trained with the network.
         global_tokens: the federation's, (P, D); while ``None``, evaluation uses the site's.
-        mix: the range of u inside `mixing_prompts`, otherwise ``None``.
+        mix: whether the pass is inside `mixing_prompts`.
     """
 
     global_tokens: Tensor | None
@@ -121,15 +106,15 @@ class Prompts(UnsavedModule):
         super().__init__()
         self.tokens = nn.Parameter(0.02 * torch.randn(count, size))
         self.register_buffer("global_tokens", None, persistent=False)
-        self.mix: tuple[float, float] | None = None
+        self.mix = False
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, D) to (B, N + P, D)."""
         tokens: Tensor = self.tokens
         if self.global_tokens is not None:
-            if self.mix is not None:
+            if self.mix:
                 # One u per element, (P, D), as for the statistics of channels.
-                u = torch.empty_like(tokens).uniform_(*self.mix)
+                u = torch.rand_like(tokens)
                 tokens = mix_statistics(tokens, self.global_tokens, u)
             elif not self.training:
                 tokens = self.global_tokens
@@ -166,11 +151,11 @@ def find_prompts(net: nn.Module) -> Prompts:
 
 
 @contextmanager
-def mixing_prompts(net: nn.Module, low: float, high: float) -> Iterator[None]:
-    """A context in which prompts are u·own + (1 − u)·federation's; u ~ U(low, high) is drawn in each pass."""
+def mixing_prompts(net: nn.Module) -> Iterator[None]:
+    """A context in which prompts are u·own + (1 − u)·federation's; u ~ U(0, 1) is drawn in each pass."""
     prompts = find_prompts(net)
-    before, prompts.mix = prompts.mix, (low, high)
+    prompts.mix = True
     try:
         yield
     finally:
-        prompts.mix = before
+        prompts.mix = False

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medfedaug import functional as F
 from medfedaug.errors import ConfigError
 from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, Payload, SiteContext, SitePart, Step
@@ -79,7 +78,7 @@ class FedRobustSite(SitePart):
         matrix, shift = self.affine or self._set(torch.eye(channels), torch.zeros(channels))
         # Drop gradients of earlier passes: the ascent is along the gradient of the model's step.
         matrix.grad = shift.grad = None
-        return (F.affine_shift(inputs, matrix, shift), *args[1:])
+        return (affine_shift(inputs, matrix, shift), *args[1:])
 
     def _set(self, matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
         to = next(self.network.parameters())
@@ -118,3 +117,21 @@ class FedRobustSite(SitePart):
 
 def _deviation(matrix: Tensor) -> Tensor:
     return matrix - torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+
+
+def affine_shift(x: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
+    """An affine map of every voxel's channels (FedRobust's ``Λ x + δ``).
+
+    Args:
+        x: images, (B, C, *spatial).
+        matrix: Λ, (C, C).
+        shift: δ, (C,).
+
+    Returns:
+        The shifted images, shape of `x`.
+
+    Example:
+        >>> affine_shift(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.ones(2))
+        tensor([[3., 2.]])
+    """
+    return (x.movedim(1, -1) @ matrix.T + shift).movedim(-1, 1)

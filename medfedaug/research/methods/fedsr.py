@@ -135,7 +135,7 @@ class FedSRSite(SitePart, SiteExchange):
         (z, mean, deviation), self._drawn = self._drawn, None
         self.representation.zero_grad(set_to_none=True)  # of an earlier pass at other weights
         norm = z.square().sum(dim=1).mean()
-        divergence = F.gaussian_kl(mean, deviation, *self.representation.references(step.targets)).mean()
+        divergence = gaussian_kl(mean, deviation, *self.representation.references(step.targets)).mean()
         self._means.add(norm, divergence)
         return self.method.l2 * norm + self.method.cmi * divergence
 
@@ -153,3 +153,28 @@ class FedSRSite(SitePart, SiteExchange):
 
     def apply(self, payload: Payload) -> None:
         self.representation.load_state_dict(payload)
+
+
+def gaussian_kl(mean: Tensor, std: Tensor, other_mean: Tensor, other_std: Tensor) -> Tensor:
+    """Kullback-Leibler divergence of Gaussians with diagonal covariance (FedSR's KL(p(z|x) || r(z|y))).
+
+    ::
+
+        Σ_d [log(σ′_d / σ_d) + (σ_d² + (μ_d − μ′_d)²) / (2 σ′_d²) − 1/2]
+
+    Args:
+        mean: μ, (N, D).
+        std: σ, (N, D), positive.
+        other_mean: μ′, (N, D).
+        other_std: σ′, (N, D), positive.
+
+    Returns:
+        The divergence of each pair, (N,).
+
+    Example:
+        >>> one = torch.ones(1, 2)
+        >>> float(gaussian_kl(one, one, one, one)), float(gaussian_kl(one, one, one - 2.0, one))
+        (0.0, 4.0)
+    """
+    variances = (std.square() + (mean - other_mean).square()) / (2.0 * other_std.square())
+    return (torch.log(other_std / std) + variances - 0.5).sum(dim=1)
