@@ -178,6 +178,9 @@ class FFALayer(StageLayer):
             active = draw < self.prob
         elif float(draw) >= self.prob:  # 1
             return x
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles a condition beside this one
+            if type(x) is not Tensor:  # once: several would add up gradients in another order
+                x = x.as_subclass(Tensor)
         mean, std = feature_statistics(x, self.eps)  # 2, 3
         means, stds = mean, std
         if together:
