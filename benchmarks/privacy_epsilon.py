@@ -27,12 +27,13 @@ import nibabel
 import numpy as np
 import torch
 from measure import hardware, parser
+from opacus.accountants.utils import get_noise_multiplier
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import FederationServer, SiteTrainer, run_in_process
 from medfedaug.federation.server.output import write_json
-from medfedaug.hospital.privacy import PrivacyPolicy, noise_multiplier_for
+from medfedaug.hospital.privacy import PrivacyPolicy
 from medfedaug.hospital.privacy.guard import PrivacyGuard, SitePrivacy
 from medfedaug.methods import parse_methods
 from medfedaug.methods.base import Bounds, Contributions, Payload, SiteExchange
@@ -81,7 +82,8 @@ def policy(level: str, releases: int) -> PrivacyPolicy | None:
     """Make a policy: ``"none"`` as in the paper, ``"clipped"`` with negligible noise, otherwise with ε."""
     if level == EXACT:
         return None
-    noise = 1e-9 if level == CLIPPED else noise_multiplier_for(float(level), DELTA, releases)
+    target = {"target_epsilon": float(level), "target_delta": DELTA} if level != CLIPPED else {}
+    noise = get_noise_multiplier(**target, sample_rate=1.0, steps=releases) if target else 1e-9
     return PrivacyPolicy(min_images=1, noise_multiplier=noise, delta=DELTA, epsilon=1e30, clip=dict(CLIP))
 
 

@@ -28,7 +28,7 @@ def method_list(folder: Path) -> str:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and any(map(_is_name, node.body)):
                 lines.append(f"from {package}.{path.stem} import {node.name} as {node.name}")
-    return "\n".join([HEAD, "", "from __future__ import annotations", "", *lines, ""])
+    return "\n".join([HEAD, "", *lines, ""])
 
 
 def _is_name(node: ast.stmt) -> bool:

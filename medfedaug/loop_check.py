@@ -22,6 +22,9 @@ from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.base import SitePart
 
+# Standard deviations, and their ratio, from which an image is of another scale. A patch may vary little.
+_MEANS, _SPREADS = 10, 4
+
 
 class _Done(BaseException):
     """Ends a script after its first step; no `Exception`, which the script could catch."""
@@ -128,6 +131,7 @@ def check_loop_script(script: str | Path, config: RunConfig, folder: SiteFolder,
         check.connected = _connected(training, loop.session.components, loop.steps)
         if not training.has_loss and loop.steps:
             check.connected["step"] += ", without the loss, which the report then lacks"
+        check.problems += _other_scale(training, trainer)
     return check
 
 
@@ -186,6 +190,25 @@ def _connected(training: LoopTraining, components: ScriptComponents, steps: int)
         "before_step": _needed(correcting),
         "step": "called" if steps else "not called",
     }
+
+
+def _other_scale(training: LoopTraining, trainer: SiteTrainer) -> list[str]:
+    """Return the problem of images on another scale than the statistics with which a method normalises."""
+    normalising = [m.name for m in trainer.composition.methods if "normalised_input" in m.provides]
+    if not (normalising and trainer.shows_statistics and training.transform.first):
+        return []
+    own = trainer.statistics()
+    mean, std = (training.transform.first[key].to(own.std) for key in ("mean", "std"))
+    spread = std / own.std
+    apart = ((mean - own.mean).abs() > _MEANS * own.std) | (spread > _SPREADS) | (spread * _SPREADS**2 < 1)
+    apart &= own.std > 0
+    return [
+        f"federation.transform got an image with mean {mean[channel]:.3g} and standard deviation "
+        f"{std[channel]:.3g} in channel {channel}, and {normalising[0]} normalises with "
+        f"{own.mean[channel]:.3g} and {own.std[channel]:.3g}: scale images as the job does "
+        f"(--intensity {trainer.config.intensity}), or give join() samples prepared by the script"
+        for channel in apart.nonzero().flatten().tolist()[:1]
+    ]
 
 
 def _needed(methods: list[str]) -> str:

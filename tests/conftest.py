@@ -12,7 +12,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Files that take longest, of which those that start NVFlare mostly wait for its processes.
-_LONGEST = ("faults", "nvflare", "plugins", "studies", "enrolment", "broken_kits")
+_LONGEST = ("faults", "nvflare", "plugins", "studies", "enrolment")
 _LONGEST += ("agreement", "reply_checks", "composition", "export")
 _LONGEST += ("score_release", "report_images", "client", "printable", "names", "compare", "plan")
 _FIRST = {f"test_{name}.py" for name in _LONGEST}

@@ -164,6 +164,8 @@ for round_ in federation:
         {after}
 """
 
+TIMES_900 = "Compose([lambda item: {**item, 'image': 900 * item['image']}, federation.transform])"
+
 
 @pytest.fixture
 def script(tmp_path):
@@ -216,6 +218,7 @@ def test_a_script_for_another_job_is_refused_with_what_differs(scripted, script)
     text = refused(scripted, script(), network_args={"features": [8, 16, 32, 64, 64, 8], "norm": "batch"})
     assert "the given BasicUNet is not the job's network basicunet: entry" in text
     assert "of shape (128," in text
+    assert "name the given one with --network monai.networks.nets.BasicUNet and --network-args" in text
     assert "`freeze` has no effect with a custom loop; remove it" in refused(
         scripted, script(), freeze=("conv_0.*",)
     )
@@ -228,7 +231,7 @@ def test_the_last_line_of_a_scripts_error_is_told_in_a_simulation_and_to_no_serv
     )
     reference = loop_reference(str(path))[0]
     config = configured("fedavg", reference)
-    site = scripted(path, config, **ALLOWED, jobs={**RULES, "loops": [reference]})
+    site = scripted(path, config, **ALLOWED, jobs={"loops": [reference]})
     text = site.answer(FederationServer(config).prepare()).error
     assert "ended before its first round (…); the site's log says why" in text
     assert "Meyer" not in text
@@ -283,6 +286,7 @@ def test_a_loop_is_checked_with_one_batch_and_without_nvflare(run, script, data,
     assert "the loop is connected: the server takes its update" in out
     for parts, methods, problem in (
         ({"transform": "None"}, "fedrdn", "without federation.transform, in which fedrdn changes"),
+        ({"transform": TIMES_900}, "fedrdn", "scale images as the job does (--intensity scale)"),
         ({"after": ""}, "fedavg", "took no step in round 1; it has to call step()"),
         ({}, "scaffold", "scaffold corrects the gradients: call before_step()"),
         ({"first": "raise OSError('no such disk')"}, "fedavg", "OSError: no such disk"),
@@ -343,7 +347,6 @@ ALLOWED = {
         "min_images": 1,
     },
 }
-RULES = {"min_cases": 1}
 
 
 def test_what_a_script_hands_to_nvflare_itself_does_not_leave_the_site(scripted, script, data):
@@ -366,16 +369,16 @@ def test_no_site_runs_a_script_that_its_rules_do_not_allow(scripted, script, dat
     path = script(first=f"open({str(mark)!r}, 'w').close()")
     reference = loop_reference(str(path))[0]
     request = FederationServer(configured("fedavg", reference)).prepare()
-    site = scripted(path, configured("fedavg", reference), **ALLOWED, jobs=RULES)
+    site = scripted(path, configured("fedavg", reference), **ALLOWED)
     text = site.answer(request).error
     assert "job refused: its training loop is …, and the site's rule loops allows none" in text
     assert f"its training loop is {reference}, and" in caplog.text
     assert not mark.exists()
     other = reference[:-1] + ("0" if reference[-1] != "0" else "1")
-    site = scripted(path, configured("fedavg", reference), **ALLOWED, jobs={**RULES, "loops": [other]})
+    site = scripted(path, configured("fedavg", reference), **ALLOWED, jobs={"loops": [other]})
     assert f"the site's rule loops allows {other}" in site.answer(request).error
     assert not mark.exists()
-    site = scripted(path, configured("fedavg", reference), **ALLOWED, jobs={**RULES, "loops": [reference]})
+    site = scripted(path, configured("fedavg", reference), **ALLOWED, jobs={"loops": [reference]})
     assert not site.answer(request).error
     assert mark.exists()
 
@@ -432,14 +435,14 @@ def package(tmp_path, monkeypatch, script) -> Path:
 def test_a_loop_of_a_package_runs_where_package_and_loop_are_allowed(scripted, package, data):
     config = configured("fedrdn", "lesion_loop")
     request = FederationServer(config).prepare()
-    site = scripted(TORCH, config, **ALLOWED, jobs={**RULES, "loops": ["lesion_loop"]})
+    site = scripted(TORCH, config, **ALLOWED, jobs={"loops": ["lesion_loop"]})
     text = site.answer(request).error
     assert "training loop 'lesion_loop' of the package lesion-loops is not allowed here" in text
     assert "--allow-plugin lesion-loops" in text
-    site = scripted(TORCH, config, **ALLOWED, jobs=RULES, plugins=["lesion-loops"])
+    site = scripted(TORCH, config, **ALLOWED, plugins=["lesion-loops"])
     assert "its training loop is …, and the site's rule loops allows none" in site.answer(request).error
     assert not package.exists()
-    allowed = {"jobs": {**RULES, "loops": ["lesion_loop"]}, "plugins": ["lesion-loops"]}
+    allowed = {"jobs": {"loops": ["lesion_loop"]}, "plugins": ["lesion-loops"]}
     site = scripted(TORCH, config, **{**ALLOWED, "simulation": True}, **allowed)
     for asked, reply in requests(configured("fedrdn"), data):
         assert_same(site.answer(asked), reply)

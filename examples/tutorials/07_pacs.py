@@ -64,17 +64,11 @@ run(
 # A prediction beside the image
 # -----------------------------
 # The studies are fetched, predicted, and stored: a DICOM SEG, contours, and a structured report with the
-# volume. ``codes.json`` says in SNOMED CT what the class is.
+# volume.
 
-codes = {
-    "category": {"value": "49755003", "scheme": "SCT", "meaning": "Morphologically Abnormal Structure"},
-    "type": {"value": "52988006", "scheme": "SCT", "meaning": "Lesion"},
-    "anatomic_region": {"value": "12738006", "scheme": "SCT", "meaning": "Brain"},
-}
-(here / "codes.json").write_text(json.dumps({"lesion": codes}))
 predict = (
     f"medfedaug predict --model runs/fedrdn --site hospital_B --dicomweb {pacs} --studies studies_B.csv "
-    "--codes codes.json --rtstruct --report --store --out predicted"
+    "--rtstruct --report --store --out predicted"
 )
 run(predict)
 

@@ -51,10 +51,9 @@ run(
 )
 
 # %%
-# ``classes.md`` has each structure twice: at the sites that outlined it (*own*), and at those that learned it
-# from the others alone (*borrowed*).
+# ``metrics.md`` has the mean of each structure over the sites that outlined it in test cases.
 
-run("cat losses/classes.md")
+run("cat losses/metrics.md")
 
 # %%
 # At the hospital

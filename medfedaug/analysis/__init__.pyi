@@ -1,12 +1,9 @@
 from .grouping import Tested as Tested
 from .grouping import group_runs as group_runs
 from .grouping import pool_runs as pool_runs
-from .metric_table import MetricRow as MetricRow
-from .metric_table import MetricTable as MetricTable
 from .metric_table import metric_table as metric_table
 from .plots import gamma_by_layer as gamma_by_layer
 from .plots import learning_curves as learning_curves
-from .plots import metric_by_bytes as metric_by_bytes
 from .predictions_page import write_predictions_page as write_predictions_page
 from .report import write_report as write_report
 from .score_table import Row as Row

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from medfedaug.analysis import page
 from medfedaug.analysis.text_table import plain_markdown
-from medfedaug.utils.printable import printable
 
 
 @dataclass(frozen=True)
@@ -24,14 +23,7 @@ class Table:
     words: bool = True
 
 
-@dataclass(frozen=True)
-class Code:
-    """A command."""
-
-    text: str
-
-
-Block = str | Table | Code
+Block = str | Table
 
 
 @dataclass(frozen=True)
@@ -79,14 +71,11 @@ class Document:
                 if isinstance(block, Table):
                     page.table(part, block.header, block.rows, words=block.words)
                 else:
-                    text, tag = (block.text, "pre") if isinstance(block, Code) else (block, "p")
-                    page.add(part, tag, text)
+                    page.add(part, "p", block)
         return html
 
 
 def _markdown(block: Block) -> str:
-    if isinstance(block, Code):
-        return f"```bash\n{printable(block.text)}\n```"
     if isinstance(block, str):
         return _escaped(block)
     rule = " | ".join(["---", *(["---" if block.words else "---:"] * (len(block.header) - 1))])

@@ -1,9 +1,9 @@
 """The page of a comparison: which method helped whom by how much in short trainings, and the next step."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from statistics import fmean
 from typing import Any
 
 from medfedaug.analysis import page
@@ -13,57 +13,27 @@ from medfedaug.metrics.registry import find_metric
 from medfedaug.utils.printable import counted
 
 _MOST_SITES = 12
+_ENDS = ("mean", "low", "high")
 
 
-@dataclass(frozen=True)
-class GainTable(TextTable):
-    """Gains over FedAvg, one row per method.
-
-    Attributes:
-        record: content of ``compare.json``.
-    """
-
-    record: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
-    reduced: str = ""
-
-    @property
-    def _sites(self) -> list[str]:
-        sites = list(self.record["sites"])
-        return sites if len(sites) <= _MOST_SITES else []
-
-    @property
-    def optional(self) -> frozenset[str]:
-        return frozenset(self._sites)
-
-    @property
-    def header(self) -> list[str]:
-        metric = find_metric(self.record["metric"]).title
-        return ["method", metric, f"gain over {REFERENCE} [90%]", "shown", "rounds", *self._sites]
-
-    @property
-    def body(self) -> list[list[str]]:
-        lines = []
-        for name in self.record["methods"]:
-            gain = self.record["gains"].get(name)
-            known = [t for t in self.record["trainings"] if t["method"] == name and t["score"] is not None]
-            score = sum(t["score"] for t in known) / len(known) if known else None
-            sites = [_text(self.record["sites"][site]["gains"].get(name)) for site in self._sites]
-            rounds = max((t["rounds"] for t in self.record["trainings"] if t["method"] == name), default=0)
-            shown = "reference" if name == REFERENCE else shown_by(gain)
-            lines.append([name, number(score), _text(gain), shown, str(rounds), *sites])
-        return lines
-
-    def records(self) -> list[dict[str, Any]]:
-        records = []
-        for name in self.record["methods"]:
-            entry = {"method": name, **(self.record["gains"].get(name) or {})}
-            for site, found in self.record["sites"].items():
-                gain = found["gains"].get(name) or {}
-                entry |= {f"{site} {key}": gain.get(key) for key in ("mean", "low", "high")}
-            records.append(entry)
-        names = dict.fromkeys(key for record in records for key in record)
-        return [{name: record.get(name) for name in names} for record in records]
+def gain_table(record: Mapping[str, Any]) -> TextTable:
+    """Return the gains over FedAvg, one row per method, from the content of ``compare.json``."""
+    sites = [*record["sites"]] if len(record["sites"]) <= _MOST_SITES else []
+    title = find_metric(record["metric"]).title
+    header = ["method", title, f"gain over {REFERENCE} [90%]", "shown", "rounds", *sites]
+    body, records = [], []
+    for name in record["methods"]:
+        gain = record["gains"].get(name)
+        trainings = [training for training in record["trainings"] if training["method"] == name]
+        scores = [training["score"] for training in trainings if training["score"] is not None]
+        rounds = max((training["rounds"] for training in trainings), default=0)
+        shown = "reference" if name == REFERENCE else shown_by(gain)
+        line = [name, number(fmean(scores) if scores else None), _text(gain), shown, str(rounds)]
+        body.append([*line, *(_text(record["sites"][site]["gains"].get(name)) for site in sites)])
+        gains = {"": gain, **{f"{s} ": entry["gains"].get(name) for s, entry in record["sites"].items()}}
+        ends = {f"{of}{key}": (one or {}).get(key) for of, one in gains.items() for key in _ENDS}
+        records.append({"method": name, **ends})
+    return TextTable(header, body, records, tuple(_explained(record)), optional=frozenset(sites))
 
 
 def shown_by(gain: Mapping[str, Any] | None) -> str:
@@ -161,7 +131,7 @@ def write_gain_page(record: Mapping[str, Any], path: Path, sentences: list[str])
     for sentence in sentences:
         page.add(body, "p", sentence, **{"class": "answer"} if sentence is sentences[0] else {})
     section = page.start_section(body, f"Gains over {REFERENCE}")
-    page.text_table(section, GainTable(record, tuple(explained(record))))
+    page.text_table(section, gain_table(record))
     section = page.start_section(body, "Trainings")
     rows = [
         (
@@ -180,7 +150,7 @@ def write_gain_page(record: Mapping[str, Any], path: Path, sentences: list[str])
     page.write_page(html, path)
 
 
-def explained(record: Mapping[str, Any]) -> Iterator[str]:
+def _explained(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the notes of the table: the interval, the rule that stops a method, and the budget."""
     budget = record["budget"]
     yield (

@@ -44,64 +44,7 @@ class MetricRow:
     model: str = NOT_RECORDED
 
 
-@dataclass(frozen=True)
-class MetricTable(TextTable):
-    """Every metric by method, one row for each."""
-
-    rows: tuple[MetricRow, ...]
-    notes: tuple[str, ...] = ()
-    reduced: str = ""
-
-    @property
-    def _classes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for row in self.rows for name in row.classes))
-
-    @property
-    def _class_columns(self) -> tuple[str, ...]:
-        """The classes with a column. A single class has none, since it is the mean itself."""
-        return self._classes if 1 < len(self._classes) <= _MOST_CLASSES else ()
-
-    @property
-    def _misses(self) -> bool:
-        return any(row.missed is not None for row in self.rows)
-
-    @property
-    def optional(self) -> frozenset[str]:
-        """The columns of the classes: the mean is most important."""
-        return frozenset(self._class_columns)
-
-    @property
-    def header(self) -> list[str]:
-        missed = ["missed"] if self._misses else []
-        of_sites = ["worst site", "std of sites", "range of sites"]
-        return ["method", "metric", "mean", *self._class_columns, *of_sites, *missed, MODEL]
-
-    @property
-    def body(self) -> list[list[str]]:
-        lines = []
-        for row in self.rows:
-            worst = "–" if row.worst_score is None else f"{row.worst_score:.3f} ({row.worst})"
-            classes = [str(row.classes.get(name, Score())) for name in self._class_columns]
-            line = [row.label, row.title, str(row.mean), *classes, worst]
-            line += map(number, (row.spread, row.gap))
-            line += ["" if row.missed is None else f"{row.missed:g}"] if self._misses else []
-            lines.append([*line, row.model])
-        return lines
-
-    def records(self) -> list[dict[str, Any]]:
-        records = []
-        for row in self.rows:
-            record: dict[str, Any] = {"method": row.label, "model": row.model, "metric": row.metric}
-            record["title"] = row.title
-            scores = {f"class {name}": row.classes.get(name, Score()) for name in self._classes}
-            for name, score in {"mean": row.mean, **scores}.items():
-                record |= {name: score.mean, f"{name}_std": score.std}
-            names = ("worst", "worst_score", "spread", "gap", "missed")
-            records.append(record | {name: getattr(row, name) for name in names})
-        return records
-
-
-def metric_table(runs: Sequence[Run]) -> MetricTable:
+def metric_table(runs: Sequence[Run]) -> TextTable:
     """Return every metric of the test by method: mean, classes, worst site and disparity between sites.
 
     Runs that differ only in the seed share a row; folds and sites left out in turn are pooled as in
@@ -134,7 +77,30 @@ def metric_table(runs: Sequence[Run]) -> MetricTable:
             f"{' or '.join(dict.fromkeys(infinite))} is infinite and enters no mean, so that a method which "
             "misses more may have the smaller one."
         )
-    return MetricTable(tuple(rows), (*notes, *cells_note(runs), *lacking))
+    return _table(rows, (*notes, *cells_note(runs), *lacking))
+
+
+def _table(rows: Sequence[MetricRow], notes: tuple[str, ...]) -> TextTable:
+    classes = tuple(dict.fromkeys(name for row in rows for name in row.classes))
+    shown = classes if 1 < len(classes) <= _MOST_CLASSES else ()  # a single class is the mean itself
+    misses = any(row.missed is not None for row in rows)
+    header = ["method", "metric", "mean", *shown, "worst site", "std of sites", "range of sites"]
+    body, records = [], []
+    for row in rows:
+        worst = "–" if row.worst_score is None else f"{row.worst_score:.3f} ({row.worst})"
+        line = [row.label, row.title, str(row.mean), *(str(row.classes.get(c, Score())) for c in shown)]
+        line += [worst, number(row.spread), number(row.gap)]
+        line += ["" if row.missed is None else f"{row.missed:g}"] if misses else []
+        body.append([*line, row.model])
+        record: dict[str, Any] = {"method": row.label, "model": row.model, "metric": row.metric}
+        record["title"] = row.title
+        scores = {f"class {name}": row.classes.get(name, Score()) for name in classes}
+        for name, score in {"mean": row.mean, **scores}.items():
+            record |= {name: score.mean, f"{name}_std": score.std}
+        names = ("worst", "worst_score", "spread", "gap", "missed")
+        records.append(record | {name: getattr(row, name) for name in names})
+    header += [*(["missed"] if misses else []), MODEL]
+    return TextTable(header, body, records, notes, optional=frozenset(shown), rows=tuple(rows))
 
 
 def _rows(groups: Mapping[str, Sequence[Run]]) -> list[MetricRow]:

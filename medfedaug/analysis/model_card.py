@@ -1,20 +1,15 @@
 """The model card: training data, training, scores and known gaps of a model."""
 
-import dataclasses
-import json
 import math
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from medfedaug.analysis.document import Block, Code, Document, Section, Table
+from medfedaug.analysis.document import Block, Document, Section, Table
 from medfedaug.analysis.page import check_page, write_page
 from medfedaug.analysis.text_table import number
-from medfedaug.config.options import defaults
-from medfedaug.config.plan import Plan
-from medfedaug.config.run import DEFAULT_LOSSES, RunConfig, job_hash, task_defaults
+from medfedaug.config.run import DEFAULT_LOSSES, job_hash
 from medfedaug.config.scanners import scanners_text
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.federation.job_folder import CARDS, LEVELS, SPACING
@@ -89,15 +84,8 @@ class _Card:
             Section("Not tested", self.unknown()),
             Section("Privacy", self.privacy()),
             Section("Identity", self.identity()),
-            Section("Reproduction", self.again()),
         )
         return Document(title, lead, sections)
-
-    def loss(self) -> str:
-        if self.config.bundle and not self.config.loss:
-            return "the Bundle's"
-        name = self.config.loss or DEFAULT_LOSSES[self.config.task]
-        return f"{name} {_arguments(self.config.loss_args)}" if self.config.loss_args else name
 
     def data(self) -> tuple[Block, ...]:
         samples: Mapping[str, Any] = self.record.get("sites", {})
@@ -122,26 +110,13 @@ class _Card:
         if self.config.channel_names:
             blocks.append(f"Channels, in this order: {', '.join(self.config.channel_names)}.")
         for site, names in self.record.get(LABELLED, {}).items():
-            text = f"{self.name(site)} has outlined {', '.join(names) or 'nothing'}."
-            if not names and site not in self.unseen and self.config.unlabelled_weight:
-                text += f" In the average it counts {self.config.unlabelled_weight:g} of its samples."
-            blocks.append(text)
+            blocks.append(f"{self.name(site)} has outlined {', '.join(names) or 'nothing'}.")
         for key, text in (
             ("missing_channels", "does not have"),
             ("constant_channels", "has no variation in"),
         ):
             for site, channels in self.record["input"].get(key, {}).items():
                 blocks.append(f"{self.name(site)} {text} {channels}.")
-        if self.record["input"].get("normalised_by") and self.run.statistics:
-            rows = [
-                (self.name(site), _numbers(pair.mean.tolist()), _numbers(pair.std.tolist()))
-                for site, pair in sorted(self.run.statistics.items())
-                if site in self.names
-            ]
-            blocks += [
-                "Means over a site's images of their mean and standard deviation, by channel:",
-                Table(("site", "mean", "standard deviation"), tuple(rows)),
-            ]
         return tuple(blocks)
 
     def counted(self, site: str) -> tuple[str, str, str]:
@@ -202,10 +177,12 @@ class _Card:
             else counted(config.local_epochs, "epoch")
         )
         count = len(self.record["rounds"])
+        usual = "the Bundle's" if config.bundle else DEFAULT_LOSSES[config.task]
+        loss = config.loss or usual
         rows += [
             ("rounds", f"{count}, of {steps} at each site; the model is from round {self.run.round}"),
             ("optimiser", f"{config.optimizer}, learning rate {config.learning_rate:g} ({config.schedule})"),
-            ("loss", self.loss()),
+            ("loss", f"{loss} {_arguments(config.loss_args)}"),
             ("batch size", str(config.batch_size)),
             ("augmentation", config.augmentation),
             ("precision", config.precision),
@@ -369,15 +346,6 @@ class _Card:
         ]
         return (Table(("", "value"), tuple(rows)),)
 
-    def again(self) -> tuple[Block, ...]:
-        settings = {**self.record["config"], **(self.record.get("planned") or {}).get("asked", {})}
-        settings["holdout"] = [self.name(site) for site in self.record["config"].get("holdout", ())]
-        return (
-            Code(command_of(settings, simulated=self.record.get("engine") is not None)),
-            "With the same data, versions and number of threads this gives the same model bit for bit, "
-            "unless sites added noise.",
-        )
-
     def name(self, site: str) -> str:
         return self.names.get(site, "another site")
 
@@ -421,10 +389,6 @@ def _count(value: Any) -> str:
     return str(value) if isinstance(value, int) else "–"
 
 
-def _numbers(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.4g}" for value in values)
-
-
 def _method(method: Mapping[str, Any]) -> str:
     arguments = _arguments(method.get("args", {}))
     return f"{method['name']}: {arguments}" if arguments else str(method["name"])
@@ -432,46 +396,3 @@ def _method(method: Mapping[str, Any]) -> str:
 
 def _arguments(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
-
-
-_FROM_THE_DATA = ("methods", "plan", "planning", "task", "in_channels", "channel_names", "classes", "init")
-
-
-def command_of(settings: Mapping[str, Any], *, simulated: bool) -> str:
-    """Return the command of a run with these settings; folders and initial weights are placeholders.
-
-    Example:
-        >>> settings = {"methods": [{"name": "fedfa", "args": {"prob": 0.3}}], "rounds": 20, "seed": 1}
-        >>> command_of(settings, simulated=True)
-        'medfedaug simulate --data DATA --methods fedfa --set fedfa.prob=0.3 --rounds 20 --seed 1 --out OUT'
-    """
-    config = RunConfig.from_dict(settings)
-    parts = ["simulate", "--data", "DATA"] if simulated else ["export"]
-    parts += ["--methods", ",".join(method["name"] for method in config.methods)]
-    for method in config.methods:
-        for name, value in method.get("args", {}).items():
-            parts += ["--set", f"{method['name']}.{name}={_option_text(value)}"]
-    if config.planning:
-        parts += ["--plan", "auto", "--plan-memory", f"{config.planning.get('memory', 0):g}"]
-    usual = {**defaults(RunConfig), **task_defaults(config.task, config.plan)}
-    if not simulated:
-        del usual["max_step"]  # a job's default follows from its methods
-    left_out = _FROM_THE_DATA if simulated else ()
-    for cls, values in ((RunConfig, config), (Plan, config.plan)):
-        for entry in dataclasses.fields(cls):
-            flags, value = entry.metadata["flags"], getattr(values, entry.name)
-            default = usual.get(entry.name) if cls is RunConfig else defaults(Plan)[entry.name]
-            if flags is None or entry.name in left_out or value == default:
-                continue
-            flag = flags[0] if flags else f"--{entry.name.replace('_', '-')}"
-            for item in value if entry.default == () else [value]:  # an empty default: repeatable
-                parts += [flag, _option_text(item)]
-    if config.init:
-        parts += ["--init", "WEIGHTS"]
-    return shlex.join(["medfedaug", *parts, "--out", "OUT"])
-
-
-def _option_text(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return ",".join(map(str, value))
-    return json.dumps(value) if isinstance(value, (dict, bool)) else str(value)

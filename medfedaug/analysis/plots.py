@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, cycle
+from itertools import cycle
 from typing import Any, Literal
 
 import numpy as np
@@ -130,49 +130,6 @@ def gamma_by_layer(run: Run, *, width: float = 9.0) -> Figure:
     figure.legend(
         handles=list(handles.values()), loc="outside lower center", ncols=2, frameon=False, fontsize=9
     )
-    return figure
-
-
-def metric_by_bytes(runs: Sequence[Run], *, width: float = 6.0) -> Figure:
-    """Draw the mean validation score against the bytes that all sites have sent and received so far.
-
-    Args:
-        runs: finished runs of one metric.
-        width: width of the figure, inches.
-    """
-    groups = group_runs(runs)
-    figure = Figure(figsize=(width, max(3.2, 0.5 * width)), layout="constrained")
-    panel = figure.add_subplot()
-    traffic = {
-        run.path: list(accumulate(e.get("bytes_up", 0) + e.get("bytes_down", 0) for e in run.rounds))
-        for run in runs
-    }
-    size, unit = byte_unit(max((total for totals in traffic.values() for total in totals), default=0))
-    for members, style in zip(groups.values(), _styles(), strict=False):
-        curves = []
-        for run in members:
-            pairs = zip(traffic[run.path], run.validation(), strict=True)
-            curves.append({total / size: score for total, score in pairs if score is not None})
-        _line_with_band(panel, curves, style)
-    tidy(panel)
-    _same_limits([panel])
-    panel.set_xlabel(f"sent and received by all sites, {unit}", fontsize=10)
-    panel.set_ylabel(f"{find_metric(runs[0].chosen_by).title}, validation,\nmean of sites", fontsize=10)
-    _legend(figure, groups, width)
-    return figure
-
-
-def bars(names: Sequence[str], columns: Mapping[str, Sequence[float]], *, width: float = 9.0) -> Figure:
-    """Draw horizontal bars of several quantities, a panel for each with its title, in the order of names."""
-    figure = Figure(figsize=(width, 1.2 + 0.3 * len(names)), layout="constrained")
-    panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
-    for panel, (title, values) in zip(panels, columns.items(), strict=True):
-        panel.barh(range(len(names)), values, color=PALETTE[0], height=0.6)
-        tidy(panel)
-        panel.set_title(title, fontsize=10, parse_math=False)
-        panel.xaxis.set_major_locator(MaxNLocator(3))
-    panels[0].set_yticks(range(len(names)), [plain_label(name) for name in names])
-    panels[0].invert_yaxis()
     return figure
 
 

@@ -15,7 +15,7 @@ from medfedaug.analysis import page
 from medfedaug.analysis.grouping import experiment, group_runs
 from medfedaug.analysis.metric_table import metric_table
 from medfedaug.analysis.plan_page import add_plan
-from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves, metric_by_bytes, site_scores
+from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves, site_scores
 from medfedaug.analysis.report_parts import Groups, report_parts
 from medfedaug.analysis.report_summary import answer, words_in
 from medfedaug.analysis.score_table import MOST_SITES, summary_table
@@ -99,7 +99,7 @@ def _page(
     scores = replace(summary_table(runs, reference), reduced=reduced)
     page.add(body, "p", answer(scores), **{"class": "answer"})
     if len({site for run in runs for site in run.sites}) <= MOST_SITES and any(run.sites for run in runs):
-        caption = "A line is the 95% interval of the mean over a site's test patients."
+        caption = "A line is the 95% interval of the mean over a site's test patients, from three on."
         page.figure(body, partial(site_scores, groups), "Test score by site and method", caption)
     example = page.add(body, "section")
     for note in (_lead(runs), *notes, *_uneven(runs), *_stalled(runs), *_late(runs)):
@@ -113,7 +113,6 @@ def _page(
     silent = scores.nothing_learned or (scores.untrained and not any(row.verdict for row in scores.rows))
     if len(groups) > 1 and not silent:
         parts.add_comparisons(body, members, reduced, reference)
-    parts.add_classes(body, members, reduced, reference)
     section = page.start_section(body, "All metrics, worst site and spread over sites", folded=True)
     page.text_table(section, replace(metric_table(members), reduced=reduced))
     for append in (_curves, _traffic, _gamma):
@@ -226,10 +225,6 @@ def _traffic(body: ET.Element, groups: dict[str, list[Run]]) -> None:
         "Content only, without the framing of messages. Means over the rounds; what was sent once before "
         "training is included.",
     )
-    runs = [*chain.from_iterable(groups.values())]
-    if any(value is not None for run in runs for value in run.validation()):
-        alt = "Mean validation score against the bytes sent so far"
-        page.figure(section, lambda width: metric_by_bytes(runs, width=min(width, 6)), alt, small=True)
 
 
 def _num_sites(entry: Mapping[str, Any]) -> int:

@@ -46,9 +46,6 @@ class ReportParts:
     def add_comparisons(self, body: ET.Element, runs: Sequence[Run], reduced: str, reference: str) -> None:
         """Append comparisons by patient."""
 
-    def add_classes(self, body: ET.Element, runs: Sequence[Run], reduced: str, reference: str) -> None:
-        """Append comparisons by class."""
-
     def add_evaluations(self, body: ET.Element, evaluations: Sequence[Mapping[str, Any]]) -> None:
         """Append the comparisons of the sites' own evaluations."""
 

@@ -19,7 +19,7 @@ def answer(scores: Table) -> str:
     Example:
         >>> from medfedaug.analysis.score_table import Score
         >>> rows = (Row("fedavg", (0,), {"A": Score((0.6,))}, Score((0.6,))),)
-        >>> answer(Table("dice", ("A",), (), rows))
+        >>> answer(Table([], [], [], rows=rows, metric="dice"))
         'fedavg has a mean Dice of 0.600 on the test cases.'
     """
     if scores.nothing_learned:

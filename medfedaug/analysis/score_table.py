@@ -14,7 +14,6 @@ from medfedaug.data.dataset_json import LABELLED
 from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import PairedTest
-from medfedaug.runs.annotated import Annotated
 from medfedaug.runs.input_scaling import OTHER_INPUT, SCALED, Input, input_note
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
 from medfedaug.utils.printable import counted
@@ -99,9 +98,9 @@ class Row:
         return "" if self.difference is None else f"{self.difference:+.3f}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Table(TextTable):
-    """Test scores, one row per method.
+    """Test scores, one `Row` per method.
 
     Attributes:
         sites: the training sites, or the sites that were left out in turn.
@@ -112,84 +111,56 @@ class Table(TextTable):
     """
 
     metric: str
-    sites: tuple[str, ...]
-    unseen: tuple[str, ...]
-    rows: tuple[Row, ...]
-    notes: tuple[str, ...] = ()
-    reduced: str = ""
+    sites: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
     nothing_learned: str = ""
     reference: str = BASELINE
     untrained: str = ""
 
-    @property
-    def optional(self) -> frozenset[str]:
-        """The columns of the sites, and the model if it is the same for all rows: a note has it too."""
-        alike = [MODEL] if len({row.model for row in self.rows}) == 1 else []
-        return frozenset([*self._site_headings, *alike])
 
-    @property
-    def _site_headings(self) -> list[str]:
-        return [f"{site} †" if site in self.unseen else site for site in self._site_columns]
+def _lines(
+    rows: Sequence[Row], sites: Sequence[str], unseen: Sequence[str], reference: str
+) -> tuple[list[str], list[list[str]], frozenset[str]]:
+    """Return headings, of which a phone shows only the first ones, cells, and the optional headings."""
+    shown = (*sites, *unseen) if len(sites) + len(unseen) <= MOST_SITES else ()
+    headings = [f"{site} †" if site in unseen else site for site in shown]
+    tested, judged = any(row.test for row in rows), any(row.verdict for row in rows)
+    difference = [delta(reference) if tested else f"Δ to {reference}"] if judged else []
+    header = ["method", "mean", *difference, *headings, MODEL, "seeds"]
+    header += ["p", RESOLUTION] if tested else []
+    header += ["verdict"] if judged else []
+    body = []
+    for row in rows:
+        seeds = str(len(row.seeds)) + (f" × {row.folds} folds" if row.folds > 1 else "")
+        seeds += f" × {row.held_out} sites" if row.held_out else ""
+        line = [marked(row.label, row.other_input), str(row.mean), *([row.compared] if judged else [])]
+        line += [*(str(row.sites.get(site, Score())) for site in shown), row.model, seeds]
+        line += difference_cells(row.test)[1:] if tested else []
+        body.append([*line, str(row.verdict or "")] if judged else line)
+    # A model that is the same for all rows is in a note, too.
+    alike = [MODEL] if len({row.model for row in rows}) == 1 else []
+    return header, body, frozenset([*headings, *alike])
 
-    @property
-    def _site_columns(self) -> tuple[str, ...]:
-        sites = (*self.sites, *self.unseen)
-        return sites if len(sites) <= MOST_SITES else ()
 
-    @property
-    def header(self) -> list[str]:
-        """Headings of the columns; a phone shows only the first ones."""
-        difference = [delta(self.reference) if self._tested else f"Δ to {self.reference}"]
-        difference = difference if self._judged else []
-        tested = ["p", RESOLUTION] if self._tested else []
-        verdict = ["verdict"] if self._judged else []
-        return ["method", "mean", *difference, *self._site_headings, MODEL, "seeds", *tested, *verdict]
-
-    @property
-    def body(self) -> list[list[str]]:
-        lines = []
-        for row in self.rows:
-            scores = [str(row.sites.get(site, Score())) for site in self._site_columns]
-            seeds = str(len(row.seeds)) + (f" × {row.folds} folds" if row.folds > 1 else "")
-            seeds += f" × {row.held_out} sites" if row.held_out else ""
-            line = [marked(row.label, row.other_input), str(row.mean)]
-            line += [row.compared] if self._judged else []
-            line += [*scores, row.model, seeds]
-            line += difference_cells(row.test)[1:] if self._tested else []
-            line += [str(row.verdict or "")] if self._judged else []
-            lines.append(line)
-        return lines
-
-    @property
-    def _tested(self) -> bool:
-        return any(row.test for row in self.rows)
-
-    @property
-    def _judged(self) -> bool:
-        return any(row.verdict for row in self.rows)
-
-    def records(self) -> list[dict[str, Any]]:
-        records = []
-        for row in self.rows:
-            record: dict[str, Any] = {
-                "method": row.label,
-                "model": row.model,
-                "seeds": " ".join(map(str, row.seeds)),
-                "folds": row.folds,
-                "held_out": row.held_out,
-                "input": str(row.input),
-            }
-            columns = {_column(site): row.sites.get(site, Score()) for site in (*self.sites, *self.unseen)}
-            for name, score in {"mean": row.mean, **columns}.items():
-                record |= {name: score.mean, f"{name}_std": score.std}
-            if self._judged:
-                record["difference"] = row.difference
-            for name in _TESTED if self._tested else ():
-                record[name] = getattr(row.test, name) if row.test else None
-            if self._judged:
-                record["verdict"] = str(row.verdict or "")
-            records.append(record)
-        return records
+def _records(rows: Sequence[Row], sites: Sequence[str]) -> list[dict[str, Any]]:
+    tested, judged = any(row.test for row in rows), any(row.verdict for row in rows)
+    records = []
+    for row in rows:
+        record: dict[str, Any] = {
+            "method": row.label,
+            "model": row.model,
+            "seeds": " ".join(map(str, row.seeds)),
+            "folds": row.folds,
+            "held_out": row.held_out,
+            "input": str(row.input),
+        }
+        columns = {_column(site): row.sites.get(site, Score()) for site in sites}
+        for name, score in {"mean": row.mean, **columns}.items():
+            record |= {name: score.mean, f"{name}_std": score.std}
+        record |= {"difference": row.difference} if judged else {}
+        record |= {name: getattr(row.test, name, None) for name in _TESTED} if tested else {}
+        records.append(record | ({"verdict": str(row.verdict or "")} if judged else {}))
+    return records
 
 
 def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
@@ -270,12 +241,17 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
         others = {label: text for label, text in nothing.items() if label not in silent}
         notes += [f"{label} learned nothing: {text}." for label, text in others.items()]
         notes += _at_nothing([row for row in rows if row.label not in nothing], runs[0].metric)
+    header, body, optional = _lines(rows, sites, unseen, reference)
     return Table(
-        runs[0].metric,
-        sites,
-        unseen,
-        tuple(rows),
+        header,
+        body,
+        _records(rows, (*sites, *unseen)),
         tuple(notes),
+        optional=optional,
+        rows=tuple(rows),
+        metric=runs[0].metric,
+        sites=sites,
+        unseen=unseen,
         nothing_learned=none,
         reference=reference,
         untrained=untrained,
@@ -332,15 +308,9 @@ def _at_nothing(rows: Sequence[Row], metric: str) -> Iterator[str]:
             yield f"{row.label} learned nothing at {', '.join(found)}: {find_metric(metric).title} 0.000."
 
 
-def annotated_in(run: Run) -> Annotated:
-    """Return the classes that the sites of a run have annotated, without scores."""
-    classes, known = run.config.get("classes") or (), run.context.get(LABELLED) or {}
-    return Annotated(tuple(classes[1:]), known, tuple(run.sites), {}, run.metric)
-
-
 def cells_note(runs: Sequence[Run]) -> Iterator[str]:
     """Yield a note on the cells that a mean is over, if sites have annotated different classes."""
-    known = {site: tuple(n) for run in runs for site, n in annotated_in(run).sites.items()}
+    known = {site: tuple(n) for run in runs for site, n in (run.context.get(LABELLED) or {}).items()}
     if known:
         outlined = "; ".join(f"{site}: {', '.join(names) or 'none'}" for site, names in sorted(known.items()))
         yield (

@@ -3,8 +3,8 @@
 import csv
 import io
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,42 +17,34 @@ from rich.text import Text
 from medfedaug.utils.printable import printable, printable_values
 
 
-class TextTable(ABC):
+@dataclass(frozen=True)
+class TextTable:
     """A table of text with names in the first column and numbers in the others, and its notes.
 
     Attributes:
+        header: headings of the columns.
+        body: the cells as text.
+        records: the rows in full precision, with the columns of `csv`; a missing value is ``None``.
         notes: notes that a reader needs, of one or two sentences each.
         reduced: reduction of all rows against the full experiment, if any. It is part of the table itself,
             since notes are lost when a table is copied.
+        optional: headings of columns that a narrow terminal leaves out.
+        rows: what the lines show, for sentences about them.
     """
 
-    notes: tuple[str, ...]
-    reduced: str
-
-    @property
-    def optional(self) -> frozenset[str]:
-        """Headings of columns that a narrow terminal leaves out."""
-        return frozenset()
-
-    @property
-    @abstractmethod
-    def header(self) -> list[str]:
-        """Headings of the columns."""
-
-    @property
-    @abstractmethod
-    def body(self) -> list[list[str]]:
-        """The cells as text."""
+    header: Sequence[str]
+    body: Sequence[Sequence[str]]
+    records: Sequence[Mapping[str, Any]]
+    notes: tuple[str, ...] = ()
+    reduced: str = ""
+    optional: frozenset[str] = frozenset()
+    rows: tuple[Any, ...] = ()
 
     def cells(self) -> list[list[str]]:
         """Return heading and rows as printable text: names come from sites."""
         first, *rest = self.header
         first += f" (REDUCED: {self.reduced})" if self.reduced else ""
         return [[printable(cell) for cell in line] for line in ([first, *rest], *self.body)]
-
-    @abstractmethod
-    def records(self) -> list[dict[str, Any]]:
-        """Return the rows in full precision, with the columns of `csv`; a missing value is ``None``."""
 
     def markdown(self) -> str:
         """Return a Markdown table with its notes."""
@@ -64,7 +56,7 @@ class TextTable(ABC):
     def csv(self) -> str:
         """Return CSV in full precision, with every number in its own column and missing values empty."""
         reduced = {"reduced": self.reduced} if self.reduced else {}
-        records = [printable_values({**record, **reduced}) for record in self.records()]
+        records = [printable_values({**record, **reduced}) for record in self.records]
         stream = io.StringIO()
         writer = csv.DictWriter(stream, list(records[0]) if records else [], lineterminator="\n")
         writer.writeheader()

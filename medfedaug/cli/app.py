@@ -25,7 +25,7 @@ from medfedaug.utils.printable import log_printable, printable_lines
 app = typer.Typer(
     name="medfedaug",
     help="Train one network across hospitals whose scanners differ, without pooling their images.\n\n"
-    "Begin with demo. For your own data the order is inspect, compare and, for volumes, plan.",
+    "Begin with demo. For your own data the order is init, inspect, compare and, for volumes, plan.",
     invoke_without_command=True,
     pretty_exceptions_enable=False,
 )

@@ -59,7 +59,6 @@ def benchmark(
     limit: Limit = None,
     init: Init = None,
     pictures: Pictures = True,
-    cost: Annotated[bool, Option("--cost", help="Measure time, parameters, bytes, memory.")] = False,
     list_: Annotated[bool, Option("--list", help="List papers' experiments, or show one.")] = False,
 ) -> None:
     """Compare methods x seeds x folds x settings, on your own data or in a paper's protocol.
@@ -82,9 +81,6 @@ def benchmark(
         choices = read_choices(search)
         given |= {"methods": methods or choices.get("methods")}
     for comparison in _experiments(name, experiment, given, settings):
-        if cost:
-            _measure_costs(comparison, device, threads)
-            continue
         sentences: list[str] = []
         if choices:
             from medfedaug.research.sweeps.search import search as search_best
@@ -125,19 +121,6 @@ def _workers(comparison: Experiment, memory: float) -> Workers:
     from medfedaug.research.sweeps.workers import find_workers
 
     return find_workers(comparison.workers, comparison.out, memory=int(memory * 2**30), each=comparison.each)
-
-
-def _measure_costs(comparison: Experiment, device: str, threads: int) -> None:
-    """Print the cost of an experiment's methods, and write it next to its runs."""
-    from medfedaug.research.sweeps.cost import cost_table
-
-    preset = comparison.preset()
-    with err_console.status("measuring"):
-        table = cost_table(comparison.runs(preset), preset, comparison.root, device=device, threads=threads)
-    table.save(comparison.out / "cost")
-    table.draw().savefig(comparison.out / "cost.svg", metadata={"Date": None})
-    out_console.print(table)
-    say(f"{comparison.out}/cost.md, .csv, .tex, .svg")
 
 
 def _check_names(name: str | None, methods: Sequence[str]) -> None:

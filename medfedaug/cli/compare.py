@@ -44,7 +44,7 @@ def compare(
     for text in methods or ():
         check_methods(text)
     with err_console.status(f"reading {data}"):
-        from medfedaug.analysis.gain_page import GainTable, explained
+        from medfedaug.analysis.gain_page import gain_table
         from medfedaug.config.run import Execution
         from medfedaug.research.sweeps.short_trainings import PAGE, Request, compare_methods
         from medfedaug.simulate import check_device
@@ -69,7 +69,7 @@ def compare(
             request, device=device, execution=Execution(threads=threads), say=show, on_event=show
         )
     if results["gains"]:
-        out_console.print(GainTable(results, tuple(explained(results))))
+        out_console.print(gain_table(results))
     for sentence in results["conclusions"]:
         say(sentence)
     if json_ is not None:

@@ -78,8 +78,8 @@ def inspect(
 ) -> None:
     """Inspect the data: geometry, classes, odd cases, and distances between sites.
 
-    Begin with this command. Then medfedaug compare measures what a federation brings, and medfedaug plan
-    prepares the training on volumes.
+    It comes after medfedaug init. Then medfedaug compare measures what a federation brings, and
+    medfedaug plan prepares the training on volumes.
     """
     with importing():
         from medfedaug.data.sites import describe_federation

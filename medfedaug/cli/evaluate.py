@@ -15,7 +15,7 @@ from medfedaug.cli.options import Device, Limit, SiteOrSites, State, existing_ru
 from medfedaug.errors import ConfigError
 
 if TYPE_CHECKING:
-    from medfedaug.research.comparison.local_vs_global import WorthTable
+    from medfedaug.analysis.text_table import TextTable
 
 
 class Split(str, Enum):
@@ -84,7 +84,7 @@ def _compare(out: Path | None, model: Path, data: Path, **options: Any) -> None:
         say(f"{out}; for a page: medfedaug report {quote(str(out))}")
 
 
-def print_worth(worth: WorthTable) -> None:
+def print_worth(worth: TextTable) -> None:
     out_console.print(worth)
     for row in worth.rows:
-        say(row.sentence(worth.metric))
+        say(row.sentence)

@@ -64,8 +64,7 @@ def import_(
 
     The same command continues an interrupted import.
     """
-    from medfedaug.hospital.pacs.archive import require_pacs
-    from medfedaug.hospital.pacs.studies_file import read_studies
+    from medfedaug.hospital.pacs.archive import read_studies, require_pacs
 
     require_pacs("shapely")
     from medfedaug.hospital.pacs.archive_changes import find_changes
@@ -85,7 +84,7 @@ def import_(
     if segments:
         given[ImportSettings]["segments"] = named_pairs("--segments", "'Tumour core=tumour'", segments)
     settings = ImportSettings(**given[ImportSettings])
-    from medfedaug.hospital.pacs.open_archive import open_archive
+    from medfedaug.hospital.pacs.archive import open_archive
 
     wanted = read_studies(studies)
     pseudonyms = Pseudonyms.of_site(state_folder)
@@ -112,7 +111,7 @@ def import_(
                 changed=changed,
                 new_uid=pseudonyms.uid,
             )
-    _print_outcome(outcome, state_folder)
+    _print_outcome(outcome)
     if changed and not settings.refresh:
         say(f"{len(changed)} of the studies changed in the archive; --refresh takes them again")
     say(f"{len(plans) - len(outcome.problems)} of {len(plans)} studies in {out}; who is who: {state_folder}")
@@ -123,7 +122,7 @@ def import_(
 
 def _withdraw(file: Path, out: Path, state: Path, cache: Path | None) -> None:
     """Remove the patients of a CSV file from a site's data and from the caches of its jobs."""
-    from medfedaug.hospital.pacs.studies_file import read_studies
+    from medfedaug.hospital.pacs.archive import read_studies
     from medfedaug.hospital.pacs.study_list import StudyList
     from medfedaug.hospital.pacs.withdrawal import withdraw
     from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
@@ -148,14 +147,9 @@ def _withdraw(file: Path, out: Path, state: Path, cache: Path | None) -> None:
         raise typer.Exit(1)
 
 
-def _print_outcome(outcome: ImportOutcome, state_folder: Path) -> None:
-    for case, notes in sorted(outcome.notes.items()):
-        for note in notes:
-            say(f"label map: {case}: {note}")
-    for case, version in sorted(outcome.refreshed.items()):
-        say(f"refreshed: {case}: version {version}; the earlier one is in {state_folder / 'previous' / case}")
-    for case, version in sorted(outcome.set_aside.items()):
-        say(f"taken out of the data: {case}: version {version}, now in {state_folder / 'previous' / case}")
+def _print_outcome(outcome: ImportOutcome) -> None:
+    for case in sorted(outcome.taken_out):
+        say(f"taken out of the data: {case}")
     for case, problem in sorted(outcome.problems.items()):
         say(f"failed: {case}: {problem}", "red", err=True)
 
@@ -168,12 +162,8 @@ def _print_folder(out: Path, state: Path, settings: ImportSettings) -> None:
     content = CaseFiles(out, state).content()
     if not content:
         return
-    studies = StudyList(state)
-    if len(units := studies.units()) > 1 and len(settings.channels) < 2:
-        counts = ", ".join(f"{count} in {unit}" for unit, count in sorted(units.items()))
-        say(f"images in several units ({counts}): their intensities do not compare", "yellow", err=True)
     if settings.outlined:
-        _print_classes(settings, content, studies)
+        _print_classes(settings, content, StudyList(state))
     _print_patients(content)
 
 
@@ -196,15 +186,15 @@ def _print_patients(content: Mapping[str, Any]) -> int:
 def _print_next_job(out: Path, state: Path) -> None:
     """Print whether the next job is possible after a withdrawal, and what a withdrawal does not undo."""
     from medfedaug.hospital.pacs.case_files import CaseFiles
-    from medfedaug.hospital.privacy.job_policy import JobRules
+    from medfedaug.hospital.privacy.policy import PrivacyPolicy
 
     content = CaseFiles(out, state).content()
-    training, least = _print_patients(content) if content else 0, JobRules().min_cases
+    training, least = _print_patients(content) if content else 0, PrivacyPolicy().min_images
     if training >= least:
         say("the next job is possible with the default rules; medfedaug site doctor KIT checks a kit's own")
     else:
         text = f"the site is left out of the next job: {counted(training, 'patient')} would train, and the "
-        say(f"{text}default rule min_cases is {least}", "yellow", err=True)
+        say(f"{text}default of min_images is {least}", "yellow", err=True)
     say("models that were trained keep what they learned; what to write to the patient: docs/howto/ethics.md")
 
 

@@ -15,11 +15,13 @@ from typer import Argument, Option
 from medfedaug.cli.console import Table, err_console, out_console, say
 from medfedaug.cli.options import existing_folder, split_pairs
 from medfedaug.errors import ConfigError
+from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
+    from medfedaug.data.base import SiteFolder
     from medfedaug.data.layouts import Proposal
 
-_ROWS = 2
+_ROWS, _ERRORS = 2, 20
 
 
 def init(
@@ -41,7 +43,6 @@ def init(
     """
     names = _classes(labels.split(",")) if labels else ()
     from medfedaug.data.dataset_json import find_layout
-    from medfedaug.data.federation import check_before_listing
     from medfedaug.data.folders import is_site
     from medfedaug.data.layouts import LISTING, check_same_classes, propose, write_proposal
 
@@ -66,13 +67,11 @@ def init(
                     ),  # type: ignore[misc]
                 )
             )
+    check_same_classes(proposals)
+    _check([proposal.site for proposal in proposals])
     _show(proposals)
-    if len(proposals) > 1:
-        check_same_classes(proposals)
-    elif folders != [folder]:
+    if len(proposals) == 1 and folders != [folder]:
         say(f"note: {folders[0].name} is the only site of {folder}: simulate and compare need two", "yellow")
-    with err_console.status("reading every image and label map"):
-        check_before_listing([proposal.site for proposal in proposals])
     existing = [path for proposal in proposals if (path := proposal.folder / LISTING).exists()]
     if existing and not replace:
         raise ConfigError(
@@ -89,17 +88,29 @@ def init(
 
 def _welcome(folders: Sequence[Path], data: Path) -> None:
     """Check sites with a folder of images for each class, which need no list."""
-    from medfedaug.data.federation import check_before_listing
     from medfedaug.data.folders import open_folder
 
     sites = [open_folder(path) for path in folders]
-    with err_console.status("reading every image"):
-        check_before_listing(sites)
+    _check(sites)
     for site in sites:
         say(f"{site.name}: classification of {', '.join(site.classes)}, {len([*site.listed_cases])} images")
     root = data if data not in folders else data.resolve().parent
     say("a folder per class needs no dataset.json: nothing is written")
     say(f"next: medfedaug inspect --data {quote(str(root))}")
+
+
+def _check(sites: Sequence[SiteFolder]) -> None:
+    """Check sites as a run does, and name all files that it would refuse."""
+    from medfedaug.data.federation import check_before_listing, unusable_cases
+
+    with err_console.status("reading every image and label map"):
+        errors = list(unusable_cases(sites))
+        if not errors:
+            return check_before_listing(sites)
+    for error in errors[:_ERRORS]:
+        say(str(error), err=True)
+    number = counted(len(errors), "case")
+    raise ConfigError(f"{number} cannot be used, and nothing is written: mend or remove the files")
 
 
 def _show(proposals: Sequence[Proposal]) -> None:

@@ -143,7 +143,7 @@ class RoundProgress:
             self._line(line)
         if kind in _NOW:
             self._now(_NOW[kind].format_map(event))
-        if kind == "holdout" or (kind == "round_started" and event["round"] == 1):
+        if kind == "round_started" and event["round"] == 1:
             self._count(0, restart=True)
         elif kind == "resumed":
             self._count(event["round"], restart=True)

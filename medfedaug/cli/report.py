@@ -102,11 +102,8 @@ def _print_tables(
         tables["scores"] = summary_table(runs, reference)
         if has_layer("research"):
             from medfedaug.research.comparison import patient_table
-            from medfedaug.research.comparison.class_table import class_table
 
             tables["patients"] = patient_table(runs, reference)
-            if (classes := class_table(runs, reference)).rows:
-                tables["classes"] = classes
         tables["metrics"] = metric_table(runs)
         for name, table in tables.items():
             if table.body and not name.startswith("worth"):

@@ -14,7 +14,7 @@ import typer
 from typer import Option
 
 from medfedaug.cli.catalogue import check_methods, check_network
-from medfedaug.cli.console import Table, err_console, number, out_console, print_scores, say
+from medfedaug.cli.console import Table, err_console, out_console, print_scores, say
 from medfedaug.cli.loading import importing
 from medfedaug.cli.options import (
     Assignments,
@@ -43,7 +43,6 @@ from medfedaug.config.plan import Plan, load_plan, planning_settings
 from medfedaug.config.run import Execution, RunConfig, task_defaults
 from medfedaug.config.training_scripts import find_loop, loop_reference
 from medfedaug.errors import ConfigError
-from medfedaug.metrics.registry import UNSEEN
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import check_choice
@@ -61,7 +60,7 @@ _NVFLARE = "nvflare"
     Execution,
     Machine,
     without=("task", "in_channels", "channel_names", "classes"),
-    holdout="Site that is tested but does not train; repeatable; all for each in turn.",
+    holdout="Site that is tested but does not train; repeatable.",
 )
 def simulate(
     context: typer.Context,
@@ -107,9 +106,6 @@ def simulate(
     for name in ("in_channels", "channel_names", "classes"):  # these follow from the data
         options.pop(name, None)
     options["task"] = task or options.get("task")
-    in_turn = options.get("holdout") == ("all",)
-    if in_turn:
-        options["holdout"] = ()
     with err_console.status(f"reading {data}"):
         simulation = Simulation.of(
             data,
@@ -134,15 +130,8 @@ def simulate(
     if check:
         _check_loop(simulation)
         return
-    carry_out = run_simulation
-    if in_turn:
-        from medfedaug.research.sweeps.leave_one_site_out import leave_one_site_out as carry_out
     with resumable("--resume"), RoundProgress(settled.rounds) as progress:
-        results = carry_out(replace(simulation, on_event=progress.show))
-    if in_turn:
-        _print_holdout(results, ",".join(method["name"] for method in settled.methods))
-        say(f"{out}/holdout.json")
-        return
+        results = run_simulation(replace(simulation, on_event=progress.show))
     title = f"test, model of round {results['selected_round']}"
     print_scores(results["test"], title, results.get("scored", {}))
     if reason := nothing_learned_in(results["test"]):
@@ -359,20 +348,6 @@ def _check_loop(simulation: Simulation) -> None:
     if check.problems:
         raise ConfigError("; ".join(check.problems))
     say("the loop is connected: the server takes its update")
-
-
-def _print_holdout(results: dict[str, Any], methods: str) -> None:
-    metrics = results["metrics"]
-    heads = [f"{metric} {where}" for metric in metrics for where in ("there", "at the others")]
-    others = results.get("scored", {}).get("seen", "not recorded")
-    title = f"{methods}; model there: {UNSEEN}, at the others: {others}"
-    table = Table("left out", *heads, title=title)
-    for site in results["unseen"]:
-        scores = [entry[group][site] for entry in metrics.values() for group in ("unseen", "seen")]
-        table.add_row(site, *map(number, scores))
-    means = [cell for entry in metrics.values() for cell in (number(entry["mean"]), "")]
-    table.add_row("mean", *means)
-    out_console.print(table)
 
 
 def _settings(

@@ -182,7 +182,7 @@ def doctor(
     out_console.print(table)
     wrong = [check.name for check in checks if check.ok is False]
     if json_ is not None:
-        _write_checks(json_, checks, kit, ready=not wrong)
+        _write_checks(json_, checks, ready=not wrong)
     say(f"not ready: {', '.join(wrong)}" if wrong else "ready")
     if wrong:
         raise typer.Exit(1)
@@ -200,35 +200,26 @@ def _check_health(kit: Path) -> None:
         raise typer.Exit(1)
 
 
-def _write_checks(path: Path, checks: Sequence[Check], kit: Path | None, *, ready: bool) -> None:
+def _write_checks(path: Path, checks: Sequence[Check], *, ready: bool) -> None:
     from medfedaug.runs.leftovers import is_json_with
     from medfedaug.utils.files import write_json
 
     if path.is_file() and path.stat().st_size and not is_json_with(path, "ready", "checks"):
         raise ConfigError(f"{path} exists and is not a file of doctor's; choose another file")
     verdict = {True: "ok", None: "note", False: "not ready"}
-    content: dict[str, object] = {
+    content = {
         "ready": ready,
         "checks": [
             {"name": check.name, "verdict": verdict[check.ok], "found": check.found, "advice": check.advice}
             for check in checks
         ],
     }
-    if kit is not None:
-        from medfedaug.nvflare_jobs.kit.kit import open_kit
-        from medfedaug.nvflare_jobs.kit.kit_metrics import kit_metrics
-
-        content["metrics"] = [
-            {"name": metric.name, "labels": dict(metric.labels), "value": float(metric.value)}
-            for metric in kit_metrics(open_kit(kit))
-        ]
     write_json(path, content)
 
 
 def jobs(
     kit: SiteKit,
     job: Annotated[str | None, Argument(metavar="HASH", help="Only the job with this hash.")] = None,
-    record: Annotated[bool, Option("--record", help="Print the jobs' records.")] = False,
 ) -> None:
     """List the jobs that a site has seen, with the code and releases of jobs that wait for approval.
 
@@ -240,7 +231,6 @@ def jobs(
     from medfedaug.config import bundle_reference
     from medfedaug.hospital.privacy.job_log import WAITING
     from medfedaug.hospital.privacy.job_summary import job_state, summary
-    from medfedaug.hospital.privacy.job_summary import record as record_of
     from medfedaug.hospital.privacy.policy import OPEN_PROMISE
     from medfedaug.nvflare_jobs.kit.kit import open_kit
     from medfedaug.utils import plugins
@@ -252,10 +242,6 @@ def jobs(
     entries = [book.find(job)] if job else book.entries()
     if not entries:
         say("no job has come to this site")
-        return
-    if record:
-        for entry in entries:
-            print_page([*record_of(entry, book, opened.name, settings), ""])
         return
     table = Table("hash", "seen", "approval", "jobs", "methods", "rounds", "purpose")
     for entry in entries:

@@ -422,7 +422,7 @@ def check_below(folder: Path, listed: str, site: str, listing: Path) -> None:
 def unreadable(site: str, path: Path, error: Exception) -> DataError:
     """Return the error for a file that a reader could not read."""
     text = str(error) if isinstance(error, ReaderError) else first_line(error)
-    hint = "Replace the file or take the case out of the list."
+    hint = "Replace the file or leave the case out."
     return DataError(f"cannot be read as an image ({withheld(text)})", site=site, path=path, hint=hint)
 
 

@@ -1,6 +1,6 @@
 """Check that sites make a federation: names, classes, channels, files. Nothing here needs PyTorch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from medfedaug.data.base import SiteFolder, plain_name
@@ -104,8 +104,18 @@ def check_federation(
     return first.task, channels[first.name], classes
 
 
+def unusable_cases(sites: Iterable[SiteFolder]) -> Iterator[DataError]:
+    """Yield an error for each case whose headers or voxels a run would refuse."""
+    for site in sites:
+        for case in site.listed_cases:
+            try:
+                site.check_pixels(case)
+            except DataError as error:
+                yield error
+
+
 def check_before_listing(sites: Sequence[SiteFolder]) -> None:
-    """Check sites as a run does, before ``dataset.json`` is written: names, headers and voxels.
+    """Check the names and headers of sites as a run does, before ``dataset.json`` is written.
 
     Sites of one federation are checked together; a lone one may be that of a hospital, whose federation is
     elsewhere.
@@ -115,9 +125,6 @@ def check_before_listing(sites: Sequence[SiteFolder]) -> None:
     else:
         _check_name(sites[0])
         sites[0].check_files()
-    for site in sites:
-        for case in site.listed_cases:
-            site.check_pixels(case)
 
 
 def _check_name(site: SiteFolder) -> None:

@@ -61,7 +61,8 @@ class ImageFolder(SiteFolder):
             format_of(case.image).check_photograph(case.image)
 
     def check_pixels(self, case: Case) -> None:
-        """Decode a case's image as `load_image` does, without PyTorch."""
+        """Check and decode a case's image as `load_image` does, without PyTorch."""
+        self.check_image(case)
         with self.reading(case.image):
             format_of(case.image).read_photograph(case.image)
 

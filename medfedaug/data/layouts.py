@@ -132,7 +132,6 @@ def propose(
         name, folder, names, split, channel_names=channel_names, label_values=values, ignore=ignore
     )
     site.check_splits()
-    site.check_files()
     return Proposal(site, content, " and ".join(layout), tuple(notes))
 
 

@@ -87,9 +87,8 @@ def open_given(
         if not listed.cases:
             hint = 'Name them under "test"; labels are not needed.'
             raise DataError("lists no test case", site=name, path=images / _LISTING, hint=hint)
-    elif images.is_dir() or SERIES.is_index(images):
-        root = images if images.is_dir() else images.parent
-        listed = _list_cases(root, config.task, name, leave_out, series)
+    elif images.is_dir():
+        listed = _list_cases(images, config.task, name, leave_out, series)
     else:
         if not image_suffix(images.name) and not SERIES.recognises(images):
             hint = f"Known are {known_formats()}, and DICOM."

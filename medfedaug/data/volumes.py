@@ -209,11 +209,12 @@ class VolumeFolder(SiteFolder):
             if not all(map(math.isfinite, bounds)):
                 raise self.error("has NaN or infinite voxels", path)
         if all(low == high for low, high in ranges):
-            hint = "Export it again or take the case out of the list."
+            hint = "Export it again or leave the case out."
             raise self.error(f"is constant: every voxel is {ranges[0][0]:g}", case.image, hint=hint)
 
     def check_pixels(self, case: Case) -> None:
-        """Decode a case's image, and check its voxels as `load_image` does, without PyTorch."""
+        """Check a case's headers and the voxels of its image as a run does, without PyTorch."""
+        self.check_case(case)
         ranges = []
         for path in case.files:
             with self.reading(path):

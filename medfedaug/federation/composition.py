@@ -212,6 +212,8 @@ class Composition:
 
 def _in_place(given: nn.Module, network: nn.Module, name: str) -> nn.Module:
     """Return the given network with the entries of the run's network."""
+    public = type(given).__module__.startswith("monai.networks.nets.")
+    option = f"--network monai.networks.nets.{type(given).__name__}" if public else "--network"
     pair = [{k: tuple(v.shape) for k, v in n.state_dict().items()} for n in (given, network)]
     shapes, expected = pair
     for key in [*expected, *shapes]:
@@ -219,8 +221,7 @@ def _in_place(given: nn.Module, network: nn.Module, name: str) -> nn.Module:
             first, second = (f"of shape {entries[key]}" if key in entries else "missing" for entries in pair)
             raise ConfigError(
                 f"the given {type(given).__name__} is not the job's network {name}: entry {key} is {first} "
-                f"in the given and {second} in the job's; export the job with --network and "
-                "--network-args of the given one"
+                f"in the given and {second} in the job's; name the given one with {option} and --network-args"
             )
     given.load_state_dict(network.state_dict())
     return given

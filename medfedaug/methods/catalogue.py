@@ -1,7 +1,5 @@
 """The methods that are built in; ``make catalogue`` writes this list from the files beside it."""
 
-from __future__ import annotations
-
 from medfedaug.methods.ditto import Ditto as Ditto
 from medfedaug.methods.fedavg import FedAvg as FedAvg
 from medfedaug.methods.fedbn import FedBN as FedBN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,11 @@ from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.results_schema import check_finished
 from medfedaug.runs.run import Run, Scores
 from medfedaug.utils.files import parse_json
-from medfedaug.utils.validation import number_or_none
 
 __all__ = ["find_runs", "load_run"]
 
-_GROUPS = ("sites", "unseen")
-
 # The fold in the name of a custom folder: lgg_fold3.
 _FOLD = re.compile(r"(?P<data>.+)[-_.]fold[-_]?(?P<fold>\d+)", re.IGNORECASE)
-
-# The test of a site, by group and name.
-_Entries = dict[tuple[str, str], dict[str, Any]]
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
@@ -62,19 +56,22 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
     file = Path(path)
     if file.is_dir() or file.suffix != ".json":
         file = file / RESULTS
-    content, check = _content(file), _Checker(file)
+    content = _content(file)
     test = content["test"]
-    mean = check.get(test, "mean", dict, "test")
+    mean, untested = test["mean"], test.get("missing", {})
     if not mean:
         raise DataError("test.mean names no metric", path=file)
-    untested = check.get(test, "missing", dict, "test", default={})
-    entries = _entries(check, content, test, untested)
-    add_recorded(content.get("metrics", {}))
-    chosen_by = next(iter(mean))
     if metric is not None and metric not in mean:
         raise DataError(f"its test has no {metric}, but {', '.join(mean)}", path=file)
-    scores = _scores(check, entries, mean)
-    first, (context, options) = scores[chosen_by, ""], _context(check, content)
+    entries = {**test.get("unseen", {}), **test["sites"]}
+    # A training site that did not answer in the test has no entry.
+    trained = {*test["sites"], *(content.get("sites", {}).keys() & untested.keys())}
+    if not trained:
+        raise DataError("test.sites names no site", path=file)
+    add_recorded(content.get("metrics", {}))
+    chosen_by = next(iter(mean))
+    scores = _scores(test, sorted(trained - entries.keys()))
+    first, (context, options) = scores[chosen_by, ""], _context(content)
     run = Run(
         path=file,
         config=_complete(content["config"]),
@@ -85,30 +82,22 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
         sites=first.sites,
         unseen=first.unseen,
         mean=first.mean,
-        cases={
-            # A site that sends only means names no case, but their number.
-            site: check.get(entry, "scored_cases", int, f"test.{group}.{site}", default=len(entry["cases"]))
-            for (group, site), entry in entries.items()
-            if isinstance(entry.get("cases"), dict | list)
-        },
+        # A site that sends only means names no case, but their number.
+        cases={s: e.get("scored_cases", len(e["cases"])) for s, e in entries.items() if "cases" in e},
         case_scores=first.cases,
-        patients={site: _patients(check, entry, f"test.{g}.{site}") for (g, site), entry in entries.items()},
+        patients={site: entry.get("patients", {}) for site, entry in entries.items()},
         chosen_by=chosen_by,
         test=scores,
-        missed={
-            site: check.get(entry, "missed", int, f"test.{group}.{site}")
-            for (group, site), entry in entries.items()
-            if "missed" in entry
-        },
+        missed={site: entry["missed"] for site, entry in entries.items() if "missed" in entry},
         nothing_learned=nothing_learned_in(test),
         scored=content.get("scored", {}),
-        units={site: str(entry["unit"]) for (_, site), entry in entries.items() if entry.get("unit")},
+        units={site: entry["unit"] for site, entry in entries.items() if entry.get("unit")},
         left_out=content.get("left_out", {}),
         suspected=content.get("suspected", {}),
-        untested={site: str(reason) for site, reason in untested.items()},
+        untested=untested,
         unscored={
-            site: str(entry["note"])
-            for (_, site), entry in entries.items()
+            site: entry["note"]
+            for site, entry in entries.items()
             if entry.get("note") and entry.get(chosen_by) is None
         },
         options=options,
@@ -118,7 +107,7 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
 
 
 def _content(file: Path) -> dict[str, Any]:
-    """Read a file, and check all but its scores (`_Checker`)."""
+    """Read a file, and check its structure."""
     try:
         content: dict[str, Any] = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -128,7 +117,7 @@ def _content(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise DataError(f"is not JSON ({error})", path=file) from error
     try:
-        check_finished(content, scores=False)
+        check_finished(content)
     except ValueError as error:
         raise DataError(f"is damaged ({error})", path=file) from error
     return content
@@ -144,28 +133,11 @@ def _complete(settings: dict[str, Any]) -> dict[str, Any]:
     return {**defaults, **known, "plan": {**defaults["plan"], **settings.get("plan", {})}}
 
 
-def _entries(
-    check: _Checker, content: dict[str, Any], test: dict[str, Any], untested: dict[str, Any]
-) -> _Entries:
-    """Return the test of each site; empty for a training site that did not answer in the test."""
-    entries = {
-        (group, site): check.get(test[group], site, dict, f"test.{group}")
-        for group in _GROUPS
-        for site in check.get(test, group, dict, "test", default={})
-    }
-    for site in content.get("sites", {}).keys() & untested.keys():
-        entries.setdefault(("sites", site), {})
-    if not any(group == "sites" for group, _ in entries):
-        raise DataError("test.sites names no site", path=check.file)
-    return entries
-
-
-def _context(check: _Checker, content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _context(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return further entries of the file (`Run.context`), and the options of the data."""
     names = ("data", "engine", "seconds", "files", "bytes_up_before_training", "labelled")
     context = {name: content[name] for name in names if name in content}
     if planned := content.get("planned"):
-        check.get(planned, "asked", dict, "planned")
         context["planned"] = {**planned, "asked": _complete(asked_settings(content))}
     options = content.get("data_options", {})
     match = _FOLD.fullmatch(context.get("data", ""))
@@ -174,68 +146,26 @@ def _context(check: _Checker, content: dict[str, Any]) -> tuple[dict[str, Any], 
     return context, options
 
 
-def _scores(check: _Checker, entries: _Entries, mean: dict[str, Any]) -> dict[tuple[str, str], Scores]:
-    """Return the test scores by metric and class, from the entries of the sites."""
-    first = next(iter(mean))
+def _scores(test: dict[str, Any], silent: Sequence[str]) -> dict[tuple[str, str], Scores]:
+    """Return the test scores by metric and class; training sites that did not answer have none."""
+    first = next(iter(test["mean"]))
     by_class: dict[tuple[str, str], Scores] = {}
-    for metric in mean:
-        total = Scores({}, {}, check.score(mean[metric], f"test.mean.{metric}"))
-        by_class[metric, ""] = total
-        for (group, site), entry in entries.items():
-            where = f"test.{group}.{site}"
-            getattr(total, group)[site] = check.score(entry.get(metric), f"{where}.{metric}")
-            place, cases = f"{where}.cases", entry.get("cases")
-            if metric != first:
-                place = f"{where}.case_metrics.{metric}"
-                cases = check.get(entry, "case_metrics", dict, where, default={}).get(metric)
-            if isinstance(cases, dict):
-                total.cases[site] = _case_scores(check, cases, place)
-            for label, scores in check.get(entry, "classes", dict, where, default={}).items():
-                check.kind(scores, dict, f"{where}.classes.{label}")
-                if metric in scores:
-                    of_class = by_class.setdefault((metric, label), Scores({}, {}, None))
-                    value = check.score(scores[metric], f"{where}.classes.{label}.{metric}")
-                    getattr(of_class, group)[site] = value
-                    of_cases = check.get(entry, "case_classes", dict, where, default={}).get(label, {})
-                    if metric == first and isinstance(of_cases, dict):
-                        of_class.cases[site] = _case_scores(check, of_cases, f"{where}.case_classes.{label}")
+    for metric, mean in test["mean"].items():
+        total = by_class[metric, ""] = Scores({}, {}, mean)
+        for group in ("sites", "unseen"):
+            for site, entry in test.get(group, {}).items():
+                getattr(total, group)[site] = entry.get(metric)
+                cases = entry.get("cases") if metric == first else entry.get("case_metrics", {}).get(metric)
+                if cases is not None:
+                    total.cases[site] = cases
+                for label, scores in entry.get("classes", {}).items():
+                    if metric in scores:
+                        of_class = by_class.setdefault((metric, label), Scores({}, {}, None))
+                        getattr(of_class, group)[site] = scores[metric]
+                        if metric == first and label in entry.get("case_classes", {}):
+                            of_class.cases[site] = entry["case_classes"][label]
+        total.sites.update(dict.fromkeys(silent))
     return {
         (metric, label): replace(scores, mean=mean_score(scores.sites.values())) if label else scores
         for (metric, label), scores in by_class.items()
     }
-
-
-def _case_scores(check: _Checker, cases: dict[str, Any], where: str) -> dict[str, float | None]:
-    return {case: check.score(value, f"{where}.{case}") for case, value in cases.items()}
-
-
-def _patients(check: _Checker, entry: dict[str, Any], where: str) -> dict[str, int]:
-    patients = check.get(entry, "patients", dict, where, default={})
-    return {case: check.get(patients, case, int, f"{where}.patients") for case in patients}
-
-
-_JSON_NAMES = {dict: "an object", int: "a whole number"}
-
-
-class _Checker:
-    """Checks values of the test, and raises a `DataError` with the file and the place in it."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def kind(self, value: Any, kind: type, where: str) -> None:
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise DataError(f"{where} is not {_JSON_NAMES[kind]}", path=self.file)
-
-    def get(self, parent: dict[str, Any], key: str, kind: type, where: str = "", default: Any = None) -> Any:
-        place = f"{where}.{key}" if where else key
-        if key not in parent and default is None:
-            raise DataError(f"{place} is missing", path=self.file)
-        value = parent.get(key, default)
-        self.kind(value, kind, place)
-        return value
-
-    def score(self, value: Any, where: str) -> float | None:
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise DataError(f"{where} is not a number", path=self.file)
-        return number_or_none(value)

@@ -78,7 +78,7 @@ def _warning(test: Mapping[str, Any], metric: str, value: float, entries: Sequen
     if metric != _DICE:
         return ""
     if value < LOW_DICE:
-        return f"in its test the model overlapped the reference with a Dice of {value:.2f} alone"
+        return f"in its test the model overlapped the reference with a Dice of only {value:.2f}"
     by_class: dict[str, list[float]] = {}
     for entry in entries:
         for name, scores in entry.get("classes", {}).items():

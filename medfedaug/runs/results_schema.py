@@ -38,8 +38,8 @@ def check_record(record: Any) -> None:
     _RECORD(record, "")
 
 
-def check_finished(record: Any, *, scores: bool = True) -> None:
-    """Check that a record has all entries of a finished run; ``scores=False`` leaves out the test's scores.
+def check_finished(record: Any) -> None:
+    """Check that a record has all entries of a finished run.
 
     Raises:
         ValueError: naming the first entry that is missing or of another kind, and both versions for a record
@@ -47,7 +47,7 @@ def check_finished(record: Any, *, scores: bool = True) -> None:
     """
     try:
         _FINISHED(record, "")
-        check_record(record if scores else {key: value for key, value in record.items() if key != "test"})
+        check_record(record)
     except ValueError as error:
         raise ValueError(f"{error}{other_version(record)}") from error
 
@@ -126,7 +126,7 @@ _RECORD = entries(
         "descriptions": map_of(_DESCRIPTION),
         "test": _TEST,
         "seconds": number,
-        "planned": entries({"fingerprints": map_of(_FINGERPRINT)}),
+        "planned": entries({"fingerprints": map_of(_FINGERPRINT), "asked": map_of(anything)}),
         "spacing": map_of(entries(dict.fromkeys(LEVELS, row_of(number, 3)), needed=LEVELS)),
     }
 )
@@ -135,6 +135,7 @@ _FINISHED = entries(
         "config": entries({"methods": list_of(entries({}, needed=("name",)))}, needed=("methods", "seed")),
         "rounds": list_of(entries({}, needed=("round", "sites"))),
         "test": entries({}, needed=("sites", "mean")),
+        "planned": entries({}, needed=("asked",)),
     },
     needed=("config", "input", "rounds", "selected_round", "test"),
 )

@@ -55,7 +55,6 @@ EVENTS: Mapping[str, Check] = {
     "ended": _all({}),
     "failed": _all({"message": text}),
     "finished": _all({}),
-    "holdout": _all(_SITE),
     "init": _all({"loaded": count, "of": count, "file": text, "skipped": map_of(text)}),
     "labelled": _all({**_SITE, "classes": text}),
     "left_out": _all(_REASON),

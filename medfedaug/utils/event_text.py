@@ -62,7 +62,6 @@ _LINES: Mapping[str, str] = {
     "ended": "the job has ended",
     "failed": "failed: {message}",
     "finished": "finished",
-    "holdout": "without {site}",
     "left_out": "left out: {reason}",
     "missing_channels": "{site}: has no channel {channels}; it is 0 there",
     "not_answered": "{task}: not done: {reason}",

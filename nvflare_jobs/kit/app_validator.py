@@ -34,7 +34,6 @@ from medfedaug._version import __version__
 VERSION_KEY = "medfedaug"
 """Entry of a job's configuration: the version that exported the job."""
 
-
 _CONFIGURATION = ("config/config_fed_client.json", "config/config_fed_server.json")
 _CODE = "custom/"
 _LOG_SENDERS = ("JobLogStreamer", "SystemLogStreamer", "ErrorLogSender", "LogAnalyticsSender")
@@ -172,12 +171,12 @@ def _content_problems(path: Path, name: str) -> Iterator[str]:
         return
     for key in keys_with_variables(content):
         yield f"{name}: {key[-200:]} has a brace: variables are not replaced here"
+    components = list(_components(content))
     version = content.get(VERSION_KEY) if isinstance(content, dict) else None
-    if version != __version__ and _names_our_class(content):
-        exported = _short(str(version or "0.3 or earlier"), 40)
-        text = f"medfedaug {exported} exported it, and this machine has {__version__}"
+    if version != __version__ and any(str(c.get("path", "")).startswith("medfedaug.") for c in components):
+        text = f"medfedaug {_short(str(version), 40)} exported it, and this machine has {__version__}"
         yield f"{name}: {text}; export it again with one version everywhere"
-    for component in _components(content):
+    for component in components:
         if problem := _side_channel(component):
             yield f"{name}: {problem}"
 
@@ -210,20 +209,6 @@ def _side_channel(component: Mapping[str, Any]) -> str:
     if "tracking_uri" in args:
         return f"{_short(name)} sends metrics to an address of the job (tracking_uri)"
     return ""
-
-
-def _names_our_class(content: Any) -> bool:
-    """Return whether a component of the configuration is of this package."""
-    waiting = [content]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            if str(value.get("path", "")).startswith("medfedaug."):
-                return True
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
-    return False
 
 
 def _short(text: str, most: int = 120) -> str:

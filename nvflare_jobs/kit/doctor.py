@@ -4,31 +4,25 @@ import os
 import platform
 import random
 import shutil
+import stat
 import tempfile
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from medfedaug._version import __version__
 from medfedaug.config.bundle_reference import AllowedBundle, short_hash
-from medfedaug.config.training_scripts import find_loop
 from medfedaug.data.base import SPLITS, Case, SiteFolder
 from medfedaug.data.dataset_json import unseen_note
 from medfedaug.data.intensity_scales import find_uneven_scales
-from medfedaug.data.io.formats import BUILT_IN_SUFFIXES, plugin_format
 from medfedaug.data.sites import open_site
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.errors import ConfigError, JobRefused, MedFedAugError, MedFedAugWarning
+from medfedaug.errors import ConfigError, MedFedAugError, MedFedAugWarning
 from medfedaug.federation.messages.run_definition import bundle_run_settings
 from medfedaug.federation.site.data_folder import resolve_data_folder
 from medfedaug.hospital.privacy import PrivacyLedger
@@ -36,11 +30,7 @@ from medfedaug.hospital.privacy.account_mark import check_account
 from medfedaug.hospital.privacy.accountant import require_opacus
 from medfedaug.hospital.privacy.policy import OPEN_PROMISE, PrivacyPolicy
 from medfedaug.hospital.privacy.site_settings import SiteSettings
-from medfedaug.methods.registry import BUILT_IN_NAMES, method_class
-from medfedaug.metrics.registry import BUILT_IN_METRICS, plugin_metric
-from medfedaug.models.networks import built_in_networks, network_builder
 from medfedaug.nvflare_jobs.kit import allowed
-from medfedaug.nvflare_jobs.kit.cleaning import survey
 from medfedaug.nvflare_jobs.kit.kit import (
     DEFAULT_LAUNCHER,
     LAUNCHER,
@@ -50,24 +40,20 @@ from medfedaug.nvflare_jobs.kit.kit import (
     sends_logs,
     validates_json,
 )
-from medfedaug.nvflare_jobs.kit.kit_checks import (
-    check_extras,
-    check_files,
-    check_modes,
-    check_process,
-    check_storage,
+from medfedaug.nvflare_jobs.kit.kit_process import (
+    SILENT,
+    ProcessRecord,
+    changes_at_restart,
+    find_process,
+    settings_at_start,
 )
 from medfedaug.nvflare_jobs.kit.kit_status import LEAST_DISK
 from medfedaug.nvflare_jobs.kit.startup import Check, check_connection, check_startup
-from medfedaug.tasks.losses import BUILT_IN_LOSSES, loss_class
 from medfedaug.utils import plugins
-from medfedaug.utils.event_text import size_text
 
 __all__ = ["Check", "examine"]
 
 _LABEL_TIME = 30.0  # seconds for which label maps are read
-
-_OLD = 90  # days after which leftovers of jobs are mentioned
 
 
 def examine(
@@ -87,50 +73,31 @@ def examine(
         ConfigError: when ``kit`` is not a kit.
     """
     opened = open_kit(kit) if kit is not None else None
-    checks = list(_versions())
+    packages = ("medfedaug", "nvflare", "torch", "monai")
+    versions = [f"{package} {metadata.version(package)}" for package in packages]
+    checks = [Check("versions", True, ", ".join([*versions, f"Python {platform.python_version()}"]))]
     if opened is not None:
         checks += check_startup(opened.path)
         checks += check_connection(opened.path) if connect else ()
         checks += _kit_files(opened)
-        checks += [*check_files(opened), check_modes(opened), *check_storage(opened), check_process(opened)]
+        checks += [_modes(opened), check_process(opened)]
     else:
         checks.append(Check("kit", None, "not looked at", "Name it: medfedaug site doctor KIT."))
     try:
         settings = SiteSettings.load(opened.path if opened else None)
     except ConfigError as error:
         return [*checks, Check("settings", False, str(error), "Correct it, or run medfedaug site configure.")]
-    checks += _plugins(settings.plugins if opened else None)
+    checks += _plugins(settings.plugins)
     checks += [_bundle(bundle) for bundle in settings.bundles.values()]
     if opened is not None and opened.server:
-        return [*checks, _disk("disk", opened.path), _used(opened)]
-    checks += [*check_extras(), _device(settings.device)]
+        return [*checks, _disk("disk", opened.path)]
+    checks.append(_device(settings.device))
     checks += _data(opened, Path(data) if data else settings.data, settings)
     checks += [*_noise(settings.privacy), *_leaves(settings.privacy)]
-    checks += [_jobs(settings)] if opened else []
+    checks += [Check("jobs", True, settings.jobs.describe())] if opened else []
     checks += [_disk("state folder", settings.state)] if settings.state else []
-    checks += [_used(opened)] if opened else []
-    return [*checks, _prepared(settings)]
-
-
-def _versions() -> Iterator[Check]:
-    yield Check("medfedaug", True, __version__)
-    needed = metadata.metadata("medfedaug")["Requires-Python"]
-    python = platform.python_version()
-    fits = SpecifierSet(needed).contains(python)
-    yield Check("python", fits, python, "" if fits else f"Install Python {needed}.")
-    for line in metadata.requires("medfedaug") or []:
-        requirement = Requirement(line)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        advice = f"pip install '{requirement.name}{requirement.specifier}'"
-        try:
-            version = metadata.version(requirement.name)
-        except metadata.PackageNotFoundError:
-            yield Check(requirement.name, False, "missing", advice)
-            continue
-        # A local build such as 2.13.0+cpu is that version; an installed pre-release is intended.
-        fits = requirement.specifier.contains(version, prereleases=True)
-        yield Check(requirement.name, fits, version, "" if fits else advice)
+    # All prepared images may fit into memory, so that a full disk is no failure.
+    return [*checks, _disk("prepared images", settings.cache or Path(tempfile.gettempdir()), low=None)]
 
 
 def _kit_files(kit: Kit) -> Iterator[Check]:
@@ -161,6 +128,43 @@ def _kit_files(kit: Kit) -> Iterator[Check]:
         yield Check("policy", None, text, configure)
     else:
         yield Check("policy", True, "jobs may not carry code")
+
+
+def _modes(kit: Kit) -> Check:
+    """Look for files of a kit that other users of this machine may write."""
+    folders = [kit.path, kit.path / "local", kit.path / "startup"]
+    for entry in [*folders, *(entry for folder in folders[1:] for entry in sorted(folder.iterdir()))]:
+        mode = entry.lstat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX and not entry.is_symlink():
+            text = f"{entry} can be written by everybody: who writes there decides what jobs may do"
+            return Check("modes", False, text, f"chmod -R o-w {kit.path}")
+    return Check("modes", True, "not everybody can write the kit's files")
+
+
+def check_process(kit: Kit) -> Check:
+    """Compare the running process of a kit with the files that a restart would read."""
+    name, process, record = "process", find_process(kit.path), ProcessRecord.load(kit.path)
+    elsewhere = record is not None and record.is_alive() and not record.stopping
+    if process is None and not elsewhere:
+        return Check(name, True, "does not run")
+    restart = f"medfedaug site restart {kit.path}"
+    if record is None or (process is not None and record.pid != process.pid):
+        text = (
+            "runs without the components of site configure: with NVFlare's launcher, and without our check "
+            "of job files; a site's logs go to the server"
+        )
+        return Check(name, False, text, restart)
+    text = f"runs since {time.strftime('%Y-%m-%d %H:%M', time.localtime(record.started))}"
+    if changes := changes_at_restart(record.settings, settings_at_start(kit.path)):
+        # A renewed certificate takes effect at the next start; until then the old one serves.
+        ok = None if all(change.startswith("startup/") for change in changes) else False
+        return Check(name, ok, f"{text} with an earlier {', '.join(changes)}", restart)
+    text = f"{text}, with the files as they are"
+    if kit.server:
+        return Check(name, True, text)
+    if record.heard is None or time.time() - record.heard > SILENT:
+        return Check(name, None, f"{text}; the server does not answer", "Is the server up?")
+    return Check(name, True, f"{text}; the server answers")
 
 
 def _classes(resources: dict[str, Any], server: bool, configure: str) -> Check:
@@ -195,46 +199,17 @@ def _launcher(paths: list[str], configure: str) -> Check:
     return Check("launcher", None, f"{paths[0]}, not ours: a process that dies may end everybody's job")
 
 
-def _plugins(allowed: Sequence[str] | None) -> Iterator[Check]:
-    """Check plug-ins of other packages; without a kit, all may be used."""
-    installed: dict[str, list[plugins.Plugin]] = {}
-    for group in plugins.JOB_GROUPS:
-        for plugin in plugins.installed(group):
-            installed.setdefault(canonicalize_name(plugin.package), []).append(plugin)
-    usable = set(installed) if allowed is None else set(map(canonicalize_name, allowed))
-    for package in sorted(usable | set(installed)):
-        name, parts = f"plugin {package}", installed.get(package, [])
-        text = ", ".join(plugin.name for plugin in parts)
-        if not parts:
+def _plugins(packages: Sequence[str]) -> Iterator[Check]:
+    """Check that each allowed package adds something that jobs could use."""
+    for package in packages:
+        name, key = f"plugin {package}", canonicalize_name(package)
+        found = [p for g in plugins.JOB_GROUPS for p in plugins.installed(g)]
+        names = [plugin.name for plugin in found if canonicalize_name(plugin.package) == key]
+        if names:
+            yield Check(name, True, f"{', '.join(names)}: jobs may use them")
+        else:
             advice = f"pip install {package}, or take it out of local/medfedaug.json."
             yield Check(name, False, "allowed, and adds nothing here that jobs could use", advice)
-        elif package not in usable:
-            yield Check(
-                name, None, f"{text}: jobs may not use them", "site configure --allow-plugin allows it."
-            )
-        else:
-            yield _loaded(name, text, parts)
-
-
-def _loaded(name: str, text: str, parts: Sequence[plugins.Plugin]) -> Check:
-    groups: dict[str, tuple[Collection[str], Callable[[plugins.Plugin], Any]]] = {
-        plugins.METHODS: (BUILT_IN_NAMES, method_class),
-        plugins.NETWORKS: (built_in_networks(), network_builder),
-        plugins.LOSSES: (BUILT_IN_LOSSES, loss_class),
-        plugins.METRICS: (BUILT_IN_METRICS, plugin_metric),
-        plugins.FORMATS: (BUILT_IN_SUFFIXES, plugin_format),
-    }
-    try:
-        for plugin in parts:
-            if plugin.group == plugins.LOOPS:
-                find_loop(plugin.name, Path())
-                continue
-            built_in, load = groups[plugin.group]
-            plugins.find(plugin.group, plugin.name, built_in)
-            load(plugin)
-    except ConfigError as error:
-        return Check(name, False, str(error), "Mend or uninstall the package.")
-    return Check(name, True, f"{text}: jobs may use them")
 
 
 def _bundle(bundle: AllowedBundle) -> Check:
@@ -284,11 +259,11 @@ def _data(kit: Kit | None, folder: Path | None, settings: SiteSettings) -> Itera
     yield from _labels(site)
     if decoding.ok and site.scaling == "each volume":
         yield _scales(site)
-    yield from _numbers(site, settings, rules=kit is not None)
+    yield from _numbers(site, settings)
 
 
-def _numbers(site: SiteFolder, settings: SiteSettings, *, rules: bool) -> Iterator[Check]:
-    """Compare the numbers of cases with the limits of policy and, in a kit, rules."""
+def _numbers(site: SiteFolder, settings: SiteSettings) -> Iterator[Check]:
+    """Compare the numbers of cases with the limits of the policy."""
     policy, cases = settings.privacy, site.cases_of_patients("training")
     least = policy.min_images
     text = f"{len(cases)}{' patients' if site.patients('training') else ''} for training"
@@ -297,15 +272,9 @@ def _numbers(site: SiteFolder, settings: SiteSettings, *, rules: bool) -> Iterat
     elif len(cases) >= least:
         yield Check("number of images", True, f"{text}; {least} or more may be summarised")
     else:
-        text = f"{text}; statistics of fewer than {least} stay here"
+        text = f"{text}; a site with fewer than {least} does not train"
         advice = "Add images, or lower the limit with medfedaug site configure --min-images."
         yield Check("number of images", False, text, advice)
-    if site.trains and rules:
-        try:
-            settings.jobs.check_cases(site.name, cases)
-        except JobRefused as error:
-            advice = "Add images, or lower the rule with medfedaug site configure --min-cases."
-            yield Check("training cases", False, str(error), advice)
     most, noise = max(cases, default=1), policy.noise_multiplier or policy.sgd_noise_multiplier
     if noise and most > policy.cases_per_patient:
         text = f"{most} for training, noise would hide {policy.cases_per_patient}: what gets noise stays here"
@@ -410,32 +379,6 @@ def _scales(site: SiteFolder) -> Check:
         return Check("intensities", True, "the volumes lie on one scale")
     text, advice = scales.sentence().split(". ")
     return Check("intensities", None, text, advice)
-
-
-def _jobs(settings: SiteSettings) -> Check:
-    return Check("jobs", True, settings.jobs.describe())
-
-
-def _prepared(settings: SiteSettings) -> Check:
-    """Report where prepared images are; all may fit into memory, so that a full disk is no failure."""
-    disk = _disk("prepared images", settings.cache or Path(tempfile.gettempdir()), low=None)
-    return replace(disk, found=f"up to {settings.memory:g} GiB in memory, the rest in {disk.found}")
-
-
-def _used(kit: Kit) -> Check:
-    """Report the disk space that a kit and its jobs take."""
-    try:
-        leftovers = survey(kit, _OLD)
-    except ConfigError as error:
-        return Check("disk used", None, str(error))
-    sizes: Counter[str] = Counter()
-    for leftover in leftovers:
-        sizes[leftover.kind] += leftover.size
-    parts = ", ".join(f"{kind} {size_text(size)}" for kind, size in sizes.most_common() if size)
-    old = sum(leftover.size for leftover in leftovers if not leftover.needed)
-    text = f"{size_text(sizes.total())}: {parts}; {size_text(old)} are old and may go"
-    clean = f"medfedaug site clean {kit.path} --older-than {_OLD} lists them."
-    return Check("disk used", True, text, clean if old else "")
 
 
 def _disk(name: str, folder: Path, low: bool | None = False) -> Check:

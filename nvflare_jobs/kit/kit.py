@@ -30,17 +30,10 @@ from medfedaug.utils.files import parse_json, write_text
 LAUNCHER = "medfedaug.nvflare_jobs.kit.launcher.RestartingLauncher"
 VALIDATOR = "medfedaug.nvflare_jobs.kit.app_validator.JsonAppValidator"
 DEFAULT_LAUNCHER = "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
+_STATUS = {"medfedaug_status": "medfedaug.nvflare_jobs.kit.kit_status.KitStatus"}
 OWN_COMPONENTS: dict[bool, dict[str, str]] = {
-    True: {
-        "medfedaug_status": "medfedaug.nvflare_jobs.kit.kit_status.KitStatus",
-        "medfedaug_certificates": "medfedaug.nvflare_jobs.kit.startup.CertificateWatch",
-        "medfedaug_lost_jobs": "medfedaug.nvflare_jobs.kit.lost_jobs.LostJobs",
-    },
-    False: {
-        "medfedaug_status": "medfedaug.nvflare_jobs.kit.kit_status.KitStatus",
-        "medfedaug_certificates": "medfedaug.nvflare_jobs.kit.startup.CertificateWatch",
-        "medfedaug_rejoin": "medfedaug.nvflare_jobs.kit.rejoin.JobRejoiner",
-    },
+    True: {**_STATUS, "medfedaug_lost_jobs": "medfedaug.nvflare_jobs.kit.lost_jobs.LostJobs"},
+    False: {**_STATUS, "medfedaug_rejoin": "medfedaug.nvflare_jobs.kit.rejoin.JobRejoiner"},
 }
 """Components of this package in the server's (``True``) and in a site's parent process, by their identifiers.
 
@@ -48,8 +41,6 @@ NVFlare builds them from ``local/resources.json``, without arguments, before it 
 
 _CONFIGURED_BY = "medfedaug"
 """Entry of ``local/resources.json``: the version that configured the kit."""
-
-_BEFORE = "0.3 or earlier"  # which recorded no version
 
 _SERVER_SETTINGS = {"plugins", "bundles"}
 """Settings of a site that a server has too: it builds the same methods and networks."""
@@ -137,7 +128,7 @@ class Kit:
 
     def check_version(self) -> None:
         """Check that this version of medfedaug configured the kit, or none did."""
-        by = _configured_by(self.resources())
+        by = self.resources().get(_CONFIGURED_BY)
         if by not in (None, __version__):
             advice = f"run medfedaug site configure {self.path}"
             raise ConfigError(f"{self.path}: configured by {by}, this is {__version__}: {advice}")
@@ -190,10 +181,7 @@ class Kit:
 
     def _resources(self, only: bool) -> KitFile:
         file = self._file("resources.json")
-        if (by := _configured_by(file.wanted)) == _BEFORE:
-            advice = "remove local/resources.json and configure the kit again"
-            raise ConfigError(f"{self.path}: configured by {by}, this is {__version__}: {advice}")
-        if by != __version__:
+        if file.wanted.get(_CONFIGURED_BY) != __version__:
             file.wanted[_CONFIGURED_BY] = __version__
             file.changes.append(f"{_CONFIGURED_BY}: {__version__}")
         self._classes(file, only)
@@ -241,10 +229,10 @@ class Kit:
             file.changes += [f"{name}: {path}" for name, path in missing.items()]
 
     def _own_folders(self, file: KitFile) -> None:
-        """Move the server's storage into its kit from a folder that all servers share, or an old place."""
+        """Move the server's storage into its kit from a folder that all servers share."""
         for name, (values, key) in self._storage(file.wanted).items():
             before, after = Path(str(values[key])), self.path.resolve() / name
-            if before != after and (str(before).startswith(_SHARED_FOLDER) or before.name == name):
+            if str(before).startswith(_SHARED_FOLDER):
                 values[key] = str(after)
                 file.changes.append(f"{name}: {after}")
 
@@ -304,13 +292,6 @@ def open_kit(path: str | Path) -> Kit:
         f"{path}: is not an NVFlare kit (no startup/fed_client.json or fed_server.json); name the folder "
         "that holds 'startup' and 'local'"
     )
-
-
-def _configured_by(resources: Mapping[str, Any]) -> str | None:
-    """Return the version that configured a kit, if any."""
-    named = [str(component.get("path", "")) for component in _components(resources)]
-    ours = any(path.startswith("medfedaug.") for path in [*named, *allowed.allow_list(resources)])
-    return str(resources.get(_CONFIGURED_BY, _BEFORE)) if ours else None
 
 
 def validates_json(resources: Mapping[str, Any]) -> bool:

@@ -30,20 +30,16 @@ _HELP = {
     "kit_info": "Versions of the software of a kit.",
     "kit_up": "1 while the process of the kit runs.",
     "kit_started_timestamp_seconds": "Start of the process of the kit.",
-    "kit_recent_starts": "Starts of the process within ten minutes, without being asked to stop.",
     "kit_restart_needed": "1 while the process runs with other files than those of the kit.",
     "kit_disk_free_bytes": "Free space where the kit is.",
     "certificate_expiry_timestamp_seconds": "End of a certificate of the kit.",
     "server_heard_timestamp_seconds": "Last answer of the server to this site.",
-    "server_clock_offset_seconds": "Clock of the server minus that of this site.",
     "site_heard_timestamp_seconds": "Last heartbeat of a site at this server.",
     "job_state": "1 for the state of a job.",
     "job_round": "Round of the latest job.",
     "job_rounds": "Number of rounds of the latest job.",
     "job_round_seconds": "Duration of the last finished round of the latest job.",
     "job_refusals_total": "Refused updates of the latest job at a server; refused requests at a site.",
-    "job_sent_bytes_total": "Bytes that this kit sent in the latest job.",
-    "job_received_bytes_total": "Bytes that this server received in the latest job.",
     "written_timestamp_seconds": "Time of writing of these numbers.",
 }
 
@@ -79,11 +75,8 @@ def _process(kit: Kit) -> Iterator[Sample]:
     if record is None:
         return
     yield Sample("kit_started_timestamp_seconds", record.started)
-    yield Sample("kit_recent_starts", record.recent_starts)
     if record.heard is not None:
         yield Sample("server_heard_timestamp_seconds", record.heard)
-    if record.clock is not None:
-        yield Sample("server_clock_offset_seconds", record.clock)
     for site, heard in sorted(record.sites.items()):
         yield Sample("site_heard_timestamp_seconds", heard, (("site", site),))
 
@@ -103,10 +96,6 @@ def _job(kit: Kit) -> Iterator[Sample]:
     if watched.seconds:
         yield Sample("job_round_seconds", watched.seconds[max(watched.seconds)], job)
     yield Sample("job_refusals_total", watched.refusals, job)
-    sent = watched.bytes_down if kit.server else watched.bytes_up
-    yield Sample("job_sent_bytes_total", sent, job)
-    if kit.server:
-        yield Sample("job_received_bytes_total", watched.bytes_up, job)
 
 
 def exposition(samples: Iterable[Sample], kit: str) -> str:

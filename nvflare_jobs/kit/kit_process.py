@@ -1,59 +1,39 @@
-"""The process of a kit: its record, and what it read at its start.
-
-NVFlare reads most of a kit's files once, when the process starts. `settings_at_start` is their current
-content, and the process records the content at its start: a restart changes the difference.
-"""
+"""The process of a kit: its record, and what it read at its start."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
 
 import psutil
-from annotated_types import Ge, Le
-from pydantic import StringConstraints, TypeAdapter
 
 from medfedaug._version import __version__
-from medfedaug.utils.files import parse_json, parse_versioned, write_versioned
+from medfedaug.utils.files import parse_versioned, write_versioned
 from medfedaug.utils.printable import printable
 
 PARENTS = ("nvflare.private.fed.app.client.client_train", "nvflare.private.fed.app.server.server_train")
 """Modules that the process of a site's and of the server's kit runs."""
 
-RECORD_FILE = "running.json"
-"""The record's file in the kit."""
+SILENT = 300.0
+"""Seconds without an answer of the server after which a site counts as cut off."""
 
-RECENT = 600.0
-"""Seconds within which repeated starts are a loop."""
-
-LATEST = 253_402_300_799.0
-"""End of the year 9999, the latest time of a record."""
-
+_RECORD_FILE = "running.json"
 _FORMAT = "running_kit", 1
-_SILENT = 300.0  # seconds without an answer of the server after which a site counts as cut off
 _FRESH = 150.0  # seconds, five times the period of the record
 _LOCAL = ("resources.json", "authorization.json", "privacy.json", "log_config.json")
-_BY_DIGEST = ("privacy.json", "log_config.json")
 # NVFlare reads them for every job, not at the start.
 _WITH_EACH_JOB = ("class_allow_list", "class_list_enforcement_mode")
-_LONGEST = 70
 _PYTHON = 30.0  # seconds
-
-_Time = Annotated[float, Ge(0), Le(LATEST)]
-# A server sends it, and a person may type it into a command.
-_VERSION = r"[0-9][0-9A-Za-z.+!]{0,39}"
-_Version = Annotated[str, StringConstraints(pattern=rf"^({_VERSION})?$")]
 
 
 @dataclass(frozen=True)
@@ -63,53 +43,40 @@ class ProcessRecord:
     Args:
         pid: the process's number, in its container if it has one.
         started: the start of the process.
-        starts: the starts of the last minutes, this one included.
+        settings: the files and versions that the process read at its start.
         written: the time of the record.
         stopping: whether the process was asked to end.
         heard: at a site, the server's last answer.
-        clock: at a site, the server's clock minus this machine's, in seconds.
-        server_version: at a site, the version of medfedaug at the server.
         sites: at the server, the last message of each site.
         namespace: the namespace of ``pid``; each container has its own.
     """
 
-    pid: Annotated[int, Ge(1), Le(2**31 - 1)]
-    started: _Time
-    starts: list[_Time] = field(default_factory=list)
+    pid: int
+    started: float
     settings: dict[str, str] = field(default_factory=dict)
-    written: _Time = 0.0
+    written: float = 0.0
     stopping: bool = False
-    heard: _Time | None = None
-    clock: Annotated[float, Ge(-1e12), Le(1e12)] | None = None
-    server_version: _Version = ""
-    sites: dict[str, _Time] = field(default_factory=dict)
+    heard: float | None = None
+    sites: dict[str, float] = field(default_factory=dict)
     namespace: str = ""
 
     def save(self, kit: Path) -> None:
         """Write the record, for the kit's owner alone."""
-        write_versioned(kit / RECORD_FILE, *_FORMAT, asdict(self), private=True)
+        write_versioned(kit / _RECORD_FILE, *_FORMAT, asdict(self), private=True)
 
     @classmethod
     def load(cls, kit: str | Path) -> ProcessRecord | None:
         """Return the last record of a kit; ``None`` where none can be read."""
         try:
-            content = parse_versioned((Path(kit) / RECORD_FILE).read_text(), *_FORMAT)
-            return _RECORD.validate_python({field.name: content[field.name] for field in fields(cls)})
-        except (OSError, ValueError, KeyError):  # pydantic's error is a ValueError
+            content = parse_versioned((Path(kit) / _RECORD_FILE).read_text(), *_FORMAT)
+            return cls(**{field.name: content[field.name] for field in fields(cls)})
+        except (OSError, ValueError, KeyError):
             return None
-
-    @property
-    def recent_starts(self) -> int:
-        """Number of starts in the last minutes; all but the first are restarts after a crash."""
-        return len(self.starts) if self.starts and time.time() - self.starts[-1] < RECENT else 1
 
     def is_alive(self) -> bool:
         """Return whether its process runs: it wrote lately, and exists if its namespace is visible here."""
         exists = self.namespace != pid_namespace() or psutil.pid_exists(self.pid)
         return exists and abs(time.time() - self.written) < _FRESH
-
-
-_RECORD = TypeAdapter(ProcessRecord)
 
 
 def pid_namespace() -> str:
@@ -118,16 +85,6 @@ def pid_namespace() -> str:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
-
-
-def is_version(text: str) -> bool:
-    """Return whether a text can be the version of a package.
-
-    Example:
-        >>> is_version("0.4.0"), is_version("0.4.0; reboot")
-        (True, False)
-    """
-    return re.fullmatch(_VERSION, text) is not None
 
 
 def find_trouble(kit: str | Path, *, server: bool) -> str:
@@ -143,7 +100,7 @@ def find_trouble(kit: str | Path, *, server: bool) -> str:
     if record.stopping:
         return "was asked to stop"
     silent = time.time() - (record.heard or record.started)
-    if not server and (record.heard is None or silent > _SILENT):
+    if not server and (record.heard is None or silent > SILENT):
         return f"the server has not answered for {silent:.0f} s"
     return ""
 
@@ -169,75 +126,36 @@ def python_trouble() -> str:
 
 
 def settings_at_start(kit: str | Path) -> dict[str, str]:
-    """Return the content of the files that a kit's process reads only at its start, as short texts."""
+    """Return versions, and digests of the files that a kit's process reads only at its start."""
     kit = Path(kit)
     settings = {"medfedaug": __version__, "nvflare": metadata.version("nvflare")}
-    for name in _LOCAL:
-        content = _in_force(kit / "local" / name)
-        if name in _BY_DIGEST and content:
-            content = _digest(json.dumps(content, sort_keys=True).encode())
-        settings.update(_entries(f"local/{name}", content))
+    for path in (kit / "local" / name for name in _LOCAL):
+        settings[f"local/{path.name}"] = _digest(path if path.exists() else Path(f"{path}.default"))
     for path in sorted((kit / "startup").glob("*")):
-        if path.suffix in (".crt", ".key", ".pem", ".json") and path.is_file():  # reading a FIFO would block
-            settings[f"startup/{path.name}"] = _digest(_bytes(path))
+        if path.suffix in (".crt", ".key", ".pem", ".json"):
+            settings[f"startup/{path.name}"] = _digest(path)
     return settings
 
 
-def changes_at_restart(running: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """Describe each entry that a restart would change.
+def changes_at_restart(running: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """List the files and versions that a restart would change.
 
     Example:
         >>> changes_at_restart({"nvflare": "2.9.0"}, {"nvflare": "2.9.1"})
-        {'nvflare': '2.9.0 runs, 2.9.1 after a restart'}
+        ['nvflare']
     """
-    return {
-        name: f"{running.get(name, 'nothing')} runs, {now.get(name, 'nothing')} after a restart"
-        for name in {**running, **now}
-        if running.get(name) != now.get(name)
-    }
+    return [name for name in {**running, **now} if running.get(name) != now.get(name)]
 
 
-def _in_force(path: Path) -> Any:
-    for candidate in (path, path.with_name(f"{path.name}.default")):
-        if candidate.is_file():
-            try:
-                return parse_json(candidate.read_text())
-            except (OSError, ValueError):
-                return f"not readable, {_digest(_bytes(candidate))}"
-    return {}
-
-
-def _entries(at: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the entries below a value; a component is one entry, its class and its arguments."""
-    if isinstance(value, dict) and "path" in value:
-        arguments = value.get("args") or {}
-        name = str(value["path"]).rsplit(".", 1)[-1]
-        yield at, name + (f" {_short(arguments)}" if arguments else "")
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            if key not in _WITH_EACH_JOB:
-                yield from _entries(f"{at}: {key}" if at.endswith(".json") else f"{at}.{key}", part)
-    elif isinstance(value, list) and value and all(isinstance(part, dict) and "id" in part for part in value):
-        for part in value:
-            yield from _entries(f"{at}.{part['id']}", part)
-    else:
-        yield at, _short(value)
-
-
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-    return text if len(text) <= _LONGEST else _digest(text.encode())
-
-
-def _digest(content: bytes) -> str:
-    return f"SHA-256 {hashlib.sha256(content).hexdigest()[:12]}"
-
-
-def _bytes(path: Path) -> bytes:
+def _digest(path: Path) -> str:
     try:
-        return path.read_bytes()
+        content = path.read_bytes() if path.is_file() else b""  # reading a FIFO would block
     except OSError:
-        return b""
+        return "not readable"
+    with suppress(ValueError, AttributeError):
+        entries = json.loads(content).items()
+        content = json.dumps([entry for entry in entries if entry[0] not in _WITH_EACH_JOB]).encode()
+    return hashlib.sha256(content).hexdigest()
 
 
 def find_process(kit: str | Path) -> psutil.Process | None:

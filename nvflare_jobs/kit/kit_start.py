@@ -9,19 +9,13 @@ from pathlib import Path
 import psutil
 
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.nvflare_jobs.kit.kit_process import (
-    ProcessRecord,
-    command_line,
-    find_process,
-    python_trouble,
-    settings_at_start,
-)
+from medfedaug.nvflare_jobs.kit.kit import open_kit
+from medfedaug.nvflare_jobs.kit.kit_process import ProcessRecord, command_line, find_process, python_trouble
 from medfedaug.nvflare_jobs.kit.startup import check_connection
 from medfedaug.utils.printable import printable
 
 _START_LOG = "start.log"  # in the kit, the output of the start script
 _LOOP = "sub_start.sh"
-_WRITER = "KitStatus"
 _LOOK = 8.0  # seconds without the server after which a start looks at the way to it
 _STAYS = 5.0  # seconds after which a process that writes no record counts as started
 
@@ -55,16 +49,13 @@ def start(kit: str | Path, timeout: float = 60.0) -> str:
     script = kit / "startup" / "start.sh"
     if not script.is_file():
         raise ConfigError(f"{script} is missing; this kit is started in another way")
+    starts = _starts(kit)
     if _find_loop(kit) is None:
+        starts = 0
         if trouble := python_trouble():
             raise RunFailed(f"{kit}: does not start: {trouble}")
         # The number may be another program's since a reboot, and NVFlare would not start.
-        number = kit / "daemon_pid.fl"
-        try:
-            number.unlink(missing_ok=True)
-        except OSError as error:
-            text = f"{number}: cannot be removed ({error.strerror}); remove it, or the kit does not start"
-            raise RunFailed(text) from error
+        (kit / "daemon_pid.fl").unlink(missing_ok=True)
         descriptor = os.open(kit / _START_LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "wb") as log:
             try:
@@ -81,7 +72,7 @@ def start(kit: str | Path, timeout: float = 60.0) -> str:
                 raise RunFailed(f"{script}: cannot be run ({error.strerror})") from error
             except subprocess.CalledProcessError as error:
                 raise RunFailed(f"{kit}: does not start: {_last_error(kit)}") from error
-    return _await_up(kit, before=None, timeout=timeout)
+    return _await_up(kit, before=None, starts=starts, timeout=timeout)
 
 
 def stop(kit: str | Path, timeout: float = 60.0) -> str:
@@ -110,16 +101,18 @@ def restart(kit: str | Path, timeout: float = 60.0) -> str:
     if loop is None:
         stop(kit, timeout)
         return start(kit, timeout)
+    starts = _starts(kit)
     (kit / "restart.fl").touch()
     if process is not None and psutil.wait_procs([process], timeout=timeout)[1]:
         raise RunFailed(f"{kit}: process {process.pid} has not ended within {timeout:g} s")
-    return _await_up(kit, before=process.pid if process else None, timeout=timeout)
+    return _await_up(kit, before=process.pid if process else None, starts=starts, timeout=timeout)
 
 
-def _await_up(kit: Path, before: int | None, timeout: float) -> str:
+def _await_up(kit: Path, before: int | None, starts: int, timeout: float) -> str:
     """Wait until the new process has written its record, and at a site until the server has answered."""
     begun, deadline = time.time(), time.monotonic() + timeout
-    writes = any(value == _WRITER for value in settings_at_start(kit).values())
+    opened = open_kit(kit)
+    writes = not opened.lacking_components()
 
     def new() -> psutil.Process | None:
         process = find_process(kit)
@@ -127,15 +120,13 @@ def _await_up(kit: Path, before: int | None, timeout: float) -> str:
 
     def is_settled() -> bool:
         process, record = new(), ProcessRecord.load(kit)
+        if _starts(kit) > starts + 1:
+            raise RunFailed(f"{kit}: does not stay: {_last_error(kit)}")
         if not writes:
             return process is not None and time.time() - process.create_time() > _STAYS
-        if process is None and before is None and _starts(kit) > 1:
-            raise RunFailed(f"{kit}: does not stay: {_last_error(kit)}")
         if process is None or record is None or record.pid != process.pid:
             return False
-        if sum(when > begun for when in record.starts) > 1:
-            raise RunFailed(f"{kit}: does not stay: {_last_error(kit)}")
-        return record.heard is not None or (kit / "startup/fed_server.json").exists()
+        return record.heard is not None or opened.server
 
     looked = False
     while not (settled := is_settled()) and time.monotonic() < deadline:

@@ -1,13 +1,17 @@
 """A component that records the state of a kit's process, and logs problems.
 
-A site asks the server for its clock and its version over NVFlare's connection: no message of gRPC has them.
+A site asks the server over NVFlare's connection whether it is there: no message of gRPC shows it.
 """
 
+import logging
 import os
 import shutil
+import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -20,42 +24,37 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.private.defs import new_cell_message
 
-from medfedaug._version import __version__
 from medfedaug.errors import StorageError
-from medfedaug.nvflare_jobs.kit.kit_process import (
-    LATEST,
-    RECENT,
-    ProcessRecord,
-    is_version,
-    pid_namespace,
-    settings_at_start,
-)
-from medfedaug.nvflare_jobs.kit.startup import MOST_CLOCK, await_log, is_parent
+from medfedaug.nvflare_jobs.kit.kit_process import PARENTS, ProcessRecord, pid_namespace, settings_at_start
+from medfedaug.nvflare_jobs.kit.startup import check_certificates
 
 LEAST_DISK = 2 * 2**30
 """Bytes that must be free for a kit's state: a job writes logs and checkpoints."""
 
 _CHANNEL, _TOPIC = "medfedaug", "status"
 _FLAGS = ("shutdown.fl", "restart.fl")
-_LOOPING = 3
 _LEFT = 30 * 86400.0  # seconds of silence after which a site counts as gone
+_LOG_PATIENCE = 60.0  # seconds
 
 
 class KitStatus(FLComponent):
     """Write the `ProcessRecord` of a server's or a site's parent process every ``period`` seconds.
 
-    It begins when NVFlare builds it, since a process that cannot continue fires no event.
+    It logs low disk space, and once a day problems of the certificate. It begins when NVFlare builds it: a
+    site without a valid certificate waits for its first connection, and NVFlare fires no event before.
     """
 
     def __init__(self, period: float = 30.0) -> None:
         super().__init__()
         self.period = period
         self._engine: Any = None
-        self._reported: set[str] = set()
-        if is_parent():  # its working folder is the kit; a job's process builds this component as well
+        self._low, self._checked = False, date.min
+        main = getattr(sys.modules.get("__main__"), "__spec__", None)
+        if getattr(main, "name", "") in PARENTS:  # a job's process builds this component as well
             kit = Path.cwd()
             record = _first_record(kit)
-            self._save(kit, record)  # at once, in case the process dies in its next line
+            with suppress(StorageError):  # the next record reports it
+                record.save(kit)  # at once, in case the process dies in its next line
             threading.Thread(target=self._run, args=(kit, record), name="status", daemon=True).start()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -68,44 +67,38 @@ class KitStatus(FLComponent):
             self._engine = engine
 
     def _run(self, kit: Path, record: ProcessRecord) -> None:
-        await_log()
-        if len(record.starts) >= _LOOPING:
-            passed = record.starts[-1] - record.starts[0]
-            self.logger.error(
-                f"crash loop: this kit was started {len(record.starts)} times within {passed:.0f} s, and "
-                "each time ended without being asked to: the last lines before a start say why"
-            )
+        _await_log()
         due = 0.0
         while not record.stopping:
             known = self._engine is not None
             if time.monotonic() >= due or (known and record.heard is None and not record.sites):
-                record = self._refresh(kit, record)
-                self._save(kit, record)
+                try:
+                    record = self._refresh(kit, record)
+                    record.save(kit)
+                except Exception as error:
+                    self.logger.error(f"the state of the kit is not known: {error}")
                 due = time.monotonic() + self.period
             time.sleep(1.0)
             if any((kit / flag).exists() for flag in _FLAGS):
                 record = replace(record, stopping=True, written=time.time())
-                self._save(kit, record)
-
-    def _save(self, kit: Path, record: ProcessRecord) -> None:
-        try:
-            record.save(kit)
-        except StorageError as error:
-            self._report("record", str(error))
+                record.save(kit)
 
     def _refresh(self, kit: Path, record: ProcessRecord) -> ProcessRecord:
-        try:
-            free = shutil.disk_usage(kit).free
-            low = free < LEAST_DISK
-            self._report("disk", f"disk: {free / 2**30:.1f} GiB are free, and jobs need more: make room", low)
-            if self._engine is not None:
-                record = self._ask(record) if hasattr(self._engine, "client") else self._sites(record)
-        except Exception as error:
-            self._report("status", f"the state of the kit is not known: {error}")
+        free = shutil.disk_usage(kit).free
+        if (low := free < LEAST_DISK) and not self._low:
+            self.logger.error(f"disk: {free / 2**30:.1f} GiB are free, and jobs need more: make room")
+        self._low = low
+        if self._checked != (today := date.today()):
+            self._checked = today
+            for check in check_certificates(kit):
+                if not check.ok:
+                    log = self.logger.warning if check.ok is None else self.logger.error
+                    log(f"{check.name}: {check.found}. {check.advice}")
+        if self._engine is not None:
+            record = self._ask(record) if hasattr(self._engine, "client") else self._sites(record)
         return replace(record, written=time.time())
 
     def _ask(self, record: ProcessRecord) -> ProcessRecord:
-        before = time.time()
         answer = self._engine.client.cell.send_request(
             target=FQCN.ROOT_SERVER,
             channel=_CHANNEL,
@@ -113,54 +106,39 @@ class KitStatus(FLComponent):
             request=new_cell_message({}, Shareable()),
             timeout=10.0,
         )
-        after = time.time()
         code = answer.get_header(MessageHeaderKey.RETURN_CODE)
         if code in (ReturnCode.TIMEOUT, ReturnCode.TARGET_UNREACHABLE, ReturnCode.COMM_ERROR):
             return record
-        record = replace(record, heard=after)
-        payload = answer.payload if code == ReturnCode.OK and isinstance(answer.payload, dict) else {}
-        clock, version = payload.get("time"), payload.get("version")
-        if isinstance(clock, float) and 0 <= clock <= LATEST:
-            apart = clock - (before + after) / 2
-            record = replace(record, clock=apart)
-            line = f"clock: {abs(apart):.0f} s from the server's: set it, and turn NTP on"
-            self._report("clock", line, abs(apart) > MOST_CLOCK)
-        if isinstance(version, str) and is_version(version):
-            record = replace(record, server_version=version)
-            line = f"version: medfedaug {__version__} here, {version} at the server: install one version"
-            self._report("version", line, version != __version__)
-        return record
+        return replace(record, heard=time.time())
 
     def _sites(self, record: ProcessRecord) -> ProcessRecord:
         clients = list(self._engine.client_manager.get_clients().values())
         times = {client.name: float(client.last_connect_time) for client in clients}
         return replace(record, sites={**record.sites, **times})
 
-    def _report(self, problem: str, line: str, wrong: bool = True) -> None:
-        """Log a problem once, and again after it was solved."""
-        if not wrong:
-            self._reported.discard(problem)
-        elif problem not in self._reported:
-            self.logger.error(line)
-            self._reported.add(problem)
-
 
 def _answer(message: Any) -> Any:
     """Answer a site, without reading its request."""
-    return make_reply(ReturnCode.OK, "", {"time": time.time(), "version": __version__})
+    return make_reply(ReturnCode.OK)
+
+
+def _await_log() -> None:
+    """Wait for the log, which NVFlare sets up after the components: earlier lines would be lost."""
+    deadline = time.monotonic() + _LOG_PATIENCE
+    while time.monotonic() < deadline:
+        if any(isinstance(handler, logging.FileHandler) for handler in logging.getLogger().handlers):
+            return
+        time.sleep(0.1)
 
 
 def _first_record(kit: Path) -> ProcessRecord:
     now, before = time.time(), ProcessRecord.load(kit)
-    recent = []
-    if before is not None and not before.stopping:
-        recent = [when for when in before.starts if now - RECENT < when <= now]
+    sites = before.sites if before is not None else {}
     return ProcessRecord(
         pid=os.getpid(),
         started=now,
         namespace=pid_namespace(),
-        starts=[*recent, now],
         settings=settings_at_start(kit),
         written=now,
-        sites={site: at for site, at in (before.sites if before else {}).items() if now - at < _LEFT},
+        sites={site: at for site, at in sites.items() if now - at < _LEFT},
     )

@@ -57,8 +57,6 @@ class Watched:
         state: ``"running"``, ``"finished"`` or ``"failed"``; at a site ``"ended"`` without a test; ``"dead"``
             if its process is gone and does not come back.
         refusals: updates that the server refused; at a site, requests that it did not answer.
-        bytes_up: bytes that sites sent to the server.
-        bytes_down: bytes that the server sent.
         lines: lines about the events, in order.
     """
 
@@ -74,8 +72,6 @@ class Watched:
     approval: bool = False
     stalled: str = ""
     refusals: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
     lines: list[str] = field(default_factory=list)
     _teller: EventLines = field(default_factory=EventLines)
 
@@ -88,7 +84,7 @@ class Watched:
         self.round, self.rounds = self._teller.round, self._teller.rounds
         kind = event["event"]
         self.waiting = tuple(event["sites"]) if kind == "waiting" else () if kind != "away" else self.waiting
-        self._count(event)
+        self.refusals += kind in ("refused", "not_answered")
         if kind == "trained" and is_number(event.get("train_loss")):
             self.losses.setdefault(event["site"], {})[event["round"]] = event["train_loss"]
         elif kind == "answered" and event["task"] == "train":
@@ -108,18 +104,6 @@ class Watched:
             self.tested["this site"] = dict(event["scores"])
             self.state = "finished"
         return lines
-
-    def _count(self, event: Mapping[str, Any]) -> None:
-        """Count refusals and bytes."""
-        kind = event["event"]
-        if kind in ("refused", "not_answered"):
-            self.refusals += 1
-        elif kind == "answered":  # at a site
-            self.bytes_up += event["model"] + sum(event["statistics"].values())
-        elif kind == "round_finished":
-            for sizes in event.get("bytes", {}).values():
-                self.bytes_up += sizes["up"]
-                self.bytes_down += sizes["down"]
 
     def look(self, events: Path) -> None:
         """Check that a running job continues."""

@@ -109,8 +109,8 @@ def test_lower_is_better_where_it_is(run, fold, tmp_path):
     arguments = (*folders, "--metric", "hd95", "--out", tmp_path / "p.html", "--tables", tmp_path / "t")
     run.ok("report", *arguments)
     (row,) = patient_table([load_run(folder, "hd95") for folder in folders]).rows
-    assert row.test.difference == pytest.approx(-1.0, abs=0.1)
-    assert (row.test.better, row.test.worse) == (20, 0)
+    assert row.patients.difference == pytest.approx(-1.0, abs=0.1)
+    assert (row.patients.better, row.patients.worse) == (20, 0)
     assert str(row.verdict) == "not confirmed (rare losses could undo the gain)"  # shorter is a gain
     with open(tmp_path / "t/patients.csv") as file:
         (record,) = csv.DictReader(file)

@@ -5,7 +5,7 @@ import io
 import pytest
 from results import content
 
-from medfedaug.analysis import gamma_by_layer, learning_curves, metric_by_bytes
+from medfedaug.analysis import gamma_by_layer, learning_curves
 from medfedaug.analysis.plots import site_scores
 from medfedaug.metrics.significance import mean_interval
 from medfedaug.runs.load_results import load_run
@@ -40,12 +40,6 @@ def test_gamma_by_layer(write):
     low, high = figure.axes[0].lines[:2]
     assert list(low.get_ydata()) == [0.3] * 3
     assert list(high.get_ydata()) == [0.51, 0.52, 0.53]
-
-
-def test_metric_by_bytes_adds_up_what_was_sent(write):
-    (panel,) = metric_by_bytes([load_run(write())]).axes
-    assert list(panel.lines[0].get_xdata()) == [2, 4, 6]
-    assert "MB" in panel.get_xlabel()
 
 
 def test_scores_by_site_have_an_interval_over_patients_averaged_over_seeds(write):

@@ -43,7 +43,7 @@ def test_report_holds_everything_and_loads_nothing(write, tmp_path):
         "1.5 min",
     ):
         assert expected in page.text
-    assert page.tags.count("img") == 4
+    assert page.tags.count("img") == 3
     remarks = [text for text in re.findall(r'<p class="soft">(.*?)</p>', text) if text]
     assert len({*remarks}) == len(remarks)
     folded = re.findall(r'<details class="section"><summary><h2>(.*?)</h2>', text)
@@ -122,13 +122,13 @@ def test_every_table_says_whose_model_was_scored(write, without, tmp_path):
     runs = [load_run(folder) for folder in folders]
     expected = {"fedavg": "global", "fedbn": "personal (own layers)", "fedfa": "not recorded"}
     for table in (summary_table(runs), metric_table(runs)):
-        records = {row["method"]: row["model"] for row in table.records()}
+        records = {row["method"]: row["model"] for row in table.records}
         assert records == expected
         for label, model in expected.items():
             (row, *_) = [line for line in table.markdown().splitlines() if line.startswith(f"| {label} |")]
             assert f"| {model} |" in row
             assert re.search(rf"^ *{label} &.* {re.escape(model)} (&|\\)", table.latex(), re.MULTILINE)
-    patients = [(row["model"], row["where"]) for row in patient_table(runs).records()]
+    patients = [(row["model"], row["where"]) for row in patient_table(runs).records]
     assert patients == [("personal (own layers)", "training sites"), ("unseen", "unseen sites")]
     text = Page(write_report(folders, tmp_path / "page.html").read_text()).text
     assert "Model: fedavg global, fedbn personal (own layers), fedfa not recorded." in text
@@ -136,5 +136,5 @@ def test_every_table_says_whose_model_was_scored(write, without, tmp_path):
         without(site, {other: {"p1": 0.5}}, {site: {"p1": 0.3}})
         for site, other in (("DU", "HT"), ("HT", "DU"))
     ]
-    (row,) = summary_table(left_out).records()
+    (row,) = summary_table(left_out).records
     assert row["model"] == "unseen"

@@ -210,7 +210,17 @@ def test_files_are_checked_as_a_run_checks_them(run, tmp_path):
                     0, 2 if grey else 200, (8, 8) if grey else (8, 8, len(mode)), np.uint8
                 )
                 Image.fromarray(pixels).save(path)
-    assert_refused(run("init", tmp_path / "photos", "--yes"), "has transparent pixels")
+    broken = tmp_path / "photos/B/images/1.png"
+    broken.write_bytes(broken.read_bytes()[:60])
+    Image.new("L", (4, 4)).save(tmp_path / "photos/B/masks/2.png")
+    _, _, err = refused = run("init", tmp_path / "photos", "--yes")
+    assert_refused(refused, "6 cases cannot be used, and nothing is written")
+    for words in (
+        "B/images/1.png: cannot be read",
+        "B/masks/2.png: the label map is 4 x 4 x 1",
+        "transparent",
+    ):
+        assert words in err
     assert not list(tmp_path.rglob("dataset.json"))
 
 

@@ -70,7 +70,7 @@ def light():
 def kit(phantom_dir, tmp_path_factory):
     """The kit of a site that has taken part in a job, which has ended."""
     folder = tmp_path_factory.mktemp("kits")
-    settings = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}
+    settings = {"privacy": {"min_images": 1}}
     hospitals = [Hospital(folder / n, phantom_dir / n, **settings) for n in ("site_A", "site_B")]
     methods = ({"name": "fedfa", "args": {}},)
     Deployment(hospitals).run(RunConfig(methods=methods, **TINY_NETWORK, rounds=1, batch_size=4))

@@ -23,7 +23,7 @@ from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.simulate import configure
 from medfedaug.tasks.bundle.parser import BundleConfiguration
 
-LOOSE = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}
+LOOSE = {"privacy": {"min_images": 1}}
 
 
 @pytest.fixture(scope="module")
@@ -169,8 +169,7 @@ def test_a_sites_rules_hold_for_jobs_with_bundles_too(hospitals, config):
     def with_rules(**rules):
         hospital = hospitals[0]
         allowed = {"spleen": bundle_reference.AllowedBundle.of(hospital.bundle).to_dict()}
-        loose = {**LOOSE, "jobs": {**LOOSE["jobs"], **rules}}
-        hospital.set(data=str(hospital.data), device="cpu", **loose, bundles=allowed)
+        hospital.set(data=str(hospital.data), device="cpu", **LOOSE, jobs=rules, bundles=allowed)
         return answer(hospital, replace(config, rounds=2)).error
 
     assert "its network is …, and the site's rule networks" in with_rules(networks=["basicunet"])

@@ -19,8 +19,6 @@ from medfedaug.hospital.privacy.job_log import JobEntry
 from medfedaug.hospital.privacy.job_summary import summary
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 
-FREE = {"min_cases": 1}
-
 OWN = {
     "studies": 40,
     "modality": "MR, FLAIR",
@@ -59,8 +57,7 @@ def data(tmp_path_factory):
 def hospitals(data, tmp_path):
     def make(**privacy):
         return [
-            Hospital(tmp_path / "kits" / name, data / name, privacy=rules, jobs=FREE)
-            for name, rules in privacy.items()
+            Hospital(tmp_path / "kits" / name, data / name, privacy=rules) for name, rules in privacy.items()
         ]
 
     return make
@@ -127,7 +124,7 @@ def test_a_job_carries_it_and_the_ledger_names_it(hospitals):
     assert again.descriptions == server.record.descriptions
     for site in sites:
         entries = PrivacyLedger(site.kit / "medfedaug/ledger.sqlite").entries()
-        expected = "fewer than 7 patients would be behind it" if site.name == "site_C" else "description"
+        expected = "min_images of the site's policy is 7" if site.name == "site_C" else "description"
         assert expected in entries[0].release.shape
 
 

@@ -16,7 +16,6 @@ from packaging.requirements import Requirement
 from tried_versions import pins, tried
 
 from medfedaug.nvflare_jobs.kit.kit import open_kit
-from medfedaug.nvflare_jobs.kit.startup import check_startup
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -159,7 +158,6 @@ def test_a_kit_that_is_prepared_and_then_configured_keeps_both(kits, tmp_path, r
     resources = json.loads((prepared / "local/resources.json").read_text())
     assert "medfedaug.nvflare_jobs.job.executor.SiteExecutor" in resources["class_allow_list"]
     assert len(resources["class_allow_list"]) < 10, "NVFlare's other classes are gone"
-    assert {finding.name: finding.ok for finding in check_startup(prepared)}["scripts"] is True
     _, printed, _ = run("site", "doctor", prepared, "--offline")
     assert "not ours" in re.sub(r"[\s│]+", " ", printed)
 

@@ -151,7 +151,6 @@ def test_a_changed_list_of_images_is_used_or_refused(run, make_photos, tmp_path,
 
 EVENTS_OF_A_JOB: list[dict[str, object]] = [
     {"event": "stage", "text": "preparing"},
-    {"event": "holdout", "site": "C"},
     {"event": "unseen", "site": "D"},
     {"event": "prepared", "site": "A", "samples": 12},
     {"event": "planned", "reasons": [["spacing", "the median"]]},

@@ -49,7 +49,7 @@ def test_no_planted_tag_is_in_jobs_ledgers_and_pages(run, tiny_config, tmp_path)
     exported = ("export", "--methods", "fedrdn,fedfa", "--out", tmp_path / "made/job", *TINY_OPTIONS)
     job = run(*exported)
     assert job[0] == 0, job
-    policy = {"privacy": {"min_images": 3}, "jobs": {"min_cases": 1, "allow_limit": True}}
+    policy = {"privacy": {"min_images": 3}, "jobs": {"allow_limit": True}}
     sites = [
         Hospital(tmp_path / "made/kits" / name, tmp_path / "data" / name, **policy)
         for name in ("site_A", "site_B")

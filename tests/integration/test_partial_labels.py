@@ -168,10 +168,7 @@ def test_what_a_site_has_annotated_is_in_its_ledger_and_on_the_approval_page(pha
         rounds=1,
         unlabelled_weight=0.5,
     )
-    sites = [
-        Hospital(tmp_path / name, phantom / name, privacy={"min_images": 1}, jobs={"min_cases": 1})
-        for name in OWNED
-    ]
+    sites = [Hospital(tmp_path / name, phantom / name, privacy={"min_images": 1}) for name in OWNED]
     deployment = Deployment(sites)
     server = deployment.run(config)
     assert server.record.labelled == {site: list(own) for site, own in OWNED.items()}

@@ -11,7 +11,7 @@ from medfedaug.errors import DataError, JobRefused
 from medfedaug.federation.messages.messages import PREPARE, Request
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.hospital.privacy import JobRules, PrivacyLedger, PrivacyPolicy
+from medfedaug.hospital.privacy import PrivacyLedger, PrivacyPolicy
 from medfedaug.hospital.privacy.content_hash import case_identities
 from medfedaug.hospital.privacy.guard import SitePrivacy
 from medfedaug.runs.evaluate import evaluate_model
@@ -155,12 +155,10 @@ def test_a_run_and_its_evaluation_record_which_scored_cases_are_of_one_patient_a
 
 
 def test_the_least_number_of_cases_of_a_job_is_one_of_patients():
-    rules = JobRules(min_cases=3)
-    rules.check_cases("A", (1, 1, 1))
-    with pytest.raises(JobRefused, match=r"12 cases of 2 patients would train.* rule min_cases is 3"):
-        rules.check_cases("A", (10, 2))
-    with pytest.raises(JobRefused, match="2 cases would train, and"):
-        rules.check_cases("A", (1, 1))
+    policy = PrivacyPolicy(min_images=3)
+    policy.check_patients("A", (1, 1, 1))
+    with pytest.raises(JobRefused, match=r"12 cases of 2 patients would train.* policy is 3"):
+        policy.check_patients("A", (10, 2))
 
 
 def test_numbers_of_cases_leave_by_their_patients(tested_patients, tiny_config):

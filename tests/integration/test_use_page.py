@@ -10,7 +10,6 @@ from written_volumes import load_volume
 
 from medfedaug.data.io.formats import read_header
 from medfedaug.data.phantom import make_phantom
-from medfedaug.hospital.dicom.segment_codes import read_segment_codes
 from medfedaug.statistics import load_statistics
 
 PAGES = ("use", "dicom", "bundle", "card")
@@ -47,10 +46,7 @@ def test_the_commands_run(tmp_path, monkeypatch):
     ]
     used, own = (load_statistics(name) for name in ("runs/fedrdn/statistics.json", "own.json"))
     assert [pair["mean"] for pair in pairs] == [used["site_A"].mean.tolist(), own["site_B"].mean.tolist()]
-    (codes,) = (block.text for block in blocks("docs/dicom.md", "json"))
     _, example = (block.text for block in blocks("docs/use.md", "json"))
-    Path("codes.json").write_text(codes)
-    assert set(read_segment_codes("codes.json", ("background", "lesion"))) == {"lesion"}
     confidence = pages["one"]["cases"]["patient"]["confidence"]
     assert set(confidence) <= {"lesion"}
     confidence.setdefault("lesion", 0.5)  # after one round nothing may be found

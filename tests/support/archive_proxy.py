@@ -40,15 +40,12 @@ class Proxy:
         faults: those in force; the first that fits counts.
         asked: paths of all requests.
         authorised: the header ``Authorization`` of each.
-        most_at_a_time: the most requests that were under way at once.
     """
 
     def __init__(self, target: str, context: ssl.SSLContext | None = None) -> None:
         self.faults: list[Fault] = []
         self.asked: list[str] = []
         self.authorised: list[str | None] = []
-        self.most_at_a_time = self._under_way = 0
-        self._lock = threading.Lock()
         self.over = threading.Event()
         self._target = urlsplit(target)
         self.server = _Server(("127.0.0.1", 0), self._handler())
@@ -65,16 +62,6 @@ class Proxy:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                with proxy._lock:
-                    proxy._under_way += 1
-                    proxy.most_at_a_time = max(proxy.most_at_a_time, proxy._under_way)
-                try:
-                    self.respond()
-                finally:
-                    with proxy._lock:
-                        proxy._under_way -= 1
-
-            def respond(self) -> None:
                 proxy.asked.append(self.path)
                 proxy.authorised.append(self.headers["Authorization"])
                 fault = next((one for one in proxy.faults if re.search(one.path, self.path)), None)

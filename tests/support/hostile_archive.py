@@ -67,7 +67,6 @@ class HostileArchive:
     found: Callable[[Iterable[pydicom.Dataset]], Iterable[pydicom.Dataset]] = lambda rows: rows
     strangers: Callable[[], Iterable[pydicom.Dataset]] = tuple
     asked: list[str] = field(default_factory=list)
-    authorised: list[str | None] = field(default_factory=list)
     stored: list[bytes] = field(default_factory=list)
     url: str = ""
     receive: int = field(default_factory=free_port)
@@ -119,7 +118,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.archive.asked.append(self.path)
-        self.archive.authorised.append(self.headers["Authorization"])
         self.respond(self.honest)
 
     def do_POST(self) -> None:

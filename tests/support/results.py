@@ -50,7 +50,9 @@ def content(
         "scored": {"validation": "global", "test": "global", "unseen": "unseen"},
         "test": {
             "sites": {site: {metric: value, "cases": {"p1": value}} for site, value in scores.items()},
-            "unseen": {site: {metric: value, "cases": [value]} for site, value in (unseen or {}).items()},
+            "unseen": {
+                site: {metric: value, "cases": {"p1": value}} for site, value in (unseen or {}).items()
+            },
             "mean": {metric: sum(known) / len(known) if known else None},
         },
         "engine": "inprocess",

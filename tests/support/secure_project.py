@@ -6,7 +6,6 @@ from datetime import datetime, timedelta, timezone
 from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert, serialize_pri_key
 
 SITES, SERVER = ("A", "B", "C"), "fl-server"
-LAX = {"min_cases": 1}
 
 
 class Project:

@@ -73,10 +73,6 @@ class SeriesFormat(ImageFormat):
         """Return whether a file is of this format, by its content."""
 
     @abstractmethod
-    def is_index(self, file: Path) -> bool:
-        """Return whether a file lists the series of its folder."""
-
-    @abstractmethod
     def scan(
         self, root: Path, skip: Skip = lambda folder: None, take: Callable[[Path], bool] = lambda file: False
     ) -> Scan[Series]:
@@ -122,9 +118,6 @@ class NoSeries(SeriesFormat):
         raise ValueError("no image, by its name")
 
     def recognises(self, file: Path) -> bool:
-        return False
-
-    def is_index(self, file: Path) -> bool:
         return False
 
     def scan(

@@ -23,6 +23,7 @@ from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.methods.base import SitePart, Step
+from medfedaug.statistics import image_moments
 from medfedaug.tasks.base import plain_tensor
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ class _MethodTransform(Transform, RandomizableTrait):
     def __init__(self, make: Callable[[], Sequence[Transform]]) -> None:
         self._make: Callable[[], Sequence[Transform]] | None = make
         self._current: Compose | None = None
+        self.first: Mapping[str, Tensor] = {}
+        """Mean and standard deviation of the round's first image in this process, (C,) each."""
         # In shared memory, for the worker processes of a loader.
         self._used = torch.zeros(1, dtype=torch.int64).share_memory_()
 
@@ -123,16 +126,18 @@ class _MethodTransform(Transform, RandomizableTrait):
         # Not tested for truth: `len` of a `Compose` flattens it, which reseeds the transforms.
         self._current = Compose(list(self._make())) if current is None else current
         self._used.zero_()
+        self.first = {}
         return self._current
 
     def __call__(self, data: Mapping[Any, Any]) -> Any:
         current = self.begin() if self._current is None else self._current
+        self.first = self.first or image_moments(plain_tensor(data[Keys.IMAGE]))
         self._used += 1
         return current(data)
 
     def __getstate__(self) -> dict[str, Any]:  # for a loader's processes
         current = self.begin() if self._current is None else self._current
-        return {"_make": None, "_current": current, "_used": self._used}
+        return {"_make": None, "_current": current, "_used": self._used, "first": {}}
 
 
 class LoopTraining(LocalTraining):

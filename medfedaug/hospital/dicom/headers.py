@@ -183,14 +183,6 @@ def _begins_as_dicom(path: Path, modified: int, size: int) -> bool:
     return begin[128:] == b"DICM" or little or begin[:3] == b"\x00\x08\x00"
 
 
-def is_dicomdir(path: Path) -> bool:
-    """Return whether a file is the index of a medium, under any name."""
-    try:
-        return read_instance(path).no_image == "DICOMDIR"
-    except ReaderError:
-        return False
-
-
 def read_instance(path: Path) -> DicomInstance:
     """Read the header of a file, once for each version of the file."""
     try:

@@ -70,15 +70,13 @@ class ModelIdentity:
     Args:
         sha256: of the model.
         site: whose layers and statistics it used; empty for none.
-        again: a text that gives the same prediction other UIDs; empty for the first objects.
-        settings: a digest of settings that change an object, such as codes of classes; empty for none.
+        settings: a digest of settings that change an object, such as statistics; empty for none.
         test: the test score of the model, which changes no UID.
         warning: reason not to rely on the model; empty for none.
     """
 
     sha256: str
     site: str = ""
-    again: str = ""
     settings: str = ""
     test: str = ""
     warning: str = ""
@@ -138,5 +136,5 @@ class ModelIdentity:
     def _uid(self, source: str, kind: ObjectKind | None, part: str, level: str) -> str:
         word = kind.word if kind is not None else ""
         settings = (self.settings,) if self.settings else ()  # empty settings change no UID
-        text = "\n".join((_NAME, self.sha256, self.site, self.again, source, part, word, level, *settings))
+        text = "\n".join((_NAME, self.sha256, self.site, source, part, word, level, *settings))
         return f"2.25.{uuid.uuid5(uuid.NAMESPACE_OID, text).int}"

@@ -59,12 +59,6 @@ class Dicom(SeriesFormat):
 
         return is_dicom_file(file)
 
-    def is_index(self, file: Path) -> bool:
-        """Return whether a file is a DICOMDIR."""
-        from medfedaug.hospital.dicom.headers import is_dicomdir
-
-        return is_dicomdir(file)
-
     def scan(
         self, root: Path, skip: Skip = lambda folder: None, take: Callable[[Path], bool] = lambda file: False
     ) -> Scan[DicomSeries]:

@@ -25,13 +25,14 @@ from pydicom.pixels.utils import get_expected_length
 from pydicom.uid import UID, ImplicitVRLittleEndian, RLELossless, SecondaryCaptureImageStorage, generate_uid
 
 from medfedaug.errors import ReaderError, first_line
-from medfedaug.hospital.dicom.codestreams import describe, unwrapped
 from medfedaug.hospital.dicom.headers import DicomInstance, DicomSlice, units_of
 from medfedaug.hospital.dicom.pixel_format import PixelFormat
 
 # Syntaxes of JPEG, lossless JPEG, JPEG-LS and JPEG 2000, which SimpleITK's GDCM decodes.
 _BY_GDCM = {f"1.2.840.10008.1.2.4.{number}" for number in (50, 51, 57, 70, 80, 81, 90, 91)}
 _OVERLAY_BIT = 0x0102
+_JP2_START, _J2K_START, _JPEG_START, _END = b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51", b"\xff\xd8", b"\xff\xd9"
+_JPEG_FRAMES = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}  # markers of segments with the size
 
 
 def undecodable(instance: DicomInstance) -> str:
@@ -137,7 +138,8 @@ def stored_frames(dataset: Dataset) -> np.ndarray:
     if form.photometric == "PALETTE COLOR" and dataset.get("SegmentationType") != "LABELMAP":
         raise ReaderError("its pixels are colours of a palette, and no intensities")
     if syntax.is_encapsulated:
-        pixels = np.stack([_decompressed(image, form, syntax) for image in compressed_frames(dataset)])
+        images = _compressed_frames(dataset, form, frames)
+        pixels = np.stack([_decompressed(image, form, syntax) for image in images])
     else:
         _check_length(dataset, form, frames)
         pixels = _by_pydicom(dataset, syntax)
@@ -157,21 +159,16 @@ def syntax_of(dataset: Dataset) -> UID:
     return UID(str(dataset.file_meta.get("TransferSyntaxUID") or ImplicitVRLittleEndian))
 
 
-def expected_bytes(dataset: Dataset) -> int:
-    """Return the length of uncompressed pixels by their header, without a filling byte."""
-    return get_expected_length(dataset, unit="bytes")
-
-
-def compressed_frames(dataset: Dataset) -> list[bytes]:
+def _compressed_frames(dataset: Dataset, form: PixelFormat, frames: int) -> list[bytes]:
     """Return the compressed images of an object, each whole and of the size in the header."""
-    form, frames = PixelFormat.of(dataset), _number_of_frames(dataset)
     tables = dataset.get("ExtendedOffsetTable"), dataset.get("ExtendedOffsetTableLengths")
     offsets = (tables[0], tables[1]) if tables[0] and tables[1] else None
     try:
         encoded = [*generate_frames(dataset.PixelData, number_of_frames=frames, extended_offsets=offsets)]
     except ValueError as error:
         raise ReaderError(f"its compressed pixels are damaged ({first_line(error)})") from error
-    images = [unwrapped(image) for image in encoded]
+    # Some programs store JPEG 2000 with the header of a file.
+    images = [i[max(0, i.find(_J2K_START)) :] if i.startswith(_JP2_START) else i for i in encoded]
     if len(images) != frames:
         raise ReaderError(
             f"its pixels hold {len(images)} images, and its header says {frames} (NumberOfFrames)"
@@ -183,17 +180,39 @@ def compressed_frames(dataset: Dataset) -> list[bytes]:
 
 
 def _check_codestream(image: bytes, form: PixelFormat) -> None:
-    stream = describe(image)
-    sizes = (stream.columns, stream.rows, stream.samples)
+    *sizes, bits = _described(image)
     expected = (form.columns, form.rows, form.samples)
-    if sizes != expected:
+    if tuple(sizes) != expected:
         raise ReaderError(
             f"its compressed pixels are {_sizes(sizes)}, and its header says {_sizes(expected)}"
         )
-    if stream.bits > form.allocated:
+    if bits > form.allocated:
         raise ReaderError(
-            f"its compressed pixels have {stream.bits} bits, and its header {form.allocated} (BitsAllocated)"
+            f"its compressed pixels have {bits} bits, and its header {form.allocated} (BitsAllocated)"
         )
+
+
+def _described(image: bytes) -> tuple[int, int, int, int]:
+    """Return columns, rows, samples and bits of a compressed image that is complete.
+
+    A decoder takes the size from the compressed data, and fills up what is missing. ITU-T T.81 Annex B
+    (JPEG), T.87 Annex C (JPEG-LS), T.800 Annex A (JPEG 2000).
+    """
+
+    def number(at: int, count: int) -> int:
+        return int.from_bytes(image[at : at + count], "big")
+
+    if not image.startswith((_J2K_START, _JPEG_START)):
+        raise ReaderError("its compressed pixels are neither JPEG nor JPEG 2000")
+    if _END not in image[-8:]:
+        raise ReaderError("its compressed pixels break off")
+    if image.startswith(_J2K_START):
+        columns, rows = number(8, 4) - number(16, 4), number(12, 4) - number(20, 4)
+        return columns, rows, number(40, 2), number(42, 1) % 128 + 1
+    at = 2
+    while at < len(image) and number(at + 1, 1) not in _JPEG_FRAMES:
+        at += 2 + number(at + 2, 2)
+    return number(at + 7, 2), number(at + 5, 2), number(at + 9, 1), number(at + 4, 1)
 
 
 def _number_of_frames(dataset: Dataset) -> int:
@@ -202,7 +221,7 @@ def _number_of_frames(dataset: Dataset) -> int:
 
 def _check_length(dataset: Dataset, form: PixelFormat, frames: int) -> None:
     """Check the length of uncompressed pixels; some programs fill them up with zeros."""
-    length, expected = len(dataset.PixelData), expected_bytes(dataset)
+    length, expected = len(dataset.PixelData), get_expected_length(dataset, unit="bytes")
     filling = dataset.PixelData[expected:]
     excess = len(filling) > 1 and (any(filling) or len(filling) >= expected // frames)
     if length < expected or excess:

@@ -1,21 +1,22 @@
-"""`DicomObjects`: identity and codes of a predicted SEG, its contours and its report."""
+"""`DicomObjects`: identity of a predicted SEG, its contours and its report."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
-from functools import cached_property
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from medfedaug.data.base import Case
+from medfedaug.data.base import Case, plain_name
 from medfedaug.data.io.base import Segments as Classes
 from medfedaug.data.io.formats import is_dicom
 from medfedaug.data.io.label_maps import write_whole
 from medfedaug.hospital.dicom.identity import ModelIdentity, ObjectKind
-from medfedaug.hospital.dicom.object_identity import further_series, object_identity, read_codes
-from medfedaug.hospital.dicom.segment_codes import SegmentCodes
 from medfedaug.hospital.dicom.segmentation import Segments, check_highdicom
+from medfedaug.hospital.dicom.series import open_series
+from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.prediction.ensemble import Ensemble
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.series_objects import SeriesObjects
 
@@ -23,22 +24,10 @@ from medfedaug.runs.prediction.series_objects import SeriesObjects
 class DicomObjects(SeriesObjects):
     """Writes contours and a report of the label map of a DICOM series, if the options ask for them."""
 
-    def __post_init__(self) -> None:
-        _ = self.codes  # read before any prediction
-
-    @cached_property
-    def codes(self) -> dict[str, SegmentCodes]:
-        """The codes of the classes."""
-        return read_codes(self.models.first, self.options.codes)
-
     def settings(self) -> dict[str, Any]:
-        """Return codes and kinds of objects."""
-        settings: dict[str, Any] = {}
-        if self.codes:
-            settings["codes"] = {name: asdict(codes) for name, codes in self.codes.items()}
-        if kinds := object_kinds(self.options):
-            settings["objects"] = [kind.word for kind in kinds]
-        return settings
+        """Return kinds of objects."""
+        kinds = object_kinds(self.options)
+        return {"objects": [kind.word for kind in kinds]} if kinds else {}
 
     def check(self, cases: Iterable[Case]) -> None:
         """Check that DICOM SEG can be written, if a case is a series."""
@@ -52,12 +41,12 @@ class DicomObjects(SeriesObjects):
 
     def segments(self, case: Case, classes: tuple[str, ...], notes: Mapping[str, str]) -> Segments:
         """Return the segments of a DICOM SEG."""
-        return Segments(classes, self.identity(case), self.codes, notes)
+        return Segments(classes, self.identity(case), notes)
 
     def identity(self, case: Case) -> ModelIdentity:
         """Return the identity of the objects of a case."""
         further = self.further.get(case.name) or further_series(case, self.folder.channel_names)
-        return object_identity(self.models, self.origin, self.codes, self.again, further=further)
+        return object_identity(self.models, self.origin, further=further)
 
     def write(self, out: Path, case: Case, label: Tensor, file: str, segments: Classes) -> None:
         """Write the objects of a series.
@@ -76,6 +65,41 @@ class DicomObjects(SeriesObjects):
                 write_whole(out / name, lambda path: write_rtstruct(path, image, voxels, model))
             else:
                 write_whole(out / name, lambda path: write_report(path, image, voxels, out / file, model))
+
+
+def channel_keys(names: Sequence[str], count: int) -> list[str]:
+    """Return a key for each of several series: its channel's name where all have a name, else its number."""
+    return [*map(plain_name, names)] if len(names) == count else [*map(str, range(count))]
+
+
+def further_series(case: Case, names: Sequence[str]) -> dict[str, str]:
+    """Return the SeriesInstanceUIDs of an image's DICOM series after the first, by `channel_keys`."""
+    keyed = zip(channel_keys(names, len(case.files)), case.files, strict=True)
+    return {key: open_series(file).uid for key, file in [*keyed][1:] if is_dicom(file)}
+
+
+def object_identity(
+    models: Ensemble, origin: Origin, *, further: Mapping[str, str] | None = None
+) -> ModelIdentity:
+    """Return the identity of a case's objects, which depends on settings and further series.
+
+    A site's pair follows from model and site, and a pair of the images themselves does not count. ``further``
+    has the SeriesInstanceUIDs of the image's series after the first, by channel.
+    """
+    chosen: dict[str, Any] = {}
+    if origin.pair is not None and not origin.site:
+        chosen["statistics"] = [origin.pair.mean.tolist(), origin.pair.std.tolist()]
+    if further:
+        chosen["series"] = dict(further)
+    text = json.dumps(chosen, sort_keys=True).encode()
+    tested = models.score(origin.site)
+    return ModelIdentity(
+        models.sha256,
+        origin.site,
+        settings=hashlib.sha256(text).hexdigest() if chosen else "",
+        test=tested.score,
+        warning=tested.warning,
+    )
 
 
 def object_files(out: Path, case: str) -> dict[ObjectKind, Path]:

@@ -14,7 +14,7 @@ from pydicom.uid import ExplicitVRLittleEndian, RTStructureSetStorage
 
 from medfedaug.hospital.dicom.headers import DicomSlice, dataset_of
 from medfedaug.hospital.dicom.identity import ObjectKind
-from medfedaug.hospital.dicom.segmentation import Segments, colour, concept, save_object, writing
+from medfedaug.hospital.dicom.segmentation import Segments, colour, save_object, writing
 from medfedaug.hospital.dicom.series import open_series
 from medfedaug.hospital.dicom.volumes import DicomSeries
 
@@ -83,7 +83,7 @@ def _structure_set(volume: DicomSeries, source: Dataset, voxels: np.ndarray, seg
                 ReferencedROINumber=number,
                 RTROIInterpretedType="",
                 ROIInterpreter="",
-                RTROIIdentificationCodeSequence=[concept(segments.codes_of(number).type)],
+                RTROIIdentificationCodeSequence=[segments.type_of(number)],
             )
         )
     return structure

@@ -28,12 +28,8 @@ def described_segments(dataset: Dataset) -> dict[int, str]:
     return {number: label for number, label in labels.items() if number != _background(dataset)}
 
 
-def segment_frames(dataset: Dataset, threshold: float) -> Iterator[SegmentFrame]:
-    """Decode a SEG, PS3.3 C.8.20.
-
-    Args:
-        threshold: share of its maximum from which a pixel of a fractional SEG counts.
-    """
+def segment_frames(dataset: Dataset) -> Iterator[SegmentFrame]:
+    """Decode a SEG, PS3.3 C.8.20; of a fractional one, pixels of half of its maximum count."""
     kind = dataset.get("SegmentationType")
     if kind not in _KINDS:
         raise ReaderError("a SEG that is neither binary, fractional nor a map of labels")
@@ -55,8 +51,7 @@ def segment_frames(dataset: Dataset, threshold: float) -> Iterator[SegmentFrame]
             masks = {number: frame == number for number in numbers}
         else:
             identity = first_item("SegmentIdentificationSequence", group, *shared)
-            limit = threshold * highest if kind == "FRACTIONAL" else 0.5
-            masks = {int(identity.ReferencedSegmentNumber): frame >= limit}
+            masks = {int(identity.ReferencedSegmentNumber): frame >= 0.5 * highest}
         if unknown := masks.keys() - labels.keys():
             raise ReaderError(f"a SEG with a segment {min(unknown)} that it does not describe")
         for number, pixels in masks.items():

@@ -14,16 +14,17 @@ from typing import Any
 import numpy as np
 import pydicom
 from pydicom import Dataset
+from pydicom.sr.codedict import codes
 from pydicom.valuerep import CUSTOMIZABLE_CHARSET_VR
 
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.hospital.dicom.identity import ModelIdentity, ObjectKind
-from medfedaug.hospital.dicom.segment_codes import Code, SegmentCodes
 from medfedaug.hospital.dicom.series import open_series
 from medfedaug.hospital.dicom.volumes import DicomSeries
 
 OWN_CODES = "99MEDFEDAUG"
-"""Coding scheme of classes without a code, and of measures that no scheme has."""
+"""Coding scheme of classes."""
+CATEGORY = codes.SCT.SpatialAndRelationalConcept
 _SEG, _CONVERT = "DICOM SEG", "Convert the series to NIfTI."
 _NEEDED = ("PatientID", "StudyInstanceUID", "FrameOfReferenceUID")
 _COLOURS = ((230, 60, 50), (60, 130, 230), (60, 180, 75), (245, 180, 40), (145, 60, 180), (70, 200, 200))
@@ -33,24 +34,17 @@ _PLACED = ("ImageOrientationPatient", "PixelSpacing")
 
 @dataclass(frozen=True)
 class Segments:
-    """Segments of a label map.
-
-    Args:
-        codes: of the classes; a class without codes has its name in `OWN_CODES`.
-        notes: descriptions of segments, by class.
-    """
+    """Segments of a label map; ``notes`` are descriptions, by class."""
 
     classes: tuple[str, ...]
     model: ModelIdentity
-    codes: Mapping[str, SegmentCodes] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
 
-    def codes_of(self, number: int) -> SegmentCodes:
-        """Return the codes of the class with a number."""
-        name = self.classes[number]
-        category = Code("309825002", "SCT", "Spatial and Relational Concept")
-        default = SegmentCodes(category, Code(f"CLASS{number}", OWN_CODES, name[:64]))
-        return self.codes.get(name, default)
+    def type_of(self, number: int) -> Any:
+        """Return the code of the class with a number, for highdicom: its name in `OWN_CODES`."""
+        import highdicom as hd
+
+        return hd.sr.CodedConcept(f"CLASS{number}", OWN_CODES, self.classes[number][:64])
 
 
 def check_highdicom() -> None:
@@ -88,13 +82,11 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
     algorithm = segments.model.algorithm()
     descriptions = []
     for number, name in enumerate(segments.classes[1:], start=1):
-        codes = segments.codes_of(number)
         description = hd.seg.SegmentDescription(
             segment_number=number,
             segment_label=name[:64],
-            segmented_property_category=concept(codes.category),
-            segmented_property_type=concept(codes.type),
-            anatomic_regions=[concept(codes.anatomic_region)] if codes.anatomic_region else None,
+            segmented_property_category=CATEGORY,
+            segmented_property_type=segments.type_of(number),
             algorithm_type=hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
             algorithm_identification=algorithm,
             tracking_uid=segments.model.tracking_uid(volume, number),
@@ -162,13 +154,6 @@ def _texts(dataset: Dataset) -> Iterator[str]:
 def colour(number: int) -> tuple[int, int, int]:
     """Return the colour, RGB, in which viewers should show a class."""
     return _COLOURS[(number - 1) % len(_COLOURS)]
-
-
-def concept(code: Code) -> Any:
-    """Convert a code for highdicom."""
-    import highdicom as hd
-
-    return hd.sr.CodedConcept(code.value, code.scheme, code.meaning)
 
 
 def _check(series: Path, volume: DicomSeries, slices: Sequence[Any], shape: tuple[int, ...]) -> None:

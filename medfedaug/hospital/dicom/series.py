@@ -8,7 +8,6 @@ into volumes: the slices of a series with one orientation, and one echo, phase o
 
 from __future__ import annotations
 
-import filecmp
 import os
 import re
 from collections import defaultdict
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pydicom
 
 from medfedaug.data.io.series import LeftOut, Scan, Selection, walk
 from medfedaug.errors import ConfigError, ReaderError
@@ -26,7 +24,6 @@ from medfedaug.hospital.dicom.headers import (
     is_dicom_file,
     one_line,
     read_instance,
-    values_of,
 )
 from medfedaug.hospital.dicom.pixels import read_slices
 from medfedaug.hospital.dicom.volumes import DicomSeries, volumes_of
@@ -62,69 +59,22 @@ def scan(
                 continue
             if instance.no_image:
                 no_images[folder, instance.no_image].append(file)
-                left_out += _missing_files(instance)
             else:
                 instances.append(instance)
     for (folder, reason), files in no_images.items():
         names = first_of([one_line(file.name) for file in files])
         left_out.append(LeftOut(folder, f"{counted(len(files), 'file')}: {reason} ({names})"))
-    return Scan(tuple(_volumes(instances, left_out)), tuple(others), tuple(left_out))
+    return Scan(tuple(_volumes(instances)), tuple(others), tuple(left_out))
 
 
-def _missing_files(index: DicomInstance) -> list[LeftOut]:
-    """Return the files that a DICOMDIR lists and the folder lacks."""
-    if index.no_image != "DICOMDIR":
-        return []
-    records = values_of(pydicom.dcmread(index.path, force=True).get("DirectoryRecordSequence"))
-    listed = [values_of(record.get("ReferencedFileID")) for record in records]
-    missing = [
-        str(Path(*parts)) for parts in listed if parts and not _inside(index.path.parent, parts).exists()
-    ]
-    if not missing:
-        return []
-    names = first_of([*map(one_line, missing)])
-    return [LeftOut(index.path, f"lists {counted(len(missing), 'file')} that are not there ({names})")]
-
-
-def _inside(folder: Path, parts: Sequence[str]) -> Path:
-    for part in parts:  # a CD's names are in capitals, and its copies often in small letters
-        folder = folder / part if (folder / part).exists() else folder / str(part).lower()
-    return folder
-
-
-def _volumes(instances: Sequence[DicomInstance], left_out: list[LeftOut]) -> list[DicomSeries]:
+def _volumes(instances: Sequence[DicomInstance]) -> list[DicomSeries]:
     by_series: dict[tuple[str, str], dict[Path, list[DicomInstance]]] = defaultdict(lambda: defaultdict(list))
     for instance in instances:
         by_series[instance.study, instance.series][instance.path.parent].append(instance)
     volumes: list[DicomSeries] = []
     for folders in by_series.values():
-        volumes += _volumes_of_series(_without_copies(folders, left_out))
+        volumes += _volumes_of_series(folders)
     return sorted(volumes, key=lambda series: (series.folders[0], series.first.number.zfill(6), series.uid))
-
-
-def _without_copies(
-    folders: dict[Path, list[DicomInstance]], left_out: list[LeftOut]
-) -> dict[Path, list[DicomInstance]]:
-    kept: dict[Path, list[DicomInstance]] = {}
-    for folder, instances in folders.items():
-        other = next((path for path, those in kept.items() if _copies(instances, those)), None)
-        if other is None:
-            kept[folder] = instances
-        else:
-            left_out.append(LeftOut(folder, f"a copy of the series in {other}"))
-    return kept
-
-
-def _copies(some: Sequence[DicomInstance], others: Sequence[DicomInstance]) -> bool:
-    """Return whether files are the same objects: two are compared, since a UID may be given twice."""
-    first, second = (
-        {piece.instance: instance.path for instance in group for piece in instance.slices[:1]}
-        for group in (some, others)
-    )
-    if first.keys() != second.keys() or len(first) < len(some):
-        return False
-    middle = sorted(first)[len(first) // 2]
-    return filecmp.cmp(first[middle], second[middle], shallow=False)
 
 
 def _volumes_of_series(folders: dict[Path, list[DicomInstance]]) -> list[DicomSeries]:

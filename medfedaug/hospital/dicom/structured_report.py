@@ -12,11 +12,8 @@ import pydicom
 
 from medfedaug._version import __version__
 from medfedaug.hospital.dicom.identity import ObjectKind
-from medfedaug.hospital.dicom.segment_codes import Code
-from medfedaug.hospital.dicom.segmentation import Segments, concept, save_object, writing
+from medfedaug.hospital.dicom.segmentation import CATEGORY, Segments, save_object, writing
 from medfedaug.hospital.dicom.series import open_series
-
-_MILLILITRE = Code("mL", "UCUM", "milliliter")
 
 
 def write_report(
@@ -57,8 +54,6 @@ def _report(
     counts = np.bincount(voxels.ravel(), minlength=len(segments.classes))
     groups = []
     for number, name in enumerate(segments.classes[1:], start=1):
-        coded = segments.codes_of(number)
-        region = coded.anatomic_region
         groups.append(
             hd.sr.VolumetricROIMeasurementsAndQualitativeEvaluations(
                 tracking_identifier=hd.sr.TrackingIdentifier(
@@ -70,9 +65,8 @@ def _report(
                     segment_number=number,
                     source_series=hd.sr.SourceSeriesForSegmentation(volume.uid),
                 ),
-                finding_category=concept(coded.category),
-                finding_type=concept(coded.type),
-                finding_sites=[hd.sr.FindingSite(concept(region))] if region is not None else None,
+                finding_category=CATEGORY,
+                finding_type=segments.type_of(number),
                 algorithm_id=hd.sr.AlgorithmIdentification(
                     name="medfedaug",
                     version=__version__,
@@ -82,7 +76,7 @@ def _report(
                     hd.sr.Measurement(
                         name=codes.SCT.Volume,
                         value=round(int(counts[number]) * millilitres, 3),
-                        unit=concept(_MILLILITRE),
+                        unit=hd.sr.CodedConcept("mL", "UCUM", "milliliter"),
                     )
                 ],
             )

@@ -7,9 +7,11 @@ has pseudonyms.
 
 from __future__ import annotations
 
+import csv
 import logging
 import re
 import ssl
+import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -90,6 +92,33 @@ class StudyQuery:
             raise ConfigError(f"a value of {self.key} is empty or has a wildcard; name each study")
         if self.key == "StudyInstanceUID" and not valid_uid(self.value):
             raise ConfigError("a value of StudyInstanceUID is no UID; a UID has digits and dots alone")
+
+
+def read_studies(path: Path) -> list[StudyQuery]:
+    """Read the studies of a CSV file with a column of `STUDY_KEYS`, each once, in the order of the file."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not readable as a text in UTF-8") from error
+    lines = text.splitlines()
+    delimiter = ";" if lines and ";" in lines[0] else ","
+    rows = csv.DictReader(lines, delimiter=delimiter)
+    columns = [name.strip() for name in rows.fieldnames or ()]
+    rows.fieldnames = columns
+    key = next((name for name in STUDY_KEYS if name in columns), None)
+    if key is None:
+        raise ConfigError(f"{path}: has no column {', '.join(STUDY_KEYS[:-1])} or {STUDY_KEYS[-1]}")
+    queries: dict[StudyQuery, None] = {}
+    for row in rows:
+        value = (row.get(key) or "").strip()
+        if value:
+            try:
+                queries[StudyQuery(key, value)] = None
+            except ConfigError as error:
+                raise ConfigError(f"{path}, line {rows.line_num}: {error}") from error
+    if not queries:
+        raise ConfigError(f"{path}: names no study")
+    return [*queries]
 
 
 @dataclass(frozen=True)
@@ -189,24 +218,6 @@ class Access(Settings):
     )
     aet: str = setting("MEDFEDAUG", "AE title of the site.")
     receive: int | None = setting(None, "Port to receive on by C-MOVE, instead of C-GET.", rare=True)
-    receive_on: str | None = setting(
-        None,
-        "Address of this machine on which --receive listens; by default the one from which the archive is "
-        "reached.",
-        rare=True,
-    )
-    sender: str | None = setting(
-        None,
-        "AET@HOST that sends to --receive, where it differs from --dimse; other senders are refused.",
-        rare=True,
-    )
-    connections: int = setting(
-        4,
-        "Parallel DICOMweb requests for single objects, of all series together, after a request for a whole "
-        "series failed.",
-        at_least=1,
-        rare=True,
-    )
 
     def __post_init__(self) -> None:
         for file in (self.authority, self.certificate, self.key):
@@ -354,3 +365,67 @@ def quiet_libraries() -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
+
+
+_MOST_SILENT = 3
+
+
+class Patience:
+    """Distinguish failures of one study from an archive that is gone.
+
+    An archive is given up after three studies in a row without a usable answer, and at once where it has
+    never ``answered`` in time. Several threads may use it.
+    """
+
+    def __init__(self, *, answered: bool = False) -> None:
+        self._answered, self._silent = answered, 0
+        self._lock = threading.Lock()
+
+    def heard(self) -> None:
+        """Record that the archive answers."""
+        with self._lock:
+            self._answered, self._silent = True, 0
+
+    def problem(self, error: ArchiveError | FetchError) -> str:
+        """Return the reason why a study failed; raise where the archive is given up."""
+        if not error.timed_out and not isinstance(error, UnusableAnswer):
+            if isinstance(error, ArchiveError) and not isinstance(error, RequestRefused):
+                raise error
+            self.heard()
+            return str(error)
+        with self._lock:
+            self._silent += 1
+            if error.timed_out and not self._answered:
+                raise error
+            if self._silent >= _MOST_SILENT:
+                raise ArchiveError(f"{error}; run the same command again to go on", timed_out=True) from error
+        return str(error)
+
+
+def open_archive(
+    *,
+    dicomweb: str | None = None,
+    dimse: str | None = None,
+    folder: str | Path | None = None,
+    access: Access | None = None,
+) -> Archive:
+    """Open the archive of the one address that is given."""
+    addresses = {"--dicomweb": dicomweb, "--dimse": dimse, "--folder": folder}
+    names = [name for name, value in addresses.items() if value]
+    if len(names) != 1:
+        text = " and ".join(names) or "no archive"
+        raise ConfigError(f"{text} given; give one of --dicomweb URL, --dimse AET@HOST:PORT, --folder DIR")
+    access = access or Access()
+    if dicomweb:
+        require_pacs("dicomweb_client")
+        from medfedaug.hospital.pacs.dicomweb import DicomWebArchive
+
+        return DicomWebArchive(dicomweb, access)
+    if dimse:
+        require_pacs("pynetdicom")
+        from medfedaug.hospital.pacs.dimse import DimseArchive
+
+        return DimseArchive(dimse, access)
+    from medfedaug.hospital.pacs.folder import FolderArchive
+
+    return FolderArchive(Path(str(folder)))

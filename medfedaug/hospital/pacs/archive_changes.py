@@ -1,7 +1,6 @@
 """`find_changes`: differences between an archive and earlier imports of its studies."""
 
-import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from medfedaug.hospital.pacs.archive import (
@@ -9,12 +8,12 @@ from medfedaug.hospital.pacs.archive import (
     Archive,
     ArchiveError,
     ArchiveSeries,
+    Patience,
     StudyQuery,
     known_fields,
 )
 from medfedaug.hospital.pacs.choice import NO_STUDY, StudyPlan
 from medfedaug.hospital.pacs.label_objects import LabelObject
-from medfedaug.hospital.pacs.patience import Patience
 
 _IMAGE, _LABEL, _OTHER = "image", "label", "possible image"
 
@@ -22,20 +21,18 @@ SeriesRecords = dict[str, dict[str, Any]]
 
 
 def describe_series(
-    plan: StudyPlan, images: Mapping[str, Sequence[str]], labels: Sequence[LabelObject]
+    plan: StudyPlan, images: Mapping[str, int], labels: Sequence[LabelObject]
 ) -> SeriesRecords:
     """Describe the series of an import for the site's list.
 
     Returns:
-        By SeriesInstanceUID the kind and modality; for an image the number of its objects and a hash of their
-        UIDs, since the list of all studies is written again after each; for label objects the dates by
-        SOPInstanceUID.
+        By SeriesInstanceUID the kind and modality; for an image the number of its objects, for label objects
+        the dates by SOPInstanceUID.
     """
     records: SeriesRecords = {}
     for one in plan.images:
         kind = _IMAGE if one.uid in images else _OTHER
-        uids = {*images.get(one.uid, ())}
-        records[one.uid] = {"kind": kind, "modality": one.modality, "count": len(uids), "uids": _hash(uids)}
+        records[one.uid] = {"kind": kind, "modality": one.modality, "count": images.get(one.uid, 0)}
     for one in plan.labels:
         objects = {
             label.uid: known_fields(label.dataset, OBJECT_FIELDS)
@@ -63,7 +60,7 @@ def find_changes(
         Differences by case, as text without values of headers; unchanged cases are left out.
     """
     changes_by_case: dict[str, list[str]] = {}
-    patience = Patience(archive.place, answered=True)
+    patience = Patience(answered=True)
     for plan in plans:
         if plan.study is None or plan.case not in studies:
             continue
@@ -103,25 +100,15 @@ def _changes_of_series(archive: Archive, series: ArchiveSeries, record: Mapping[
     if record["kind"] == _OTHER:
         return []
     if record["kind"] == _IMAGE:
-        count, same = series.instances, series.instances == record["count"]
+        count = series.instances
         if count is None:  # the archive does not say
-            uids = archive.find_objects(series).keys()
-            count, same = len(uids), _hash(uids) == record["uids"]
+            count = len(archive.find_objects(series))
+        same = count == record["count"]
         return [] if same else [f"{series.modality} series of {count} objects, {record['count']} before"]
     before: Mapping[str, Mapping[str, str]] = record["objects"]
     now = archive.find_objects(series)
-    counts = {
-        "new": len(now.keys() - before.keys()),
-        "gone": len(before.keys() - now.keys()),
-        # By dates that both have: an archive may lack some.
-        "rewritten": sum(
-            any(now[uid].get(name, date) != date for name, date in dates.items())
-            for uid, dates in before.items()
-            if uid in now
-        ),
-    }
-    return [f"{count} {change} {series.modality}" for change, count in counts.items() if count]
-
-
-def _hash(uids: Collection[str]) -> str:
-    return hashlib.sha256("\n".join(sorted(uids)).encode()).hexdigest()
+    # By dates that both have: an archive may lack some.
+    rewritten = any(
+        now[uid].get(name, date) != date for uid in now.keys() & before for name, date in before[uid].items()
+    )
+    return [f"other objects of {series.modality}"] if rewritten or now.keys() != before.keys() else []

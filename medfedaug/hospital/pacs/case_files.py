@@ -14,13 +14,12 @@ from medfedaug.data.base import SPLITS, Case
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.data.splits import split_patients
 from medfedaug.errors import ConfigError
-from medfedaug.hospital.pacs.earlier_versions import EarlierVersions
 from medfedaug.hospital.pacs.import_settings import ImportSettings
 from medfedaug.hospital.pacs.study_list import StudyList
 from medfedaug.utils.files import parse_json, private_folder, remove_unfinished, write_json
 
 _OWN_FIELDS = ("labels", LABELLED)
-_OWN_OF_ROW = ("image", "label", "patient", "version", "notes")
+_OWN_OF_ROW = ("image", "label", "patient")
 
 
 @dataclass(frozen=True)
@@ -38,11 +37,6 @@ class CaseFiles:
     def staging(self, case: str) -> Path:
         """Folder to which the objects of a study are fetched."""
         return self.fetching / case
-
-    @property
-    def earlier(self) -> EarlierVersions:
-        """Earlier versions of cases."""
-        return EarlierVersions(self.state / "previous", self.out)
 
     @property
     def fetching(self) -> Path:
@@ -81,15 +75,6 @@ class CaseFiles:
         files = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir())]
         return [self.label(case), *(file for file in files if pattern.fullmatch(file.name))]
 
-    def keep(self, case: str, version: int) -> None:
-        """Keep the files of a case as an earlier version."""
-        self.earlier.keep(case, version, [*self.of(case), *self.dicom(case).glob("*")])
-
-    def set_aside(self, case: str, version: int) -> None:
-        """Keep the files of a case as an earlier version, and take them out of the data folder."""
-        self.keep(case, version)
-        self.unlink(case)
-
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the folder against other imports and withdrawals; `ConfigError` where one has the lock."""
@@ -105,13 +90,7 @@ class CaseFiles:
             lock.release()
 
     def remove(self, case: str) -> None:
-        """Remove all files of a case, with its earlier versions."""
-        self.remove_unfinished()
-        self.earlier.remove(case)
-        self.unlink(case)
-
-    def unlink(self, case: str) -> None:
-        """Take the files of a case out of the data folder; its earlier versions stay."""
+        """Remove all files of a case."""
         for file in self.of(case):
             file.unlink(missing_ok=True)
         for folder in (self.dicom(case), self.staging(case)):
@@ -147,11 +126,7 @@ class CaseFiles:
             content[LABELLED] = labelled
         rows = {str(row.get("image")): row for part in SPLITS for row in before.get(part, ())}
         for part in SPLITS:
-            content[part] = [
-                self._row(case, settings, entries[case.name], rows)
-                for case in cases
-                if split[case.patient] == part
-            ]
+            content[part] = [self._row(case, settings, rows) for case in cases if split[case.patient] == part]
         write_json(self.listing, content, private=True)
 
     def content(self) -> dict[str, Any]:
@@ -165,15 +140,13 @@ class CaseFiles:
         self,
         case: Case,
         settings: ImportSettings,
-        entry: Mapping[str, Any],
         before: Mapping[str, Mapping[str, Any]],
     ) -> dict[str, Any]:
         images = [f"images/{file.name}" for file in self.images(case.name, settings.channels)]
         image = images if settings.channels else images[0]
         label = {"label": f"labels/{case.name}.nii.gz"} if settings.outlined else {}
-        optional = {name: entry[name] for name in ("version", "notes") if entry.get(name)}
         kept = {key: v for key, v in before.get(str(image), {}).items() if key not in _OWN_OF_ROW}
-        return {"image": image, **label, "patient": case.patient, **optional, **kept}
+        return {"image": image, **label, "patient": case.patient, **kept}
 
     def _split(
         self, cases: Sequence[Case], studies: Mapping[str, Mapping[str, Any]], before: Mapping[str, Any]

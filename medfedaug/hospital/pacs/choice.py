@@ -6,9 +6,15 @@ from dataclasses import dataclass, field
 
 from medfedaug.hospital.dicom.identity import is_own_series
 from medfedaug.hospital.dicom.series import compile_series
-from medfedaug.hospital.pacs.archive import Archive, ArchiveError, ArchiveSeries, ArchiveStudy, StudyQuery
+from medfedaug.hospital.pacs.archive import (
+    Archive,
+    ArchiveError,
+    ArchiveSeries,
+    ArchiveStudy,
+    Patience,
+    StudyQuery,
+)
 from medfedaug.hospital.pacs.import_settings import LABELS, NEWEST, ImportSettings
-from medfedaug.hospital.pacs.patience import Patience
 
 NO_STUDY = "the archive has no such study"
 """Problem of a query without a result."""
@@ -66,7 +72,7 @@ def plan_import(
     called with ``{"event": "found", "number": ..., "of": ...}`` after each search.
     """
     plans: dict[str, StudyPlan] = {}
-    patience = Patience(archive.place)
+    patience = Patience()
     for number, query in enumerate(queries, 1):
         case = pseudonym(query.value, "case")
         try:

@@ -4,35 +4,32 @@ The list is `medfedaug.hospital.pacs.kept_attributes`. Attributes that table E.1
 where the list has them; dicom-anonymizer ships the table.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import pydicom
 from dicomanonymizer.dicomfields_selector import dicom_anonymization_database_selector
 from pydicom import DataElement, Dataset
 from pydicom.datadict import dictionary_has_tag, dictionary_keyword, dictionary_VR
 from pydicom.dataset import FileMetaDataset
-from pydicom.encaps import encapsulate
 from pydicom.multival import MultiValue
+from pydicom.pixels import pack_bits
 from pydicom.sequence import Sequence as Items
 from pydicom.sr.codedict import Collection
-from pydicom.uid import PYDICOM_IMPLEMENTATION_UID, ExplicitVRLittleEndian, RLELossless, UID_dictionary
+from pydicom.uid import PYDICOM_IMPLEMENTATION_UID, ExplicitVRLittleEndian, UID_dictionary
 
 from medfedaug._version import __version__
-from medfedaug.hospital.dicom.codestreams import without_comments
+from medfedaug.errors import ReaderError
 from medfedaug.hospital.dicom.headers import SECONDARY_CAPTURES, dataset_of, items_of
 from medfedaug.hospital.dicom.pixel_format import PixelFormat
-from medfedaug.hospital.dicom.pixels import compressed_frames, expected_bytes, stored_frames, syntax_of
+from medfedaug.hospital.dicom.pixels import stored_frames, syntax_of
 from medfedaug.hospital.pacs.kept_attributes import (
     DUMMIES,
     EMPTIED,
     LABELS,
-    PSEUDONYMS,
     TABLE,
     TERMS,
     kept_attributes,
@@ -69,7 +66,7 @@ class Deidentifier:
     An object keeps the attributes in the list of its class, each of the type that the standard gives it:
     numbers, words of a list, and UIDs. A UID has the same successor in every object, so that references hold;
     UIDs of the standard stay. Codes stay if the standard's context groups have them, with the meaning there.
-    Segments and regions get the names of classes. Pixels keep their values alone.
+    Segments and regions get the names of classes. Pixels keep only their values, uncompressed.
 
     Deviations: the list is stricter than the basic profile of PS3.15. A required attribute is empty, or has a
     dummy; a required sequence is missing, where the list does not name it.
@@ -145,9 +142,7 @@ class Deidentifier:
             return True
         if int(element.tag) in _removed_by_standard():
             return False
-        if name in PSEUDONYMS:
-            element.value = _each(element.value, self._pseudonym)
-        elif element.VR == "SQ":
+        if element.VR == "SQ":
             for item in element.value:
                 self._clean_item(item, TABLE if name == "ModalityLUTSequence" else kept - {"PixelData"})
         elif element.VR == "UI":
@@ -164,14 +159,9 @@ class Deidentifier:
             _clean_code(item)
             return
         self._clean(item, kept)
-        if "LUTData" in item:
-            _clean_table(item)
 
     def _successor(self, uid: Any) -> str:
         return str(uid) if str(uid) in UID_dictionary or not uid else self._new_uid(str(uid))
-
-    def _pseudonym(self, text: Any) -> str:
-        return hashlib.sha256(self._new_uid(str(text)).encode()).hexdigest()[:16]
 
 
 def _types_of(tag: pydicom.tag.BaseTag) -> list[str]:
@@ -185,13 +175,6 @@ def _listed(value: Any) -> list[Any]:
 
 def _each(value: Any, new: Callable[[Any], str]) -> Any:
     return [*map(new, value)] if isinstance(value, MultiValue) else new(value) if value else value
-
-
-def _clean_table(item: Dataset) -> None:
-    """Cut bytes after the last entry of a table of values."""
-    entries = int(item.LUTDescriptor[0]) or 2**16
-    wide = int(item.LUTDescriptor[2]) > 8 or len(item.LUTData) >= 2 * entries
-    item.LUTData = item.LUTData[: entries * (2 if isinstance(item.LUTData, bytes) and wide else 1)]
 
 
 def _clean_code(item: Dataset) -> None:
@@ -226,46 +209,16 @@ def _write(dataset: Dataset, file: IO[bytes]) -> None:
 
 
 def _clean_pixels(dataset: Dataset) -> None:
-    """Remove bytes after the pixels, bits that no value uses, and comments in compressed images, in place.
-
-    Values stay the same; RLE is written anew.
-    """
-    syntax = syntax_of(dataset)
-    if syntax == RLELossless:
-        _write_rle_anew(dataset)
-    elif syntax.is_encapsulated:
-        dataset.PixelData = encapsulate([without_comments(image) for image in compressed_frames(dataset)])
-    else:
-        if not syntax.is_little_endian and dataset["PixelData"].VR == "OW" and dataset.BitsAllocated == 8:
-            # Words of swapped bytes: the bytes after the image are last only in the order of the image.
-            dataset.PixelData = np.frombuffer(dataset.PixelData, np.uint16).byteswap().tobytes()
-            dataset["PixelData"].VR = "OB"
-        data = dataset.PixelData[: expected_bytes(dataset)]
-        data = _without_unused_bits(dataset, data, little=syntax.is_little_endian)
-        dataset.PixelData = data + b"\0" * (len(data) % 2)
-
-
-def _write_rle_anew(dataset: Dataset) -> None:
-    values = stored_frames(dataset)
-    form = PixelFormat.of(dataset)
-    if form.colour:  # the decoded values are RGB
-        dataset.PhotometricInterpretation, dataset.PlanarConfiguration = "RGB", 0
-    kind = f"{'i' if form.signed else 'u'}{form.allocated // 8}"
-    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    dataset.PixelData = values.astype(f"<{kind}").tobytes()
-    dataset.compress(RLELossless, generate_instance_uid=False)
-
-
-def _without_unused_bits(dataset: Dataset, data: bytes, *, little: bool) -> bytes:
-    """Return pixels whose unused bits repeat the sign, or are 0."""
-    form = PixelFormat.of(dataset)
+    """Write the values anew, uncompressed: unused bits, comments and other bytes may name the patient."""
+    values, form = stored_frames(dataset), PixelFormat.of(dataset)
+    if not syntax_of(dataset).is_little_endian and "ModalityLUTSequence" in dataset:
+        raise ReaderError("a big-endian object with a table of values; have it sent in another form")
     if form.allocated == 1:
-        count = int(dataset.get("NumberOfFrames") or 1) * form.rows * form.columns
-        bits = np.unpackbits(np.frombuffer(data, np.uint8), count=count, bitorder="little")
-        return np.packbits(bits, bitorder="little").tobytes()
-    unused = form.allocated - form.stored
-    if not unused:
-        return data
-    kind = f"{'<' if little else '>'}{'i' if form.signed else 'u'}{form.allocated // 8}"
-    values = np.frombuffer(data, kind)
-    return ((values << unused) >> unused).astype(kind).tobytes()
+        data = pack_bits(values, pad=False)
+    else:
+        data = values.astype(f"<{'i' if form.signed else 'u'}{form.allocated // 8}").tobytes()
+    if form.colour:
+        dataset.PhotometricInterpretation, dataset.PlanarConfiguration = "RGB", 0
+    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    dataset.PixelData = data + b"\0" * (len(data) % 2)
+    dataset["PixelData"].VR = "OB" if form.allocated <= 8 else "OW"

@@ -3,9 +3,7 @@
 import ipaddress
 import threading
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
@@ -69,7 +67,6 @@ class DicomWebArchive(Archive):
         self._thread = threading.local()
         self._sessions: list[WebSession] = []
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(access.connections)
 
     def _studies(self, query: StudyQuery) -> list[dict[str, str]]:
         search = partial(self._client().search_for_studies, search_filters={query.key: query.value})
@@ -105,10 +102,7 @@ class DicomWebArchive(Archive):
     def fetch(
         self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] = lambda: None
     ) -> list[Path]:
-        """Fetch a series by WADO as it is stored, in one request; then request missing objects one by one.
-
-        At most ``access.connections`` of these, of all series, are under way and in memory.
-        """
+        """Fetch a series by WADO as it is stored, in one request; then request missing objects one by one."""
         uids = sorted(row["SOPInstanceUID"] for row in self._objects(series, ()))
         if not uids:
             raise FetchError("the archive lists no object of it")
@@ -125,44 +119,19 @@ class DicomWebArchive(Archive):
         return arrival.files(failure)
 
     def _one_by_one(self, arrival: Arrival, series: str) -> Failure:
-        """Fetch the missing objects one by one, in several threads; return the gravest failure.
-
-        Requests end where the archive is silent.
-        """
-        waiting, over = deque(arrival.missing), threading.Event()
-
-        def work() -> list[Failure]:
-            failures = []
-            try:
-                while waiting and not over.is_set():
-                    try:
-                        uid = waiting.popleft()
-                    except IndexError:  # another thread was faster
-                        break
-                    failure = self._one(arrival, f"{series}/instances/{uid}", uid)
-                    if failure is not None:
-                        failures.append(failure)
-                        if failure.timed_out:
-                            over.set()
-            except BaseException:
-                over.set()
-                raise
-            return failures
-
-        workers = [self._pool.submit(work) for _ in range(self._access.connections)]
-        wait(workers)
-        failures = [failure for worker in workers for failure in worker.result()]
-        return max(failures, key=lambda failure: failure.timed_out, default=Failure())
-
-    def _one(self, arrival: Arrival, address: str, uid: str) -> Failure | None:
-        """Fetch one object in up to ``attempts`` requests; return ``None`` where it came."""
-        for _ in range(self._access.attempts):
-            failure = self._receive(arrival, address)
-            if arrival.has(uid):
-                return None
-            if not failure.passing or failure.timed_out:
-                break
-        return failure
+        """Fetch the missing objects one by one, until the archive is silent; return the last failure."""
+        last = Failure()
+        for uid in arrival.missing:
+            for _ in range(self._access.attempts):
+                failure = self._receive(arrival, f"{series}/instances/{uid}")
+                if arrival.has(uid):
+                    break
+                last = failure
+                if failure.timed_out:
+                    return failure
+                if not failure.passing:
+                    break
+        return last
 
     def _receive(self, arrival: Arrival, address: str) -> Failure:
         """Accept the objects of an address; return the reason why some may be missing."""
@@ -202,7 +171,6 @@ class DicomWebArchive(Archive):
 
     def close(self) -> None:
         """Close the connections of all threads."""
-        self._pool.shutdown(cancel_futures=True)
         with self._lock:
             for session in self._sessions:
                 session.close()
@@ -212,7 +180,7 @@ class DicomWebArchive(Archive):
     def _session(self) -> WebSession:
         session: WebSession | None = getattr(self._thread, "session", None)
         if session is None:
-            session = self._thread.session = WebSession(self.place, self._access)
+            session = self._thread.session = WebSession(self._access)
             with self._lock:
                 self._sessions.append(session)
         return session
@@ -236,7 +204,7 @@ class DicomWebArchive(Archive):
         # Invalid JSON, and JSON nested without end, raise no `RequestException`.
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UnusableAnswer(
-                f"{self.place} answers something else than DICOMweb; check the URL"
+                f"{self.place} answers something else than DICOMweb; check URL and token"
             ) from error
         except requests.RequestException as error:
             failure = _failure(error, self.place, action)
@@ -256,8 +224,6 @@ def _is_here(host: str) -> bool:
 
 def _failure(error: requests.RequestException, place: str, action: str = "fetch") -> Failure:
     """Describe a failed request without its path, which names a study."""
-    if isinstance(error, requests.TooManyRedirects):
-        return Failure(f"{place} redirects without end", passing=False)
     if error.response is not None:
         code = error.response.status_code
         hint = {401: "; check user and password", 403: "; this user may not", 404: "; check the URL"}

@@ -1,7 +1,6 @@
 """`DimseArchive`: an archive that speaks DIMSE (C-FIND, C-GET or C-MOVE, C-STORE)."""
 
 import re
-import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,8 +25,6 @@ from pynetdicom import (
     evt,
 )
 from pynetdicom.association import Association
-from pynetdicom.events import Event
-from pynetdicom.pdu import A_ASSOCIATE_RJ
 from pynetdicom.presentation import PresentationContext
 from pynetdicom.sop_class import (  # type: ignore[attr-defined]
     StudyRootQueryRetrieveInformationModelFind,
@@ -56,7 +53,6 @@ from medfedaug.hospital.pacs.archive import (
     valid_uid,
 )
 from medfedaug.hospital.pacs.arrival import Arrival, Failure
-from medfedaug.hospital.pacs.dimse_bounds import Receiver, Traffic, addresses_of, own_address
 from medfedaug.hospital.pacs.object_check import ObjectRefused
 
 _ADDRESS = re.compile(r"(?P<aet>[^@\\]{1,16})@(?P<host>[^@:]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
@@ -68,8 +64,7 @@ _PACKED = [
 _MOST_CONTEXTS = 128
 _SUCCESS, _PENDING, _WARNING, _CANCELLED = 0x0000, (0xFF00, 0xFF01), 0xB000, 0xFE00
 _NOT_ASKED_FOR, _NO_SPACE, _OTHERS, _UNREADABLE = 0x0124, 0xA700, 0xA900, 0xC000
-_MOST_ANSWER, _MOST_OBJECT = 2**26, 2**30  # bytes of all answers to a search, and of an object
-_SENDER = re.compile(r"(?P<aet>[^@\\]{1,16})@(?P<host>[^@]+)")
+_MOST_ANSWER, _MOST_OBJECT = 2**26, 2**30  # bytes of an answer to a search, and of an object
 _REFUSALS = {
     0xA801: "does not know the AE title of the receiver; enter it there with this host and port",
     0xA702: "cannot reach the receiver; check its host, port and firewall",
@@ -79,11 +74,42 @@ _REFUSALS = {
 }
 
 
+class _Traffic:
+    """Close a connection that brings more than ``most`` bytes in a message."""
+
+    def __init__(self, most: int) -> None:
+        self.exceeded = False
+        self._most = most
+        self._received: dict[Any, int] = {}
+        self.handlers: list[Any] = [
+            (evt.EVT_CONN_OPEN, self._watch),
+            (evt.EVT_DIMSE_RECV, self._begin),
+            (evt.EVT_CONN_CLOSE, lambda event: self._received.pop(event.assoc, None)),
+        ]
+
+    def _begin(self, event: Any) -> None:
+        self._received[event.assoc] = 0
+
+    def _watch(self, event: Any) -> None:
+        connection = event.assoc.dul.socket
+        receive = connection.recv
+
+        def bounded(count: int) -> bytearray:
+            total = self._received[event.assoc] = self._received.get(event.assoc, 0) + count
+            if total > self._most:
+                self.exceeded = True
+                raise OSError("more than the bound")
+            received: bytearray = receive(count)
+            return received
+
+        connection.recv = bounded
+
+
 class DimseArchive(Archive):
     """Archive at ``AET@HOST:PORT``, reached by DICOM's protocol.
 
     Objects come by C-GET in the association of the request; or, with ``access.receive``, by C-MOVE to a
-    receiver on that port, which accepts requested objects from the archive alone.
+    receiver on that port, which accepts requested objects under the archive's AE title.
     """
 
     def __init__(self, address: str, access: Access) -> None:
@@ -114,7 +140,7 @@ class DimseArchive(Archive):
         query = _query(level, **{**dict.fromkeys(fields), **keys})
         rows: dict[str, dict[str, str]] = {}
         model = StudyRootQueryRetrieveInformationModelFind
-        traffic = Traffic(_MOST_ANSWER, of_all=True)
+        traffic = _Traffic(_MOST_ANSWER)
         with self._associated([build_context(model)], traffic) as association:
             for number, (status, row) in enumerate(association.send_c_find(query, model)):
                 if number > most or traffic.exceeded:
@@ -157,7 +183,7 @@ class DimseArchive(Archive):
         syntaxes = sorted({str(context.abstract_syntax) for context in contexts[1:]})
         roles = [build_role(syntax, scp_role=True) for syntax in syntaxes]
         handlers = [(evt.EVT_C_STORE, self._keep, [arrival])]
-        traffic = Traffic(_MOST_OBJECT)
+        traffic = _Traffic(_MOST_OBJECT)
         try:
             with self._associated(contexts, traffic, roles, handlers) as association:
                 answers = (
@@ -212,44 +238,31 @@ class DimseArchive(Archive):
             return _NO_SPACE
 
     def _listen(self, port: int) -> Any:
-        aet, host = self._aet, self._host
-        if self._access.sender is not None:
-            sender = _SENDER.fullmatch(self._access.sender)
-            if sender is None:
-                raise ConfigError(f"--sender takes AET@HOST, not {self._access.sender!r}")
-            aet, host = sender["aet"], sender["host"].strip("[]")
         entity = AE(ae_title=self._access.aet)
-        entity.require_called_aet, entity.require_calling_aet = True, [aet]
+        entity.require_called_aet, entity.require_calling_aet = True, [self._aet]
         entity.supported_contexts = [
             build_context(context.abstract_syntax, ALL_TRANSFER_SYNTAXES)
             for context in AllStoragePresentationContexts
             if context.abstract_syntax is not None
         ]
         entity.network_timeout = entity.dimse_timeout = self._access.timeout
-        address = self._access.receive_on or own_address(self._host, self._port)
-        senders, tls = addresses_of(host), self._server_tls()
+        if self._access.tls and self._access.certificate is None:
+            raise ConfigError("a receiver with TLS needs --certificate and --key")
         try:
-            receiver: Any = entity.make_server(
-                (address, port),
-                evt_handlers=[(evt.EVT_C_STORE, self._keep_awaited), *Traffic(_MOST_OBJECT).handlers],
-                ssl_context=tls,
-                server_class=Receiver,
+            return entity.start_server(
+                ("", port),
+                block=False,
+                evt_handlers=[(evt.EVT_C_STORE, self._keep_awaited), *_Traffic(_MOST_OBJECT).handlers],
+                ssl_context=self._access.context(server=True) if self._access.tls else None,
             )
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "no address"
-            raise ConfigError(
-                f"the receiver cannot listen on port {port} of {address} ({reason}); "
-                "--receive-on names another address"
-            ) from error
-        receiver.senders = senders
-        threading.Thread(target=receiver.serve_forever, daemon=True).start()
-        return receiver
+        except OSError as error:
+            raise ConfigError(f"the receiver cannot listen on port {port} ({error.strerror})") from error
 
     def store(self, datasets: Iterable[Dataset]) -> None:
         """Store objects by C-STORE, each in its association."""
         for dataset in datasets:
             context = build_context(dataset.SOPClassUID, dataset.file_meta.TransferSyntaxUID)
-            with self._associated([context], Traffic(_MOST_ANSWER)) as association:
+            with self._associated([context], _Traffic(_MOST_ANSWER)) as association:
                 status = association.send_c_store(dataset)
                 self._check(status, "store")
             if int(status.Status) in (*_PENDING, _CANCELLED):
@@ -258,38 +271,31 @@ class DimseArchive(Archive):
     def close(self) -> None:
         """Stop the receiver."""
         if self._receiver is not None:
-            self._receiver.stop()
+            self._receiver.shutdown()
             self._receiver = None
 
     @contextmanager
     def _associated(
         self,
         contexts: list[PresentationContext],
-        traffic: Traffic,
+        traffic: _Traffic,
         roles: Sequence[Any] = (),
         handlers: Sequence[Any] = (),
     ) -> Iterator[Association]:
         entity = AE(ae_title=self._access.aet)
         entity.connection_timeout = entity.acse_timeout = self._access.timeout
         entity.network_timeout = entity.dimse_timeout = self._access.timeout
-        refusals: list[A_ASSOCIATE_RJ] = []
-
-        def note(event: Event) -> None:
-            if isinstance(event.pdu, A_ASSOCIATE_RJ):
-                refusals.append(event.pdu)
-
         association = entity.associate(
             self._host,
             self._port,
             contexts=contexts,
             ae_title=self._aet,
             ext_neg=[*roles],
-            evt_handlers=[*handlers, *traffic.handlers, (evt.EVT_PDU_RECV, note)],
+            evt_handlers=[*handlers, *traffic.handlers],
             tls_args=(self._access.context(), self._host) if self._access.tls else None,
         )
         if not association.is_established:
-            # pynetdicom misses a refusal that closes the connection before it waits for one.
-            if association.is_rejected or refusals:
+            if association.is_rejected:
                 raise ArchiveError(
                     f"{self.place} refuses the AE title {self._access.aet}; enter it there, or give --aet"
                 )
@@ -320,13 +326,6 @@ class DimseArchive(Archive):
             return
         reason = _REFUSALS.get(code, f"answers with the status {code:#06x} to a request to {action}")
         raise RequestRefused(f"{self.place} {reason}")
-
-    def _server_tls(self) -> ssl.SSLContext | None:
-        if not self._access.tls:
-            return None
-        if self._access.certificate is None:
-            raise ConfigError("a receiver with TLS needs --certificate and --key")
-        return self._access.context(server=True)
 
 
 def _query(level: str, **keys: Any) -> Dataset:

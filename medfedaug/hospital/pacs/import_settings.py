@@ -62,25 +62,6 @@ class ImportSettings(Settings):
         "Classes that the site has outlined wherever they are, separated by commas; by default those that "
         "some label map shows.",
     )
-    unmapped: str = setting(
-        "refuse",
-        "Segments without a class: refuse, or background, which makes their voxels background.",
-        choices=("refuse", BACKGROUND),
-        rare=True,
-    )
-    crossing: str = setting(
-        "refuse",
-        "Contours of one region that cross in a slice: refuse, or union, which unites their areas.",
-        choices=("refuse", "union"),
-        rare=True,
-    )
-    threshold: float = setting(
-        0.5,
-        "Share of its maximum from which a voxel of a fractional SEG counts.",
-        above=0,
-        at_most=1,
-        rare=True,
-    )
     overlap: str = setting(
         "refuse",
         "Segments of different classes that overlap: refuse, or priority, which gives the voxels to the "
@@ -102,15 +83,8 @@ class ImportSettings(Settings):
     parallel: int = setting(2, "Series and studies at a time.", at_least=1, rare=True)
     refresh: bool = setting(
         False,
-        "Import studies again whose images or label maps changed in the archive; the version before is kept "
-        "in the folder previous of --state.",
+        "Import studies again whose images or label maps changed in the archive.",
         flags=("--refresh",),
-    )
-    keep_versions: int | None = setting(
-        None,
-        "Number of earlier versions of a case to keep, also by later imports; by default 1.",
-        at_least=0,
-        rare=True,
     )
 
     def __post_init__(self) -> None:

@@ -14,16 +14,27 @@ import numpy as np
 
 from medfedaug.errors import ConfigError, ReaderError
 from medfedaug.hospital.dicom.series import DicomSeries
-from medfedaug.hospital.pacs.archive import Archive, ArchiveError, ArchiveSeries, FetchError, require_pacs
+from medfedaug.hospital.pacs.archive import (
+    Archive,
+    ArchiveError,
+    ArchiveSeries,
+    FetchError,
+    Patience,
+    require_pacs,
+)
 from medfedaug.hospital.pacs.archive_changes import describe_series
 from medfedaug.hospital.pacs.case_files import CaseFiles
 from medfedaug.hospital.pacs.choice import StudyPlan
 from medfedaug.hospital.pacs.import_settings import ImportSettings
-from medfedaug.hospital.pacs.label_choice import LabelRefused, choose_outlines, possible_outlines
 from medfedaug.hospital.pacs.label_grid import LabelGrid
-from medfedaug.hospital.pacs.label_objects import LabelObject, class_of
+from medfedaug.hospital.pacs.label_objects import (
+    LabelObject,
+    LabelRefused,
+    choose_outlines,
+    class_of,
+    possible_outlines,
+)
 from medfedaug.hospital.pacs.object_check import check_references, reading_objects
-from medfedaug.hospital.pacs.patience import Patience
 from medfedaug.hospital.pacs.study_list import StudyList
 from medfedaug.hospital.pacs.volume import load_on_grid, open_volume, write_nifti
 from medfedaug.hospital.pacs.withdrawal import finish_withdrawals
@@ -39,15 +50,11 @@ class ImportOutcome:
 
     Args:
         problems: reasons why a study was not imported.
-        notes: decisions about the label map of a study that this call imported.
-        refreshed: versions of the cases that a refresh replaced.
-        set_aside: versions that a refresh took out of the data folder, since their studies are now refused.
+        taken_out: cases that a refresh took out of the data folder, since their studies are now refused.
     """
 
     problems: dict[str, str] = field(default_factory=dict)
-    notes: dict[str, Sequence[str]] = field(default_factory=dict)
-    refreshed: dict[str, int] = field(default_factory=dict)
-    set_aside: dict[str, int] = field(default_factory=dict)
+    taken_out: list[str] = field(default_factory=list)
 
 
 def import_studies(
@@ -64,7 +71,7 @@ def import_studies(
     """Fetch and convert the studies of a plan; skip imported ones.
 
     With ``settings.refresh``, changed studies are imported again. A study that is now refused is taken out of
-    the data folder; one that cannot be fetched stays. The version before is kept.
+    the data folder; one that cannot be fetched stays.
 
     ``on_event`` is called from several threads with ``start`` (``todo``, ``there``, ``objects``),
     ``object`` for each arrival, ``remark`` (``case``, ``text``), ``imported`` and ``failed`` (``case``).
@@ -99,7 +106,7 @@ class _Import:
     deidentifier: Deidentifier | None
 
     def __post_init__(self) -> None:
-        self.patience = Patience(self.archive.place, answered=True)
+        self.patience = Patience(answered=True)
         self.stopped = threading.Event()
         self.fetching = ThreadPoolExecutor(self.settings.parallel)
         self.outcome = ImportOutcome()
@@ -108,7 +115,6 @@ class _Import:
         """Import the studies."""
         settings, files, studies = self.settings, self.files, self.studies
         studies.settle(settings)
-        files.remove_unfinished()
         finish_withdrawals(studies, files)
         for plan in plans:
             if plan.patient in studies.withdrawn:
@@ -140,19 +146,14 @@ class _Import:
                 raise
         # Not after an interruption: a split of some patients would bind the others.
         files.write_listing(studies, settings)
-        versions = studies.kept_versions(settings.keep_versions)
         studies.save()
-        files.earlier.trim(versions)
         return self.outcome
 
     def _take_out(self, plan: StudyPlan) -> None:
-        """Take a case with a refused study out of the data folder, a listed one as an earlier version."""
-        if plan.case not in self.studies.studies:
-            self.files.unlink(plan.case)  # a withdrawal needs the list
-        elif self.files.whole(plan.case, self.settings):
-            version = self.studies.version(plan.case)
-            self.files.set_aside(plan.case, version)
-            self.outcome.set_aside[plan.case] = version
+        """Take a case with a refused study out of the data folder."""
+        if plan.case in self.studies.studies and self.files.whole(plan.case, self.settings):
+            self.outcome.taken_out.append(plan.case)
+        self.files.remove(plan.case)
 
     def _import(self, plan: StudyPlan) -> str:
         """Import one study, and return its problem; empty without one."""
@@ -207,24 +208,18 @@ class _Import:
             objects = _label_objects(files[: len(plan.labels)])
         grid = volumes[0]
         label: np.ndarray | None = None
-        notes: list[str] = []
         shown: list[str] = []
         if settings.outlined:
             references = _references(possible_outlines(objects, settings) or objects)
             grid = next((volume for volume in volumes if volume.uid in references), grid)
             if grid.uid not in references:
                 raise ReaderError("none of its label maps refers to its image")
-            label, notes = _label_map(grid, objects, settings)
+            label = _label_map(grid, objects, settings)
             shown = [settings.classes[number] for number in np.unique(label) if number]
-        differs = self._write(plan, volumes, grid, label, files)
-        instances = {volume.uid: [piece.instance for piece in volume.slices] for volume in volumes}
+        self._write(plan, volumes, grid, label, files)
+        instances = {volume.uid: len({piece.instance for piece in volume.slices}) for volume in volumes}
         records = describe_series(plan, instances, objects)
-        for volume in volumes:
-            records[volume.uid] |= {"units": volume.first.units}
-        self.studies.enter(plan, [series.uid for series in images], records, notes, shown, differs)
-        self.outcome.notes[plan.case] = notes
-        if differs:
-            self.outcome.refreshed[plan.case] = self.studies.version(plan.case)
+        self.studies.enter(plan, [series.uid for series in images], records, shown)
 
     def _write(
         self,
@@ -233,18 +228,10 @@ class _Import:
         grid: DicomSeries,
         label: np.ndarray | None,
         objects: Sequence[Sequence[Path]],
-    ) -> bool | None:
-        """Write the files of a case, and keep the earlier ones.
-
-        Returns:
-            Whether they differ from the earlier ones; ``None`` without earlier ones.
-        """
+    ) -> None:
+        """Write the files of a case; the same voxels give the same bytes."""
         files, case = self.files, plan.case
         images = load_on_grid(volumes, grid)
-        imported = case in self.studies.studies and files.whole(case, self.settings)
-        version = self.studies.version(case) if imported else 0
-        if imported:
-            files.keep(case, version)
         assert grid.affine is not None
         for path, voxels in zip(files.images(case, self.settings.channels), images, strict=True):
             write_nifti(path, voxels, grid.affine)
@@ -252,7 +239,6 @@ class _Import:
             write_nifti(files.label(case), label, grid.affine)
         if self.deidentifier is not None:
             _keep_objects(self.deidentifier, objects, files.dicom(case), plan)
-        return files.earlier.restore_equal(case, version) if imported else None
 
     def _fetch(self, series: ArchiveSeries, folder: Path) -> Future[list[Path]]:
         return self.fetching.submit(
@@ -296,16 +282,11 @@ def _referred(images: Sequence[ArchiveSeries], objects: Sequence[LabelObject]) -
     return referred[0]
 
 
-def _label_map(
-    grid: DicomSeries, objects: Sequence[LabelObject], settings: ImportSettings
-) -> tuple[np.ndarray, list[str]]:
-    """Return the label map of an image, and the decisions about it."""
-    outlines, notes = choose_outlines([item for item in objects if grid.uid in item.references], settings)
+def _label_map(grid: DicomSeries, objects: Sequence[LabelObject], settings: ImportSettings) -> np.ndarray:
+    outlines = choose_outlines([item for item in objects if grid.uid in item.references], settings)
     label = LabelGrid(grid, settings)
     for outline in outlines:
         check_references(outline.source.dataset, grid)
         with reading_objects("a label object is damaged"):
             label.add(outline.source.dataset, outline.classes)
-    if label.crossed:
-        notes.append(f"contours that cross in {label.crossed} slices: united")
-    return label.voxels, notes
+    return label.voxels

@@ -29,7 +29,7 @@ _UNITS = """
 # Settings of scanners, which can differ between the volumes of a series.
 _ACQUISITION = """
     EchoTime EchoNumbers RepetitionTime InversionTime FlipAngle MagneticFieldStrength DiffusionBValue KVP
-    ConvolutionKernel TemporalPositionIdentifier TriggerTime FrameReferenceTime AcquisitionNumber StackID
+    TemporalPositionIdentifier TriggerTime FrameReferenceTime AcquisitionNumber
     ComplexImageComponent PatientPosition SliceLocation
 """
 _FRAMES = """
@@ -103,9 +103,6 @@ TABLE = frozenset(("LUTDescriptor", "LUTData", "ModalityLUTType"))
 
 LABELS = ("SegmentLabel", "ROIName")
 """Names of segments and regions, which get names of classes."""
-
-PSEUDONYMS = ("ConvolutionKernel", "StackID")
-"""Texts that distinguish volumes of one series, which become pseudonyms."""
 
 TERMS = frozenset([*_TERMS.split(), "SCREEN SAVE", "WHOLE BODY", "RECON TOMO", "RECON GATED TOMO"])
 """Words that an attribute of words (ImageType, Modality, ...) keeps; all others go."""

@@ -1,6 +1,8 @@
 """`LabelGrid`: the label map of an image, filled from DICOM SEG or RTSTRUCT on the voxels of the image."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
+from typing import Any
 
 import numpy as np
 import shapely
@@ -10,10 +12,12 @@ from medfedaug.errors import ReaderError
 from medfedaug.hospital.dicom.headers import first_item, items_of
 from medfedaug.hospital.dicom.segment_frames import SegmentFrame, segment_frames
 from medfedaug.hospital.dicom.volumes import DicomSeries
-from medfedaug.hospital.pacs.contour_areas import Contour, joined_area
 from medfedaug.hospital.pacs.import_settings import ImportSettings
 
 _NEAR = 0.05  # of a voxel: above rounding in headers, below another grid
+_SLIVER = 0.01  # share of the smaller area: contours that touch, or a hole slightly beyond its border
+_SAME = 1e-6  # share of the larger area: a contour that is listed twice
+_EXCLUSIVE = "CLOSEDPLANAR_XOR"
 
 
 class LabelGrid:
@@ -21,7 +25,6 @@ class LabelGrid:
 
     Attributes:
         voxels: (X, Y, Z), the number of each voxel's class.
-        crossed: slices in which contours of one region crossed and were united.
     """
 
     def __init__(self, series: DicomSeries, settings: ImportSettings) -> None:
@@ -32,7 +35,6 @@ class LabelGrid:
         # Rank of each class in the order of `ImportSettings.priority`.
         self._rank = np.array([settings.priority.index(name) for name in settings.classes[1:]])
         self.voxels = np.zeros(series.shape, np.uint8)
-        self.crossed = 0
 
     def add(self, dataset: Dataset, classes: Mapping[int, str]) -> None:
         """Add segments of a SEG or an RTSTRUCT."""
@@ -55,7 +57,7 @@ class LabelGrid:
 
     def _frames(self, dataset: Dataset, classes: Mapping[int, str]) -> Iterator[tuple[str, np.ndarray]]:
         masks: dict[str, np.ndarray] = {}
-        for frame in segment_frames(dataset, self._settings.threshold):
+        for frame in segment_frames(dataset):
             name = classes.get(frame.number)
             if name is not None:
                 mask = masks.setdefault(name, np.zeros(self._series.shape, bool))
@@ -90,10 +92,10 @@ class LabelGrid:
             name = classes.get(int(roi.ReferencedROINumber))
             if name is None:
                 continue
-            slices: dict[int, list[Contour]] = {}
+            slices: dict[int, list[tuple[str, np.ndarray]]] = {}
             for contour in items_of(roi, "ContourSequence"):
                 kind = str(contour.get("ContourGeometricType"))
-                if kind not in ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR"):
+                if kind not in ("CLOSED_PLANAR", _EXCLUSIVE):
                     raise ReaderError("an RTSTRUCT with contours that are not closed")
                 points = self._index(np.reshape(np.array(contour.ContourData, float), (-1, 3)))
                 k = round(float(points[:, 2].mean()))
@@ -102,8 +104,7 @@ class LabelGrid:
                 slices.setdefault(k, []).append((kind, points[:, :2]))
             mask = np.zeros(self._series.shape, bool)
             for k, contours in slices.items():
-                area, crossed = joined_area(contours, self._settings.crossing)
-                self.crossed += crossed
+                area = contour_area(contours)
                 if not 0 <= k < mask.shape[2]:
                     raise ReaderError("an RTSTRUCT that reaches beyond its image")
                 x, y = np.meshgrid(*map(np.arange, mask.shape[:2]), indexing="ij")
@@ -111,3 +112,37 @@ class LabelGrid:
                 mask[..., k] = shapely.intersects_xy(area, x, y)
             if mask.any():
                 yield name, mask
+
+
+def contour_area(contours: Iterable[tuple[str, np.ndarray]]) -> Any:
+    """Return the area that the contours of a region enclose in one slice, a geometry of shapely.
+
+    Contours of the type CLOSEDPLANAR_XOR are combined by exclusive disjunction (PS3.3, C.8.8.6.3). For
+    several contours of the type CLOSED_PLANAR the standard has no rule: a contour within another one is a
+    hole, one that is listed twice counts once, and contours that cross are refused.
+
+    Args:
+        contours: Contour Geometric Type, and points (N, 2).
+
+    Example:
+        >>> square = np.array([(0, 0), (4, 0), (4, 4), (0, 4)])
+        >>> contour_area([("CLOSED_PLANAR", square), ("CLOSED_PLANAR", square / 4 + 1)]).area
+        15.0
+    """
+    areas = [
+        (kind, shapely.make_valid(shapely.Polygon(points))) for kind, points in contours if len(points) > 2
+    ]
+    plain = np.array([area for kind, area in areas if kind != _EXCLUSIVE], dtype=object)
+    pairs = shapely.STRtree(plain).query(plain, predicate="intersects")
+    first, second = pairs[:, pairs[0] < pairs[1]]
+    shared = shapely.area(shapely.intersection(plain[first], plain[second]))
+    sizes = shapely.area(plain)
+    smaller, larger = (choose(sizes[first], sizes[second]) for choose in (np.minimum, np.maximum))
+    if ((shared > _SLIVER * smaller) & (shared < (1 - _SLIVER) * smaller)).any():
+        raise ReaderError(
+            "contours of one region cross in a slice, and the standard does not say whether their overlap "
+            "belongs to it; redraw them"
+        )
+    once = np.delete(plain, second[larger - shared <= _SAME * larger])
+    exclusive = [area for kind, area in areas if kind == _EXCLUSIVE]
+    return reduce(shapely.symmetric_difference, [*once, *exclusive], shapely.Polygon())

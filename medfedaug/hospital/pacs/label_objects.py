@@ -1,24 +1,44 @@
-"""`LabelObject`: segments, authors and date of a DICOM SEG or RTSTRUCT."""
+"""Read the SEGs and RTSTRUCTs of a study, and choose those that become its label map.
+
+A label map has one author for each class. Predictions are no ground truth; among several outlines of one
+class one is chosen, or none; and no structure becomes background silently.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
+from itertools import combinations
 from pathlib import Path
 
 import pydicom
 from pydicom import Dataset
 
+from medfedaug.errors import ReaderError
 from medfedaug.hospital.dicom.headers import items_of
 from medfedaug.hospital.dicom.identity import is_own_object
 from medfedaug.hospital.dicom.segment_frames import described_segments
 from medfedaug.hospital.pacs.archive import DATES
+from medfedaug.hospital.pacs.import_settings import BACKGROUND, NEWEST, ImportSettings
 from medfedaug.hospital.pacs.object_check import reading_objects, referenced_series
+from medfedaug.utils.printable import counted
 
 _LARGE = "64 KB"  # larger values, such as pixels, are read on access
-_DATES = (*DATES, ("SeriesDate", "SeriesTime"))
+_AUTOMATIC = "AUTOMATIC"
+
+
+class LabelRefused(ReaderError):
+    """The label objects of a study do not determine its label map.
+
+    Args:
+        text: the reason, with the choices; it has no name that a person typed.
+        segments: names of the segments in question, for the site's list.
+    """
+
+    def __init__(self, text: str, segments: Sequence[str] = ()) -> None:
+        self.segments = [*segments]
+        super().__init__(text)
 
 
 def class_of(name: str, segments: Mapping[str, str]) -> str | None:
@@ -38,13 +58,8 @@ class Segment:
 
     number: int
     name: str
-    algorithm: str
+    automatic: bool
     empty: bool = False
-
-    @property
-    def automatic(self) -> bool:
-        """Return whether a program made it alone."""
-        return self.algorithm == "AUTOMATIC"
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +68,7 @@ class LabelObject:
 
     Args:
         segments: without regions of points, which enclose no voxel.
-        date: date and time of its content, comparable as text; empty where it is missing or impossible.
+        date: date and time of its content, comparable as text; empty where it is missing.
         own: whether this software wrote it.
     """
 
@@ -73,9 +88,9 @@ class LabelObject:
             return cls(dataset, segments, frozenset(series - {""}), _date(dataset), is_own_object(dataset))
 
     @property
-    def automatic(self) -> bool:
-        """Return whether all of its segments are automatic."""
-        return bool(self.segments) and all(segment.automatic for segment in self.segments)
+    def predicted(self) -> bool:
+        """Return whether a program made it alone."""
+        return self.own or bool(self.segments and all(segment.automatic for segment in self.segments))
 
     @property
     def uid(self) -> str:
@@ -94,7 +109,7 @@ def _segments(dataset: Dataset) -> Sequence[Segment]:
             Segment(
                 int(item.SegmentNumber),
                 str(item.get("SegmentLabel", "")),
-                str(item.get("SegmentAlgorithmType") or "").upper(),
+                item.get("SegmentAlgorithmType") == _AUTOMATIC,
             )
             for item in items_of(dataset, "SegmentSequence")
             if int(item.SegmentNumber) in described_segments(dataset)
@@ -109,7 +124,7 @@ def _segments(dataset: Dataset) -> Sequence[Segment]:
         Segment(
             int(roi.ROINumber),
             str(roi.get("ROIName", "")),
-            str(roi.get("ROIGenerationAlgorithm") or "").upper(),
+            roi.get("ROIGenerationAlgorithm") == _AUTOMATIC,
             empty=not contour_types.get(int(roi.ROINumber)),
         )
         for roi in items_of(dataset, "StructureSetROISequence")
@@ -118,22 +133,103 @@ def _segments(dataset: Dataset) -> Sequence[Segment]:
 
 
 def _date(dataset: Dataset) -> str:
-    """Return the first date of an object; empty for an invalid day, or a future one."""
-    for day, time in _DATES:
-        if value := str(dataset.get(day) or "").strip():
-            clock = str(dataset.get(time) or "").strip().replace(":", "")
-            whole, _, fraction = clock.partition(".")
-            if not all(part.isdecimal() for part in (whole, fraction) if part):
-                return ""
-            past = _past_day(value)
-            return past and f"{past}{whole:0<6}.{fraction:0<6}"
+    """Return the first date of an object, with its time."""
+    for day, time in (*DATES, ("SeriesDate", "SeriesTime")):
+        if dataset.get(day):
+            return f"{dataset.get(day)}{dataset.get(time) or '':0<6}"
     return ""
 
 
-def _past_day(value: str) -> str:
-    """Return a day as YYYYMMDD; empty for an invalid one, and for one that has begun nowhere on earth."""
-    try:
-        day = datetime.strptime(value.replace(".", ""), "%Y%m%d").replace(tzinfo=timezone.utc)
-    except ValueError:
-        return ""
-    return f"{day:%Y%m%d}" if day <= datetime.now(timezone.utc) + timedelta(hours=14) else ""
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """Chosen label object, with the classes of its chosen segments by number, without the background."""
+
+    source: LabelObject
+    classes: Mapping[int, str]
+
+
+def possible_outlines(objects: Sequence[LabelObject], settings: ImportSettings) -> list[LabelObject]:
+    """Return the objects that are no predictions; all, where the settings accept predictions."""
+    return [item for item in objects if settings.automatic_labels or not item.predicted]
+
+
+def choose_outlines(objects: Sequence[LabelObject], settings: ImportSettings) -> list[Outline]:
+    """Choose among the label objects that refer to an image.
+
+    Raises:
+        LabelRefused: where no object is left, or the choice is open.
+    """
+    candidates = possible_outlines(objects, settings)
+    if not candidates:
+        raise LabelRefused("its label maps are predictions; --automatic-labels takes them")
+    outlines = [_outline(item, settings) for item in candidates]
+    named = [one for one in outlines if one.classes]
+    if not named:
+        names = [segment.name for item in candidates for segment in item.segments]
+        raise LabelRefused("none of its segments has a name that --segments gives", names)
+    chosen = _newest(named, settings)
+    _check_background([one for one in outlines if one in chosen or not one.classes], settings)
+    return chosen
+
+
+def _class(segment: Segment, settings: ImportSettings) -> str | None:
+    return class_of(segment.name, settings.segments) if settings.segments else settings.classes[1]
+
+
+def _outline(source: LabelObject, settings: ImportSettings) -> Outline:
+    taken = [segment for segment in source.segments if settings.automatic_labels or not segment.automatic]
+    if not settings.segments and len(taken) > 1:
+        raise LabelRefused(
+            "holds several segments; name their classes with --segments 'NAME=CLASS'",
+            [segment.name for segment in taken],
+        )
+    classes = ((segment.number, _class(segment, settings)) for segment in taken)
+    return Outline(source, {number: name for number, name in classes if name and name != BACKGROUND})
+
+
+def _newest(outlines: Sequence[Outline], settings: ImportSettings) -> list[Outline]:
+    """Keep one object for each class: of several the newest, where the settings say so."""
+    rivals = [one for one in outlines if any(other is not one and _shared(one, other) for other in outlines)]
+    if not rivals:
+        return [*outlines]
+    pairs = combinations(rivals, 2)
+    classes = ", ".join(sorted({name for one, other in pairs for name in _shared(one, other)}))
+    text = f"has {len(rivals)} outlines, in {len({one.source.series for one in rivals})} series, of {classes}"
+    names = [
+        segment.name for one in rivals for segment in one.source.segments if segment.number in one.classes
+    ]
+    if NEWEST not in settings.label_series:
+        raise LabelRefused(f"{text}; choose with --label-series UID, REGEX or newest", names)
+    dates = [one.source.date for one in rivals]
+    if "" in dates or len({*dates}) < len(dates):
+        raise LabelRefused(f"{text}, and their dates do not say which is the newest", names)
+    chosen: list[Outline] = []
+    for one in sorted(rivals, key=lambda rival: rival.source.date, reverse=True):
+        if not any(_shared(one, other) for other in chosen):
+            chosen.append(one)
+    return [one for one in outlines if one not in rivals or one in chosen]
+
+
+def _shared(one: Outline, other: Outline) -> set[str]:
+    return {*one.classes.values()} & {*other.classes.values()}
+
+
+def _check_background(outlines: Sequence[Outline], settings: ImportSettings) -> None:
+    """Refuse segments whose voxels would silently be background.
+
+    These are segments without a class, and automatic ones of a class that no person outlined.
+    """
+    known = {BACKGROUND, *(name for one in outlines for name in one.classes.values())}
+    lost = [
+        segment
+        for one in outlines
+        for segment in one.source.segments
+        if not segment.empty and segment.number not in one.classes and _class(segment, settings) not in known
+    ]
+    if lost:
+        numbers = ", ".join(str(segment.number) for segment in lost)
+        raise LabelRefused(
+            f"{counted(len(lost), 'segment')} (number {numbers}) would become background: without a class in "
+            "--segments, or automatic; give 'NAME=CLASS' or 'NAME=background', or --automatic-labels",
+            [segment.name for segment in lost],
+        )

@@ -1,7 +1,7 @@
 """Compare objects of an archive with its answer, with the request, and with the objects they refer to."""
 
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -20,11 +20,6 @@ OBJECT_TAGS = (
 )
 """Attributes of an object that `SeriesBounds` checks."""
 _SERIES = ("RTReferencedStudySequence", "RTReferencedSeriesSequence")
-_SOURCES = (
-    ("PerFrameFunctionalGroupsSequence", "DerivationImageSequence", "SourceImageSequence"),
-    ("SharedFunctionalGroupsSequence", "DerivationImageSequence", "SourceImageSequence"),
-    ("ROIContourSequence", "ContourSequence", "ContourImageSequence"),
-)
 MOST_BYTES = 2**33
 """Bytes of all objects of a series."""
 MOST_VOXELS = 2**30
@@ -137,18 +132,8 @@ def referenced_series(label: Dataset) -> list[Dataset]:
 
 
 def _instances(label: Dataset, series: str) -> Iterator[str]:
-    """Yield the objects of a series to which a label object refers, of all frames and contours."""
-    other_series = set[str]()
+    """Yield the objects of a series to which a label object refers."""
     for item in referenced_series(label):
-        names = ("ReferencedInstanceSequence", "ContourImageSequence")
-        uids = {uid for name in names for uid in _uids(items_of(item, name))}
         if item.get("SeriesInstanceUID") == series:
-            yield from uids
-        else:
-            other_series |= uids
-    for path in _SOURCES:
-        yield from (uid for uid in _uids(items_of(label, *path)) if uid not in other_series)
-
-
-def _uids(items: Iterable[Dataset]) -> Iterator[str]:
-    return filter(None, (str(item.get("ReferencedSOPInstanceUID") or "") for item in items))
+            for name in ("ReferencedInstanceSequence", "ContourImageSequence"):
+                yield from (str(one.get("ReferencedSOPInstanceUID")) for one in items_of(item, name))

@@ -18,14 +18,24 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.base import plain_name
 from medfedaug.errors import ConfigError, ReaderError
 from medfedaug.hospital.dicom.identity import ModelIdentity, ObjectKind
-from medfedaug.hospital.dicom.object_identity import channel_keys, object_identity, read_codes
-from medfedaug.hospital.dicom.prediction_objects import object_files, object_kinds
+from medfedaug.hospital.dicom.prediction_objects import (
+    channel_keys,
+    object_files,
+    object_identity,
+    object_kinds,
+)
 from medfedaug.hospital.dicom.series import scan
-from medfedaug.hospital.pacs.archive import Archive, ArchiveError, ArchiveSeries, FetchError, StudyQuery
+from medfedaug.hospital.pacs.archive import (
+    Archive,
+    ArchiveError,
+    ArchiveSeries,
+    FetchError,
+    Patience,
+    StudyQuery,
+)
 from medfedaug.hospital.pacs.choice import StudyPlan, plan_import
 from medfedaug.hospital.pacs.import_settings import ImportSettings
 from medfedaug.hospital.pacs.object_check import reading_objects
-from medfedaug.hospital.pacs.patience import Patience
 from medfedaug.hospital.pacs.study_list import StudyList
 from medfedaug.hospital.pacs.study_options import StudyOptions
 from medfedaug.hospital.pacs.volume import choose_volume, load_on_grid, open_volume, write_nifti
@@ -86,11 +96,10 @@ def predict_studies(
     _check_options(models.first.config, studies)
     tell = on_event or (lambda event: None)
     origin = Origin.of(models.first, options.site, options.statistics)
-    codes = read_codes(models.first, options.codes)
     state = out.with_name(f"{out.name}.state")
     private_folder(state)
     with only_process(state):
-        book = _Book(state / _LIST, again=studies.again, overwrite=options.overwrite)
+        book = _Book(state / _LIST)
         settings = ImportSettings(
             series=options.series,
             volume=studies.volume,
@@ -100,12 +109,13 @@ def predict_studies(
         )
         pseudonyms = studies.pseudonyms or state
         plans = plan_import(archive, wanted, Pseudonyms.of_site(pseudonyms).of, settings, tell)
-        _leave_out_withdrawn(plans, pseudonyms)
+        if studies.pseudonyms is not None:
+            _leave_out_withdrawn(plans, pseudonyms)
         job = _Job(
             archive=archive,
             out=out,
             state=state,
-            identity=partial(object_identity, models, origin, codes, book.again),
+            identity=partial(object_identity, models, origin),
             kinds=(ObjectKind.SEGMENTATION, *object_kinds(options)),
             channels=studies.channels,
             series=options.series,
@@ -114,7 +124,7 @@ def predict_studies(
             book=book,
             tell=tell,
             store=studies.store,
-            patience=Patience(archive.place, answered=True),
+            patience=Patience(answered=True),
         )
         todo = job.open_studies(plans, fresh=options.overwrite)
 
@@ -124,7 +134,6 @@ def predict_studies(
                 state / _IMAGES,
                 out,
                 replace(options, series=None, overwrite=options.overwrite and first),
-                again=book.again,
                 further={case: job.further(case) for case in cases},
                 among=todo,
                 on_event=_merged(tell, len(todo), first=first),
@@ -153,8 +162,6 @@ def _merged(tell: Event, total: int, *, first: bool) -> Event:
 
 def _leave_out_withdrawn(plans: Sequence[StudyPlan], folder: Path) -> None:
     """Refuse studies of withdrawn patients, by the import's list in the folder of the site's key."""
-    if _Book.is_in(folder):  # the key is a prediction's
-        return
     withdrawn = StudyList(folder).withdrawn
     for plan in plans:
         if plan.patient in withdrawn:
@@ -167,8 +174,6 @@ def _check_options(config: RunConfig, studies: StudyOptions) -> None:
         raise ConfigError(
             "the run classifies photographs, which no archive of DICOM studies has; give --images"
         )
-    if studies.again and not studies.store:
-        raise ConfigError("--again goes with --store")
     channels, names, count = studies.channels, config.channel_names, config.in_channels
     if not channels:
         if (names and count > 1) or count not in (1, _COLOURS):
@@ -426,32 +431,15 @@ def _part(case: str, number: int) -> str:
 class _Book:
     """The site's list of pseudonyms, their studies, and the stored objects."""
 
-    def __init__(self, path: Path, *, again: bool, overwrite: bool) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        content: dict[str, Any] = {"again": "", "studies": {}}
+        content: dict[str, Any] = {"studies": {}}
         if path.exists():
             try:
                 content = parse_versioned(path.read_text(encoding="utf-8"), _KIND, _VERSION)
             except ValueError as error:
                 raise ConfigError(f"{path}: not readable; restore it from a copy") from error
-            if bool(content["again"]) != again and not overwrite:
-                mode = "with" if content["again"] else "without"
-                raise ConfigError(
-                    f"{path.parent} is of predictions {mode} --again; choose another --out, or --overwrite"
-                )
         self._studies: dict[str, Any] = content["studies"]
-        self.again = str(content["again"]) if again and not overwrite else ""
-        if again and not self.again:
-            self.again = datetime.now(timezone.utc).isoformat()
-
-    @staticmethod
-    def is_in(folder: Path) -> bool:
-        """Return whether the list in a folder is a list of predictions."""
-        try:
-            parse_versioned((folder / _LIST).read_text(encoding="utf-8"), _KIND, _VERSION)
-        except (OSError, ValueError):
-            return False
-        return True
 
     def enter(self, plan: StudyPlan, volume: str | None) -> bool:
         """List a study, and return whether an earlier call chose the same image."""
@@ -481,5 +469,4 @@ class _Book:
         self._save()
 
     def _save(self) -> None:
-        content = {"again": self.again, "studies": self._studies}
-        write_versioned(self._path, _KIND, _VERSION, content, private=True)
+        write_versioned(self._path, _KIND, _VERSION, {"studies": self._studies}, private=True)

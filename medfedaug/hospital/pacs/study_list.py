@@ -1,8 +1,7 @@
 """`StudyList`: the site's private list of imported studies, which maps pseudonyms to studies."""
 
 import threading
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,11 +14,9 @@ from medfedaug.hospital.pacs.import_settings import ImportSettings
 from medfedaug.utils.files import parse_versioned, write_versioned
 
 _FILE, _KIND, _VERSION = "studies.json", "imported-studies", 1
-_FREE = ("allow_burned_in", "parallel", "refresh", "keep_versions", "labelled")
-_KEPT = 1  # earlier versions of a case by default
-_OF_VERSION = ("imported", "series", "notes")
+_FREE = ("allow_burned_in", "parallel", "refresh", "labelled")
 # Choices for refused studies may be made later: imported studies did not need them.
-_LATER = ("volume", "overlap", "label_series", "unmapped", "crossing")
+_LATER = ("volume", "overlap", "label_series")
 
 
 class StudyList:
@@ -28,8 +25,8 @@ class StudyList:
     Several threads may use it.
 
     Attributes:
-        studies: by case its patient's pseudonym, identifiers, version, imported objects, and the classes that
-            its label map shows.
+        studies: by case its patient's pseudonym, identifiers, imported objects, and the classes that its
+            label map shows.
         labelled: the classes under ``labelled`` that the last import wrote without ``--labelled``; empty
             where it wrote none.
         refused: by case its patient's pseudonym, identifiers, and names of the refused segments.
@@ -71,62 +68,34 @@ class StudyList:
         plan: StudyPlan,
         images: Sequence[str],
         series: Mapping[str, Any],
-        notes: Sequence[str],
         shown: Sequence[str],
-        differs: bool | None,
     ) -> None:
-        """Enter an imported study, as a new version where its files, or else its objects, differ."""
+        """Enter an imported study."""
         if plan.study is None:
             return
         with self._lock:
             before = self.studies.get(plan.case, {})
-            version, previous = before.get("version", 1), before.get("previous", [])
-            if before and (before.get("series") != series if differs is None else differs):
-                earlier = {name: before.get(name) for name in _OF_VERSION}
-                previous = [*previous, {"version": version, **earlier}]
-                version += 1
             self.studies[plan.case] = {
                 **({"split": before["split"]} if "split" in before else {}),
                 **_identifiers(plan),
                 "SeriesInstanceUID": [*images],
-                "version": version,
                 "imported": _now(),
                 "series": series,
-                "notes": [*notes],
                 "shown": [*shown],
-                "previous": previous,
             }
             self.refused.pop(plan.case, None)
             self.save()
 
     def modalities(self) -> set[str]:
         """Return the modalities of the imported images."""
-        return {series["modality"] for series in self._images()}
-
-    def units(self) -> Counter[str]:
-        """Count the images by unit, of those that state one."""
-        return Counter(series["units"] for series in self._images() if series.get("units"))
-
-    def _images(self) -> Iterator[Mapping[str, Any]]:
-        for entry in self.studies.values():
-            yield from (one for one in entry["series"].values() if one["kind"] == "image")
-
-    def kept_versions(self, number: int | None) -> int:
-        """Return the number of earlier versions of a case to keep; a given number holds for later imports."""
-        if number is not None:
-            self._content["keep_versions"] = number
-        kept = self._content.get("keep_versions")
-        return _KEPT if kept is None else int(kept)
+        series = [one for entry in self.studies.values() for one in entry["series"].values()]
+        return {one["modality"] for one in series if one["kind"] == "image"}
 
     def refuse(self, plan: StudyPlan, segments: Sequence[str]) -> None:
         """Enter the names of the segments for which a study was refused: messages do not show them."""
         with self._lock:
             self.refused[plan.case] = {**_identifiers(plan), "segments": [*segments]}
             self.save()
-
-    def version(self, case: str) -> int:
-        """Return the version of a case."""
-        return int(self.studies[case]["version"])
 
     def patients_of(self, query: StudyQuery) -> set[str]:
         """Return the patients with a study, imported or refused, that matches a query."""
@@ -143,7 +112,7 @@ class StudyList:
 
     def save(self) -> None:
         """Write the file."""
-        names = ("settings", "studies", "refused", "withdrawn", "caches", "keep_versions")
+        names = ("settings", "studies", "refused", "withdrawn", "caches")
         content = {name: self._content.get(name) for name in names} | {"labelled": self.labelled}
         write_versioned(self.path, _KIND, _VERSION, content, private=True)
 

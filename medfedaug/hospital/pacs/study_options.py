@@ -18,12 +18,6 @@ class StudyOptions(Settings):
         "are left out.",
         flags=("--store",),
     )
-    again: bool = setting(
-        False,
-        "Store further objects where the archive already has this model's.",
-        flags=("--again",),
-        rare=True,
-    )
     channels: Mapping[str, str] = setting(
         dict,
         "By name, the series of each channel of the image. The objects refer to the first series, and the "

@@ -1,13 +1,9 @@
-"""`WebSession`: HTTP with one archive alone, and with bounds on its answers."""
+"""`WebSession`: HTTP with one archive, and with bounds on its answers."""
 
-from __future__ import annotations
-
-import time
 from collections.abc import Iterator
 from email.message import Message
 from functools import partial
 from typing import Any
-from urllib.parse import urljoin, urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -17,9 +13,7 @@ from medfedaug.hospital.pacs.archive import Access
 from medfedaug.hospital.pacs.object_check import MOST_BYTES
 
 _MOST_ANSWER, _MOST_OBJECT = 2**26, 2**30  # bytes of an answer without objects, and of an object
-_SLOWEST = 1024  # bytes a second
 _CHUNK = 2**16
-_PORTS = {"http": 80, "https": 443}
 _BUSY = (408, 429, 502, 503, 504)
 
 
@@ -28,24 +22,17 @@ class AnswerRefused(requests.RequestException):
 
 
 class WebSession(requests.Session):
-    """Session with one archive.
+    """Session with one archive, which follows no redirect and bounds the bytes of an answer."""
 
-    Redirects are followed to the same scheme, host and port alone, and never for a request to store. Answers
-    that are compressed, too long, too slow, or a web page raise `AnswerRefused`.
-    """
-
-    def __init__(self, url: str, access: Access) -> None:
+    def __init__(self, access: Access) -> None:
         super().__init__()
-        self._origin = _origin(url)
-        self.max_redirects = 5
-        self.headers["Accept-Encoding"] = "identity"
-        # A busy archive is asked again after a growing delay, or at the time of its answer.
-        retry = _BoundedRetry(
-            longest=access.timeout,
+        # A busy archive is asked again after a growing delay.
+        retry = Retry(
             total=access.attempts - 1,
             backoff_factor=0.5,
             status_forcelist=_BUSY,
             raise_on_status=False,
+            respect_retry_after_header=False,
             allowed_methods={"GET"},
         )
         for scheme in ("http://", "https://"):
@@ -69,71 +56,42 @@ class WebSession(requests.Session):
         return merged
 
     def get_redirect_target(self, response: requests.Response) -> str | None:
-        """Return the target of a redirection; ``None`` without one."""
-        target: str | None = super().get_redirect_target(response)
-        if target is None:
-            return None
-        if response.request.method != "GET":
+        """Raise `AnswerRefused` for a redirection, which could lead a token or an object elsewhere."""
+        if super().get_redirect_target(response) is not None:
             raise AnswerRefused(
-                "redirects what is to be stored, which is not sent on; give the URL that it means"
+                "redirects, which is not followed; give the URL that it means, or a user or token where it "
+                "redirects to a login"
             )
-        if _origin(response.url, target) != self._origin:
-            raise AnswerRefused(
-                "redirects to another scheme, host or port, which is not followed; give the URL that "
-                "it means, or a user or token where it redirects to a login"
-            )
-        return target
-
-
-def _origin(url: str, target: str = "") -> tuple[str, str | None, int | None]:
-    """Return scheme, host and port of a target in an answer of a URL; empty for an invalid one."""
-    try:
-        parts = urlsplit(urljoin(url, target))
-        return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
-    except ValueError:
-        return "", None, None
+        return None
 
 
 class _BoundedAdapter(HTTPAdapter):
     """Adapter whose answers have bounds."""
 
     def send(  # type: ignore[override]
-        self, request: requests.PreparedRequest, stream: bool = False, timeout: Any = None, **options: Any
+        self, request: requests.PreparedRequest, stream: bool = False, **options: Any
     ) -> requests.Response:
-        response = super().send(request, stream=stream, timeout=timeout, **options)
-        if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
-            response.close()
-            raise AnswerRefused("compresses its answer, which it was asked not to do")
-        if response.status_code in range(200, 300) and _media_type(response) == "text/html":
-            response.close()
-            raise AnswerRefused(
-                "answers with a web page, as of a login, and not with DICOM; check URL and token"
-            )
-        response.raw = _Body(response.raw, MOST_BYTES if stream else _MOST_ANSWER, float(timeout or 0))
+        response = super().send(request, stream=stream, **options)
+        response.raw = _Body(response.raw, MOST_BYTES if stream else _MOST_ANSWER)
         return response
 
 
 class _Body:
-    """Body of an answer with bounds on bytes and silence; all but its stream is urllib3's."""
+    """Body of an answer with a bound on its bytes; all but its stream is urllib3's."""
 
-    def __init__(self, raw: Any, most: int, timeout: float) -> None:
-        self._raw, self._most, self._timeout = raw, most, timeout
+    def __init__(self, raw: Any, most: int) -> None:
+        self._raw, self._most = raw, most
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._raw, name)
 
     def stream(self, amount: int = _CHUNK, decode_content: bool | None = None) -> Iterator[bytes]:
-        """Yield the body in pieces, as they come."""
-        total = since = 0
-        begin = time.monotonic()
-        while piece := self._raw.read1(amount, decode_content=False):
-            total, since = total + len(piece), since + len(piece)
+        """Yield the body in pieces."""
+        total = 0
+        for piece in self._raw.stream(amount, decode_content=decode_content):
+            total += len(piece)
             if total > self._most:
                 raise AnswerRefused(f"sends more than {self._most >> 20} MiB in one answer")
-            if (passed := time.monotonic() - begin) > self._timeout:
-                if since < _SLOWEST * passed:
-                    raise requests.Timeout("timed out: too little comes")
-                begin, since = time.monotonic(), 0
             yield piece
 
 
@@ -142,41 +100,23 @@ def _with_token(token: str, request: requests.PreparedRequest) -> requests.Prepa
     return request
 
 
-class _BoundedRetry(Retry):
-    """Waits before another attempt for the archive's ``Retry-After``, at most ``longest`` seconds."""
-
-    def __init__(self, longest: float = 60.0, **settings: Any) -> None:
-        self.longest = longest
-        super().__init__(**settings)
-
-    def new(self, **changed: Any) -> _BoundedRetry:
-        """Return a copy with some settings changed."""
-        return super().new(longest=self.longest, **changed)
-
-    def get_retry_after(self, response: Any) -> float | None:
-        """Return the seconds of the header ``Retry-After``, at most ``longest``."""
-        seconds = super().get_retry_after(response)
-        return None if seconds is None else min(seconds, self.longest)
-
-
 def parts_of(response: requests.Response) -> Iterator[bytes]:
     """Yield the bytes of the objects of an answer.
 
     Raises:
         requests.exceptions.ChunkedEncodingError: where the answer ends in the middle of an object.
     """
-    kind = _media_type(response)
-    if kind == "application/dicom":
+    header = Message()
+    header["Content-Type"] = response.headers.get("Content-Type", "")
+    if header.get_content_type() == "application/dicom":
         content = bytearray()
         for piece in response.iter_content(_CHUNK):
             content += piece
             _check_size(content)
         yield bytes(content)
         return
-    header = Message()
-    header["Content-Type"] = response.headers.get("Content-Type", "")
     boundary = header.get_param("boundary")
-    if kind != "multipart/related" or not isinstance(boundary, str):
+    if header.get_content_type() != "multipart/related" or not isinstance(boundary, str):
         raise AnswerRefused("answers with something else than DICOM objects")
     delimiter = b"\r\n--" + boundary.encode("latin-1", "replace")
     content, start, begun = bytearray(b"\r\n"), 0, False
@@ -197,7 +137,3 @@ def parts_of(response: requests.Response) -> Iterator[bytes]:
 def _check_size(content: bytearray) -> None:
     if len(content) > _MOST_OBJECT:
         raise AnswerRefused(f"sends an object of more than {_MOST_OBJECT >> 20} MiB")
-
-
-def _media_type(response: requests.Response) -> str:
-    return response.headers.get("Content-Type", "").partition(";")[0].strip().lower()

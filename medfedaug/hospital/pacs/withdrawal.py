@@ -64,6 +64,7 @@ def _is_withdrawn(query: StudyQuery, studies: StudyList, pseudonym: Callable[[st
 
 def finish_withdrawals(studies: StudyList, files: CaseFiles) -> dict[str, int]:
     """Remove the listed cases of withdrawn patients, and count them by the pseudonym."""
+    files.remove_unfinished()
     patients = {case: entry["patient"] for case, entry in studies.studies.items()}
     gone = {case: patient for case, patient in patients.items() if patient in studies.withdrawn}
     files.unlist({*gone.values()})

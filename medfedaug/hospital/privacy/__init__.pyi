@@ -1,5 +1,4 @@
 from .accountant import epsilon_spent as epsilon_spent
-from .accountant import noise_multiplier_for as noise_multiplier_for
 from .job_log import JOBS_FOLDER as JOBS_FOLDER
 from .job_log import JobBook as JobBook
 from .job_log import JobEntry as JobEntry

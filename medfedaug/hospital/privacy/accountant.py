@@ -29,7 +29,6 @@ def require_opacus() -> Any:
     """Import Opacus' accountants."""
     try:
         import opacus.accountants
-        import opacus.accountants.utils
     except ImportError as error:
         text = "privacy: noise needs Opacus for its account; pip install 'medfedaug[privacy]'"
         raise ConfigError(text) from error
@@ -66,27 +65,3 @@ def _divergence(noise: float, rate: float) -> np.ndarray:
     rdp = require_opacus().analysis.rdp
     divergence: np.ndarray = rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=ORDERS)
     return divergence
-
-
-def noise_multiplier_for(epsilon: float, delta: float, releases: int) -> float:
-    """Return the smallest noise multiplier with which a number of releases spends at most ε in total.
-
-    FedRDN has one release per job, FedFA and FedFAʰ have one per round each.
-
-    Raises:
-        ConfigError: without Opacus, and for a budget that no noise can keep.
-    """
-    utils = require_opacus().utils
-    try:
-        return float(
-            utils.get_noise_multiplier(
-                target_epsilon=epsilon,
-                target_delta=delta,
-                sample_rate=1.0,
-                steps=releases,
-                epsilon_tolerance=min(0.01, epsilon / 100),
-                alphas=ORDERS,
-            )
-        )
-    except ValueError as error:
-        raise ConfigError(f"privacy: ε = {epsilon} with δ = {delta}: {error}") from error

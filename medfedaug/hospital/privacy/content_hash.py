@@ -2,9 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 from monai.utils import convert_to_tensor
@@ -12,19 +10,14 @@ from monai.utils import convert_to_tensor
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.formats import voxel_files
 from medfedaug.errors import MedFedAugError
+from medfedaug.hospital.privacy.ledger import PrivacyLedger
 
 _log = logging.getLogger(__name__)
 
 _PIECE = 2**16
 
 
-class IdentityStore(Protocol):
-    """Store of identities by hashes of files; functions compute missing ones from voxels."""
-
-    def identities(self, files: Mapping[bytes, Callable[[], bytes]]) -> Mapping[bytes, bytes]: ...
-
-
-def case_identities(site: SiteFolder, split: str, store: IdentityStore | None = None) -> dict[bytes, bytes]:
+def case_identities(site: SiteFolder, split: str, store: PrivacyLedger | None = None) -> dict[bytes, bytes]:
     """Compute an identity of 16 bytes for each case of a split, with its patient's.
 
     A case's identity is a hash of the image's decoded voxels, as float32: it survives another compression,

@@ -74,10 +74,7 @@ class PrivacyGuard(Guard):
     bounds, and all further processing, spends nothing.
 
     Args:
-        site: the site's name, for messages.
-        policy: the site's policy.
         cases: n, the number of training cases. Replacing a patient does not change it: it is public.
-        ledger: the ledger of the site's releases; by default one that lasts as long as this guard.
         unsent_state: whether the network or the transforms hold values from the site's images that are never
             sent: normalisation layers that stay at the site, its own statistics.
         generator: the generator of the noise, by default the operating system's: noise from the seed of a
@@ -85,7 +82,6 @@ class PrivacyGuard(Guard):
         per_patient: the number of training cases of each patient, by the site's own list; by default one.
             With noise no patient has more than the policy's ``cases_per_patient``, which sets the noise.
         identities: returns the ledger's identities of the training cases.
-        census: knows the patients behind what is sent.
     """
 
     def __init__(
@@ -164,9 +160,7 @@ class PrivacyGuard(Guard):
         gradients by at most mC, and by nothing unless one of them is in it: noise multiplier σ/m, rate
         1 − (1 − q)ᵐ.
 
-        Args:
-            steps: the number of steps.
-            rate: q.
+        ``rate`` is q.
         """
         policy, most = self.policy, self.policy.cases_per_patient
         self._check_patients("the weights")
@@ -308,12 +302,7 @@ class PrivacyGuard(Guard):
 
 
 class SitePrivacy(Privacy):
-    """The policy of a site, and the ledger of its releases.
-
-    Args:
-        policy: the site's policy.
-        ledger: the file of the ledger, over all jobs; by default it is in memory only.
-    """
+    """The policy of a site, and the ledger of its releases, by default in memory only."""
 
     def __init__(self, policy: PrivacyPolicy, ledger: str | Path | None = None) -> None:
         self.policy, self.ledger = policy, PrivacyLedger(ledger)

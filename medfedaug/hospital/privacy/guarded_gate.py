@@ -46,21 +46,14 @@ _log = logging.getLogger(__name__)
 
 _PERIOD = 1.0
 """Seconds between two checks of a job's approval."""
+_MOST_WAITING = 20
+"""Configurations that wait for an approval; another one replaces the oldest."""
 
 
 class GuardedGate(Gate):
     """The gate of a site in a real federation.
 
-    Args:
-        site: the site's name.
-        rules: the site's rules for jobs.
-        pseudonyms: pseudonyms of cases and files for everything that leaves the site.
-        book: the site's record of jobs.
-        job: the job's identifier.
-        approve: the administrator's command for the approval of a job, without its hash.
-        identity: opens the site's certificate for secure aggregation.
-        origin: the origin of the job, for the record.
-        history: the opened sums of secure aggregation.
+    ``approve`` is the administrator's command for the approval of a job, without its hash.
     """
 
     def __init__(
@@ -135,12 +128,12 @@ class GuardedGate(Gate):
                 raise JobRefused(self.site, error.marked) from error
 
     def _wait(self, entry: JobEntry, should_stop: Callable[[], bool]) -> None:
-        short, most = entry.hash[:12], self.rules.max_waiting
-        for oldest in self.book.limit_waiting(most):
+        short = entry.hash[:12]
+        for oldest in self.book.limit_waiting(_MOST_WAITING):
             _log.warning(
                 "site %s: %s configurations wait for approval, and one more came: %s, the oldest, is refused",
                 self.site,
-                most,
+                _MOST_WAITING,
                 oldest.hash[:12],
             )
         _log.warning(
@@ -158,10 +151,7 @@ class GuardedGate(Gate):
                 )
             time.sleep(_PERIOD)
         if now is None:
-            reason = (
-                f"{most} later configurations wait for approval, and the site's rule max_waiting is {most}"
-            )
-            raise JobRefused(self.site, reason)
+            raise JobRefused(self.site, f"{_MOST_WAITING} later configurations wait for approval")
 
     def _check_verdict(self, config: RunConfig | ComparisonConfig) -> JobEntry:
         """Apply the administrator's verdict even without approval."""
@@ -183,10 +173,10 @@ class GuardedGate(Gate):
             names = ", ".join(method.name for method in uncounted)
             reason = "sends what a site cannot say the patients of, and runs in simulations only"
             raise PrivacyRefused(self.site, f"{names} {reason}")
-        if trainer.trains:
-            self.rules.check_cases(self.site, trainer.folder.cases_of_patients("training"))
         privacy = own_privacy(trainer)
         self.min_patients = privacy.min_patients
+        if trainer.trains:
+            privacy.policy.check_patients(self.site, trainer.folder.cases_of_patients("training"))
         if self._account is not None:  # an earlier training's, in a comparison
             self._account.bind()
         self._account = Account(self.site, self.job, privacy.ledger, privacy.policy, trainer.folder)
@@ -254,7 +244,7 @@ class GuardedGate(Gate):
     def _own_text(self, site: str, trainer: SiteTrainer) -> Iterator[str]:
         """Yield the site's own text, which messages may hold even if the job has it too."""
         yield from (site, self.site, *(bundle.name for bundle in known()))
-        for names in (self.rules.methods, self.rules.networks, self.rules.tasks, self.rules.loops):
+        for names in (self.rules.methods, self.rules.networks, self.rules.loops):
             yield from names or ()
         folder = getattr(trainer, "folder", None)
         if isinstance(folder, SiteFolder):

@@ -15,17 +15,6 @@ from medfedaug.config.run import RunConfig, job_hash
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_versioned, private_folder, remove_unfinished, write_versioned
 
-__all__ = [
-    "APPROVED",
-    "JOBS_FOLDER",
-    "REFUSED",
-    "WAITING",
-    "Decision",
-    "JobBook",
-    "JobEntry",
-    "Origin",
-]
-
 WAITING, APPROVED, REFUSED = "waiting", "approved", "refused"
 
 JOBS_FOLDER = "jobs"
@@ -103,20 +92,12 @@ class JobBook:
         self._locks: dict[str, FileLock] = {}  # of the jobs that run in this process
 
     def entries(self) -> list[JobEntry]:
-        """List all entries, the oldest first.
-
-        Raises:
-            ConfigError: naming a file that is damaged.
-        """
+        """List all entries, the oldest first."""
         entries = [self._read(path) for path in sorted(self.folder.glob("*.json"))]
         return sorted(entries, key=lambda entry: entry.seen)
 
     def waiting_jobs(self) -> set[str]:
-        """Return the identifiers of the jobs that wait for approval.
-
-        Raises:
-            ConfigError: naming a file that is damaged.
-        """
+        """Return the identifiers of the jobs that wait for approval."""
         entries = self.entries()
         waiting = {job for entry in entries if entry.verdict == WAITING for job in entry.origins}
         return waiting - {job for entry in entries for job in entry.runs}
@@ -124,12 +105,7 @@ class JobBook:
     def note(
         self, config: RunConfig | ComparisonConfig, job: str = "", origin: Origin | None = None
     ) -> JobEntry:
-        """Return the entry of a configuration, and make it if it is new; note the origin of its job.
-
-        Raises:
-            ConfigError: when its file is damaged.
-            StorageError: when it cannot be written.
-        """
+        """Return the entry of a configuration, and make it if it is new; note the origin of its job."""
         values = config.to_dict()
         digest = job_hash(values)
         with self._locked():
@@ -202,11 +178,7 @@ class JobBook:
         return self.folder / f".{digest[:16]}.running"
 
     def find(self, beginning: str) -> JobEntry:
-        """Return the entry whose hash has this beginning.
-
-        Raises:
-            ConfigError: for no entry, or more than one.
-        """
+        """Return the entry whose hash has this beginning."""
         entries = self.entries()
         matches = [entry for entry in entries if beginning and entry.hash.startswith(beginning)]
         if len(matches) != 1:
@@ -216,11 +188,7 @@ class JobBook:
         return matches[0]
 
     def judge(self, beginning: str, verdict: str, by: str = "") -> JobEntry:
-        """Enter a decision, ``"approved"`` or ``"refused"``, about the configuration that `find` returns.
-
-        Raises:
-            ConfigError: see `find`.
-        """
+        """Enter a decision, ``"approved"`` or ``"refused"``, about the configuration that `find` returns."""
         with self._locked():
             entry = self.find(beginning)
             decisions = (*entry.decisions, Decision(verdict, by, time.time()))

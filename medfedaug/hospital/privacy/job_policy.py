@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
 
 from annotated_types import MinLen
@@ -52,12 +52,6 @@ max_rounds is 100
         "Networks that jobs may use, separated by commas; by default all. A name or a class path.",
         flags=("--allow-networks",),
     )
-    tasks: tuple[Name, ...] | None = setting(
-        None,
-        "Tasks of jobs, segmentation or classification; by default both.",
-        flags=("--allow-tasks",),
-        rare=True,
-    )
     loops: tuple[Name, ...] = setting(
         (),
         "Training loop that jobs may bring or name; repeatable. FILE.py@SHA-256, as `medfedaug export` "
@@ -66,19 +60,9 @@ max_rounds is 100
         flags=("--allow-loop",),
     )
     max_rounds: int = setting(1000, "Most rounds of a job, repeated ones included.", above=0)
-    min_cases: int = setting(
-        10,
-        "Least patients or cases with which the site trains. Patients count where the site's list names "
-        "them.",
-        above=0,
-    )
     allow_limit: bool = setting(False, "Let a job choose a part of the cases by its limit.", rare=True)
-    max_model_mb: float = setting(1024.0, "Largest model, in MB.", above=0, rare=True)
-    max_payload_mb: float = setting(
-        1024.0,
-        "Largest exchange of the methods in a message, either way and without the model, in MB.",
-        above=0,
-        rare=True,
+    max_model_mb: float = setting(
+        1024.0, "Largest model, and largest exchange of the methods in a message, in MB.", above=0, rare=True
     )
     secure_only: bool = setting(False, "Take part only in jobs under secure aggregation.")
     min_summed: int = setting(
@@ -112,12 +96,6 @@ max_rounds is 100
     approve: bool = setting(
         False, "Let a job wait until the site's administrator has approved it (medfedaug site approve)."
     )
-    max_waiting: int = setting(
-        20,
-        "Most configurations that wait for an approval; another one replaces the oldest, which is refused.",
-        above=0,
-        rare=True,
-    )
 
     def check(self, site: str, config: RunConfig) -> None:
         """Check a job's configuration, before anything is built for it.
@@ -128,7 +106,6 @@ max_rounds is 100
         for name in (entry["name"] for entry in config.methods):
             self._allowed(site, "method", name, "methods", self.methods)
         self._allowed(site, "network", config.network, "networks", self.networks)
-        self._allowed(site, "task", config.task, "tasks", self.tasks)
         if config.loop is not None:
             self._allowed(site, "training loop", config.loop, "loops", self.loops)
         if config.rounds > self.max_rounds:
@@ -144,19 +121,6 @@ max_rounds is 100
                     _refuse(site, reason, "is that jobs name none")
         self.check_model(site, _megabytes(config, self.max_model_mb))
 
-    def check_cases(self, site: str, per_patient: Sequence[int]) -> None:
-        """Check the number of a site's training cases, given the number of each patient's.
-
-        `min_cases` counts patients, since ten images of one patient reveal one patient.
-
-        Raises:
-            JobRefused: naming the number and the rule.
-        """
-        patients, cases = len(per_patient), sum(per_patient)
-        if patients < self.min_cases:
-            of = f" of {withheld(patients)} patient{'s' * (patients != 1)}" if patients < cases else ""
-            _refuse(site, f"{withheld(cases)} cases{of} would train", f"min_cases is {self.min_cases}")
-
     def check_trainings(self, site: str, count: int) -> None:
         """Check the number of trainings of a job: a server may repeat a round with other weights."""
         if count > self.max_rounds:
@@ -169,9 +133,9 @@ max_rounds is 100
 
     def check_payload(self, site: str, megabytes: float) -> None:
         """Check the size of the methods' exchange in a message."""
-        if megabytes > self.max_payload_mb:
+        if megabytes > self.max_model_mb:
             reason = f"its methods exchange {megabytes:.4g} MB in a message"
-            _refuse(site, reason, f"max_payload_mb is {self.max_payload_mb:g}")
+            _refuse(site, reason, f"max_model_mb is {self.max_model_mb:g}")
 
     def _allowed(self, site: str, kind: str, name: str, rule: str, names: tuple[str, ...] | None) -> None:
         if names is not None and name not in names:
@@ -179,18 +143,18 @@ max_rounds is 100
 
     def describe(self) -> str:
         """Describe the rules in one line, for `doctor`."""
-        allowed = {"methods": self.methods, "networks": self.networks, "tasks": self.tasks}
+        allowed = {"methods": self.methods, "networks": self.networks}
         parts = [f"{kind}: {', '.join(names)}" for kind, names in allowed.items() if names is not None]
-        parts = parts or ["all methods, networks and tasks"]
+        parts = parts or ["all methods and networks"]
         parts += [
             f"training loops: {', '.join(self.loops) or 'only that of medfedaug'}",
-            f"at least {self.min_cases} cases, at most {self.max_rounds} rounds",
+            f"at most {self.max_rounds} rounds",
             "limit allowed" if self.allow_limit else "no limit",
-            f"models up to {self.max_model_mb:g} MB, exchanges up to {self.max_payload_mb:g} MB",
+            f"models and exchanges up to {self.max_model_mb:g} MB",
         ]
         parts += ["secure aggregation alone"] if self.secure_only else []
-        approval = f"each job waits for approval, {self.max_waiting} at most"
-        return "; ".join([*parts, approval if self.approve else "no approval needed"])
+        approval = "each job waits for approval" if self.approve else "no approval needed"
+        return "; ".join([*parts, approval])
 
 
 def _refuse(site: str, reason: str, rule: str) -> NoReturn:

@@ -1,10 +1,9 @@
-"""Pages about a job for a site's administrator and board: origin, decisions, computation, messages."""
+"""The page of a job for a site's administrator: what it computes, and what leaves."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from medfedaug.config.comparison import REFERENCE, ComparisonConfig
@@ -19,26 +18,6 @@ if TYPE_CHECKING:
     from medfedaug.methods.base import ServerExchange
 
 
-def record(entry: JobEntry, book: JobBook, site: str, settings: SiteSettings) -> list[str]:
-    """Return the record of a configuration for the site's files: origin, decisions and page."""
-    lines = [
-        f"Record of a job at {site}",
-        "",
-        f"configuration: {entry.hash}",
-        f"first seen: {_when(entry.seen)}",
-    ]
-    lines += [f"purpose: {_purpose(entry.run)}", "", "Decisions"]
-    lines += [
-        f"  {_when(decision.when)}: {decision.verdict} by {decision.by or 'somebody who was not recorded'}"
-        for decision in entry.decisions
-    ]
-    if not entry.decisions:
-        waits = "none: it waits for one" if entry.verdict == "waiting" else entry.verdict
-        lines += [f"  {waits}"]
-    lines += ["", *_jobs(entry, book), "", "The page of this configuration", ""]
-    return [*lines, *summary(entry, settings)]
-
-
 def job_state(entry: JobEntry, job: str, book: JobBook) -> str:
     """Return the state of a job at this site."""
     if job not in entry.runs:
@@ -46,30 +25,6 @@ def job_state(entry: JobEntry, job: str, book: JobBook) -> str:
     if job in entry.ends:
         return "ended"
     return "running" if book.is_running(job) else "no process: it was killed, or its machine was"
-
-
-def _jobs(entry: JobEntry, book: JobBook) -> Iterator[str]:
-    yield "Jobs with it (identifier and name as the server says)"
-    for job in dict.fromkeys([*entry.origins, *entry.runs]):
-        origin = entry.origins.get(job)
-        parts = [f"  {job}"]
-        if origin is not None:
-            who = ", ".join(part for part in (origin.submitter, origin.organisation, origin.role) if part)
-            proof = "by the certificate that signed it" if origin.signed else "as the server says; not signed"
-            parts += [f"name {json.dumps(origin.name, ensure_ascii=False)}"]
-            parts += [
-                f"submitted by {who or 'nobody who is named'} ({proof})",
-                f"asked {_when(origin.asked)}",
-            ]
-        parts += [f"began {_when(entry.runs[job])}"] if job in entry.runs else []
-        parts += [f"ended {_when(entry.ends[job])}"] if job in entry.ends else [job_state(entry, job, book)]
-        yield "; ".join(parts)
-    if not entry.origins and not entry.runs:
-        yield "  none"
-
-
-def _when(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
 
 
 def _purpose(config: Mapping[str, object]) -> str:
@@ -170,8 +125,6 @@ def withheld_here(config: RunConfig, settings: SiteSettings) -> Iterator[str]:
         return
     yield f"each number, scores included, of fewer than {policy.min_images} patients (min_images)"
     yield "the training's losses, scores of single cases and classes, distances, names of cases and files"
-    if settings.jobs.min_cases > policy.min_images:
-        yield f"everything of a training with fewer than {settings.jobs.min_cases} patients (min_cases)"
     if policy.epsilon is not None:
         yield (
             f"whatever would exceed ε = {policy.epsilon:g} of a patient over all jobs, and whatever noise "

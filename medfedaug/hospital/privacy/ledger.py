@@ -106,7 +106,7 @@ class PrivacyLedger:
             _make(self._memory)
 
     def identities(self, files: Mapping[bytes, Callable[[], bytes]]) -> dict[bytes, bytes]:
-        """Return the identities under which cases are entered; see `IdentityStore`."""
+        """Return identities of cases by hashes of files; functions compute missing ones from voxels."""
         with self._opened() as connection:
             known = dict(connection.execute("SELECT files, identity FROM files"))
         # Decoding takes long, and other jobs wait for an opened ledger.

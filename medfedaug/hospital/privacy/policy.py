@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
 from pydantic import Field, Strict
@@ -10,7 +10,7 @@ from pydantic import Field, Strict
 from medfedaug.config.kinds import FEATURE_MEAN, FEATURE_STD, INTENSITY_MEAN, INTENSITY_STD
 from medfedaug.config.options import Settings, setting, settings
 from medfedaug.config.site_description import SiteDescription
-from medfedaug.errors import ConfigError
+from medfedaug.errors import ConfigError, JobRefused, withheld
 
 OPEN_PROMISE = (
     "whoever chooses the weights of a job can reconstruct images of yours from what it sends; approve a job "
@@ -45,7 +45,8 @@ class PrivacyPolicy(Settings):
 
     min_images: int = setting(
         10,
-        "Least patients behind each number that leaves the site (n). None of them has a share above 2/n. "
+        "Least patients with which the site trains, and behind each number that leaves it (n). None of them "
+        "has a share above 2/n. "
         "A case (a volume or a photograph, not a slice) counts as a patient where the list names none.",
         at_least=1,
     )
@@ -133,6 +134,17 @@ class PrivacyPolicy(Settings):
             raise ConfigError(
                 f"privacy: with epsilon everything that leaves has noise, and {missing[0]} is 0; its usual "
                 f"value is {_NOISE[missing[0]]:g}"
+            )
+
+    def check_patients(self, site: str, per_patient: Sequence[int]) -> None:
+        """Check that a site has enough patients to train, given the number of training cases of each."""
+        patients, cases = len(per_patient), sum(per_patient)
+        if patients < self.min_images:
+            of = f" of {withheld(patients)} patient{'s' * (patients != 1)}" if patients < cases else ""
+            raise JobRefused(
+                site,
+                f"{withheld(cases)} cases{of} would train, and min_images of the site's policy is "
+                f"{self.min_images}",
             )
 
     @property

@@ -22,11 +22,6 @@ class SecureAggregation(Aggregation):
 
     The mean passes the checks of single updates: shapes, variances, length of the step, the methods' own
     checks. A bad mean ends the run, since nobody can tell whose update is at fault.
-
-    Args:
-        composition: methods and network.
-        context: the methods' context on the federation.
-        config: the run.
     """
 
     def __init__(self, composition: Composition, context: ServerContext, config: RunConfig) -> None:

@@ -68,12 +68,8 @@ def _tensors_digest(tensors: Mapping[str, Any]) -> bytes:
 class Training:
     """The training on which the sites of a round agree before they deal shares.
 
-    Args:
-        run: the identity of the run.
-        round: the round.
-        config: the hash of the job's configuration, computed by each site.
-        request: the hash of the coming training request (`request_digest`).
-        weights: the weights of the round's sites in the mean of the models.
+    Each site computes ``config``, the hash of the job's configuration; ``request`` is `request_digest` of the
+    coming request, and ``weights`` are those of the round's sites in the mean of the models.
     """
 
     run: str

@@ -80,12 +80,9 @@ class ModelSketch:
 
     @classmethod
     def of(cls, key: bytes, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> ModelSketch:
-        """Make the sketch of a model.
+        """Make the sketch of a model that training has changed.
 
-        Args:
-            key: the key of signs and parts, which must stay secret: with it, different models can look alike.
-            before: the model that the site received.
-            after: the same entries after its training.
+        ``key``, of signs and parts, must stay secret: with it, different models can look alike.
         """
         names = sorted(after)
         layout = json.dumps([[name, list(after[name].shape)] for name in names])

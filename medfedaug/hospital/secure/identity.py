@@ -41,11 +41,7 @@ class Certificates(Identity):
     A server cannot replace a site's keys by its own, since it has no certificate of that name. The owner of
     the root's private key can make such certificates.
 
-    Args:
-        certificate: the site's certificate, PEM.
-        key: the site's private key, PEM.
-        root: the project's certificate, PEM.
-        strangers: certified names that belong to no site, such as the server's.
+    Files are PEM; ``strangers`` are certified names that belong to no site, such as the server's.
     """
 
     def __init__(self, certificate: Path, key: Path, root: Path, strangers: Collection[str] = ()) -> None:

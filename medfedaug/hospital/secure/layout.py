@@ -47,12 +47,6 @@ class SumLayout:
     sum over the answering sites, divided by the sum of their shares, is their mean. Rounding moves it by at
     most 2^-37 per site, divided by the sum of their shares. Statistics have a second word with 36 more bits,
     since a variance may be a small difference of squares.
-
-    Args:
-        methods: the run's methods.
-        context: the context of the methods' server halves.
-        sent: the entries of the network that a site sends.
-        max_share: see `medfedaug.config.run.RunConfig`.
     """
 
     def __init__(

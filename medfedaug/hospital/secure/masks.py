@@ -92,13 +92,6 @@ class SiteMasks:
     The keys of a round serve one training. A failed request voids them, and so does the end of the process,
     since they are only in memory.
 
-    Args:
-        site: the site's name.
-        identity: opens the identity that signs the site's messages and checks those of other sites.
-        rules: the site's rules for sums.
-        history: the sums that the site has helped to open, over jobs and restarts.
-        job: the identifier of the job.
-
     Deviations:
         The paper's sites agree only on keys. Here they also agree, with the same signatures, on the whole
         training (`medfedaug.hospital.secure.agreement.Training`): a server that gives one site another

@@ -19,10 +19,7 @@ from medfedaug.methods.base import Payload
 class ServerMasks:
     """Forwards the messages of a round's sites to each other, and adds up their masked numbers.
 
-    Attributes:
-        bytes_up: bytes of keys, shares and signatures sent by the sites of this round.
-        bytes_down: bytes of keys, shares and signatures sent to them.
-        recovered: sites of this round whose masks were reconstructed, since their numbers never arrived.
+    ``recovered`` are the sites of this round whose masks were reconstructed: their numbers never arrived.
     """
 
     def __init__(self, size: int, config: str = "") -> None:

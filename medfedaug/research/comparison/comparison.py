@@ -95,16 +95,11 @@ def compare_groups(groups: Mapping[str, Sequence[Run]], reference: str = BASELIN
 
     Nothing is compared with a reference that learned nothing (`medfedaug.metrics.nothing_learned`): whoever
     learns first is better then. The p-values of all comparisons with enough seeds and patients are adjusted
-    together (`adjusted`).
+    together.
 
     Args:
         groups: result of `medfedaug.analysis.grouping.group_runs`.
     """
-    return adjusted(compared(groups, reference))
-
-
-def compared(groups: Mapping[str, Sequence[Run]], reference: str = BASELINE) -> list[Comparison]:
-    """Compare as `compare_groups`, without adjusting p-values: for tables of several comparisons."""
     used = [members[0].methods for members in groups.values()]
     if reference != BASELINE and {*reference.split(",")} not in map(set, used):
         known = "; ".join(dict.fromkeys(map(",".join, used)))
@@ -155,10 +150,10 @@ def compared(groups: Mapping[str, Sequence[Run]], reference: str = BASELINE) -> 
                     other_plans=_other_plans(pairs),
                 )
             )
-    return comparisons
+    return _adjusted(comparisons)
 
 
-def adjusted(comparisons: Sequence[Comparison]) -> list[Comparison]:
+def _adjusted(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Adjust the p-values of a table's comparisons for the number of comparisons that can have a verdict."""
     judged = [
         k

@@ -127,7 +127,7 @@ def inspect_sites(
     """Inspect all sites below a folder, or the site of the folder.
 
     Raises:
-        DataError: where there is no site; problems of a site are in `SiteInspection.odd`.
+        DataError: where no site can be opened; problems of one are in `SiteInspection.odd`.
     """
     root = Path(data)
     if is_federation(root):
@@ -140,6 +140,8 @@ def inspect_sites(
         try:
             site = folder if isinstance(folder, SiteFolder) else open_site(folder, limit=limit, check=False)
         except DataError as error:
+            if len(inspections) + 1 == len(folders) and not opened:
+                raise
             name = folder.name if isinstance(folder, SiteFolder) else folder.resolve().name
             inspections.append(SiteInspection(name, odd=[Finding("file", "", str(error))]))
             continue

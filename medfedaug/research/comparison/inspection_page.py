@@ -173,10 +173,9 @@ def _page(sites: Sequence[SiteInspection], shift: Shift | None, intensity: str) 
     page.add(body, "p", f"{counted(len(sites), 'site')} · {cases} cases · odd: {odd}")
     shown = [site for site in sites if site.thumbnails][:_MOST_SITES]
     _thumbnails(body, {site.name: next(iter(site.thumbnails.values())) for site in shown})
-    for append in (_cases, _classes, _intensities):
+    for append in (_odd, _cases, _classes, _intensities):
         append(body, sites)
     _shift(body, sites, shift, intensity)
-    _odd(body, sites)
     page.remark(body, "This page names cases, and is for owners of the data; the JSON next to it names none.")
     page.end_page(body)
     return html
@@ -184,22 +183,23 @@ def _page(sites: Sequence[SiteInspection], shift: Shift | None, intensity: str) 
 
 def _cases(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
     section = page.start_section(body, "Cases and geometry")
-    header = ["site", *SPLITS, "patients", "size", "voxel size, mm", "axes", "channels", "odd"]
+    geometry = any(site.edges for site in sites)  # which photographs lack
+    header = ["site", *SPLITS, "patients", "size", *(["voxel size, mm", "axes"] if geometry else [])]
     lines = [
         [
             site.name,
             *(str(site.splits.get(split, 0)) for split in SPLITS),
             str(site.patients),
             _range(site.shapes),
-            _range(site.edges),
-            _counted(site.axes),
+            *([_range(site.edges), _counted(site.axes)] if geometry else []),
             _counted(site.channels),
             str(len(site.odd)),
         ]
         for site in sites
     ]
-    page.table(section, header, lines)
-    page.remark(section, "Size and voxel size: the range along each axis. –: the files lack the voxel size.")
+    page.table(section, [*header, "channels", "odd"], lines)
+    text = "Size and voxel size: the range along each axis. –: the files lack the voxel size."
+    page.remark(section, text if geometry else "Size: the range along each axis.")
 
 
 def _classes(body: ET.Element, sites: Sequence[SiteInspection]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 from medfedaug.analysis.text_table import TextTable, number
 from medfedaug.errors import DataError, first_line, warn
 from medfedaug.federation.job_folder import EVALUATION, RESULTS
+from medfedaug.metrics.base import Metric
 from medfedaug.metrics.registry import GLOBAL, LOCAL, PERSONAL, UNSEEN, add_recorded, find_metric
 from medfedaug.research.comparison.verdict import ENOUGH_PATIENTS
 from medfedaug.runs.results_schema import check_evaluation
@@ -27,7 +28,7 @@ class Worth:
         difference: the two paired by patient: ``difference``, ``low``, ``high``, ``p``, and their number,
             ``patients``, or ``cases`` if the site names no patients; empty without a comparison.
         cases: the number of the site's scored cases, if known.
-        higher_is_better: the direction of the score.
+        metric: the score.
     """
 
     site: str
@@ -38,7 +39,7 @@ class Worth:
     local: float | None
     difference: Mapping[str, Any]
     cases: int | None
-    higher_is_better: bool = True
+    metric: Metric
 
     @property
     def pairs(self) -> tuple[int | None, str]:
@@ -49,7 +50,7 @@ class Worth:
     @property
     def nothing_learned(self) -> bool:
         """True if both models score 0 and higher is better."""
-        return self.higher_is_better and self.score == 0 and self.local == 0
+        return self.metric.higher_is_better and self.score == 0 and self.local == 0
 
     @property
     def verdict(self) -> str:
@@ -60,12 +61,13 @@ class Worth:
         low, high = self.difference.get("low"), self.difference.get("high")
         if not count or count < ENOUGH_PATIENTS or low is None or high is None:
             return f"open: {count or 0} of {ENOUGH_PATIENTS} {unit}"
-        above, below = ("better", "worse") if self.higher_is_better else ("worse", "better")
+        above, below = ("better", "worse") if self.metric.higher_is_better else ("worse", "better")
         return above if low > 0 else below if high < 0 else "no difference shown"
 
-    def sentence(self, metric: str) -> str:
+    @property
+    def sentence(self) -> str:
         """Return in words the worth of the federation for this site."""
-        difference, name = self.difference, find_metric(metric).in_text
+        difference, name = self.difference, self.metric.in_text
         subject = f"{self.site}, {self.model} model"
         if self.nothing_learned:
             return f"{subject}: nothing was learned: both models have a {name} of 0 there."
@@ -92,55 +94,6 @@ class Worth:
         }
         few = f"Too few {unit} for a verdict: {count} of {ENOUGH_PATIENTS}."
         return f"{subject}: {text}. {judged.get(self.verdict, few)}"
-
-
-@dataclass(frozen=True)
-class WorthTable(TextTable):
-    """Table with a row for each site of an evaluation and each of the federation's models for it."""
-
-    metric: str
-    rows: tuple[Worth, ...]
-    notes: tuple[str, ...] = ()
-    reduced: str = ""
-
-    @property
-    def header(self) -> list[str]:
-        name = find_metric(self.metric).title
-        return ["site", "model", name, f"{name}, local", "difference [95% CI]", "p", "cases", "worth it"]
-
-    @property
-    def body(self) -> list[list[str]]:
-        lines = []
-        for row in self.rows:
-            p = row.difference.get("p")
-            lines.append(
-                [
-                    row.site,
-                    f"{row.scored}, {UNSEEN}" if row.unseen else row.scored,
-                    number(row.score),
-                    number(row.local),
-                    _interval(row.difference),
-                    "–" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}",
-                    "–" if row.cases is None else str(row.cases),
-                    row.verdict,
-                ]
-            )
-        return lines
-
-    def records(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "site": row.site,
-                "trained": not row.unseen,
-                "model": row.scored,
-                "score": row.score,
-                "local": row.local,
-                **{name: row.difference.get(name) for name in ("difference", "low", "high", "p")},
-                "cases": row.cases,
-                "verdict": row.verdict,
-            }
-            for row in self.rows
-        ]
 
 
 def load_evaluation(path: str | Path) -> dict[str, Any]:
@@ -195,7 +148,7 @@ def _of_another_run(evaluation: Mapping[str, Any], results: Path) -> bool:
     return bool(runs) and run not in runs
 
 
-def worth_table(evaluation: Mapping[str, Any]) -> WorthTable:
+def worth_table(evaluation: Mapping[str, Any]) -> TextTable:
     """Make the table that compares the federation's models with the local one, for each site.
 
     A site compares the global model, and its personal one if the run leaves something at the sites, with the
@@ -225,7 +178,7 @@ def worth_table(evaluation: Mapping[str, Any]) -> WorthTable:
                     local=scores.get(LOCAL, {}).get(name),
                     difference=entry.get("against", {}).get(LOCAL, {}),
                     cases=_cases(entry),
-                    higher_is_better=metric.higher_is_better,
+                    metric=metric,
                 )
             )
     lower = "" if metric.higher_is_better else " (lower is better)"
@@ -248,7 +201,37 @@ def worth_table(evaluation: Mapping[str, Any]) -> WorthTable:
             if entry.get(name) is None and isinstance(entry.get("note"), str):
                 models.setdefault(entry["note"], []).append(model)
         notes += [f"{site}, no score ({', '.join(names)}): {note}." for note, names in models.items()]
-    return WorthTable(name, tuple(rows), tuple(notes))
+    title = metric.title
+    header = ["site", "model", title, f"{title}, local", "difference [95% CI]", "p", "cases", "worth it"]
+    body = [_line(row) for row in rows]
+    return TextTable(header, body, [_record(row) for row in rows], tuple(notes), rows=tuple(rows))
+
+
+def _line(row: Worth) -> list[str]:
+    p = row.difference.get("p")
+    return [
+        row.site,
+        f"{row.scored}, {UNSEEN}" if row.unseen else row.scored,
+        number(row.score),
+        number(row.local),
+        _interval(row.difference),
+        "–" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}",
+        "–" if row.cases is None else str(row.cases),
+        row.verdict,
+    ]
+
+
+def _record(row: Worth) -> dict[str, Any]:
+    return {
+        "site": row.site,
+        "trained": not row.unseen,
+        "model": row.scored,
+        "score": row.score,
+        "local": row.local,
+        **{name: row.difference.get(name) for name in ("difference", "low", "high", "p")},
+        "cases": row.cases,
+        "verdict": row.verdict,
+    }
 
 
 def _metric(evaluation: Mapping[str, Any]) -> str:

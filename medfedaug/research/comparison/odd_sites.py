@@ -77,7 +77,7 @@ def odd_sites(measures: Sequence[Measure]) -> list[OddSite]:
 def _values(what: str, own: np.ndarray, others: np.ndarray) -> tuple[float, str]:
     from scipy.stats import mannwhitneyu  # takes a while
 
-    text = f"{what} {np.median(own):.3g} in the median of patients, elsewhere {np.median(others):.3g}"
+    text = f"{what}: {np.median(own):.3g} in the median patient, elsewhere {np.median(others):.3g}"
     return float(mannwhitneyu(own, others).pvalue), text
 
 

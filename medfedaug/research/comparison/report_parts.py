@@ -9,7 +9,6 @@ from typing import Any
 from medfedaug.analysis import page
 from medfedaug.analysis.report_parts import Groups, ReportParts
 from medfedaug.analysis.score_table import MOST_SITES
-from medfedaug.research.comparison.class_table import class_table
 from medfedaug.research.comparison.comparison import (
     MIN_PATIENTS,
     UNSEEN,
@@ -18,9 +17,9 @@ from medfedaug.research.comparison.comparison import (
     unlike_notes,
 )
 from medfedaug.research.comparison.local_vs_global import worth_table
-from medfedaug.research.comparison.patient_table import patient_table
+from medfedaug.research.comparison.patient_table import patient_table, sentence
 from medfedaug.research.comparison.verdict import rule
-from medfedaug.runs.run import Run
+from medfedaug.runs.run import Run, compared_metric
 
 _MOST_SENTENCES = 3
 
@@ -43,26 +42,18 @@ class ComparedRuns(ReportParts):
     def add_comparisons(self, body: ET.Element, runs: Sequence[Run], reduced: str, reference: str) -> None:
         """Append comparisons by patient."""
         pairs = replace(patient_table(runs, reference), reduced=reduced)
-        section = page.start_section(body, f"Paired by {pairs.cases.removesuffix('s')}", folded=True)
+        cases = compared_metric(runs).cases
+        section = page.start_section(body, f"Paired by {cases.removesuffix('s')}", folded=True)
         if pairs.rows:
             for row in pairs.rows if len(pairs.rows) <= _MOST_SENTENCES else ():
-                page.add(section, "p", row.sentence(pairs.metric))
+                page.add(section, "p", sentence(row, reference))
             page.text_table(section, pairs)
             return
         text = f"Nothing to compare: it takes {reference} and another method under the same settings, with "
-        text += f"the same seed, and {MIN_PATIENTS} or more {pairs.cases} with scores in both runs."
+        text += f"the same seed, and {MIN_PATIENTS} or more {cases} with scores in both runs."
         page.add(section, "p", text)
         for note in pairs.notes:
             page.remark(section, note)
-
-    def add_classes(self, body: ET.Element, runs: Sequence[Run], reduced: str, reference: str) -> None:
-        """Append comparisons by class."""
-        classes = class_table(runs, reference)
-        if classes.rows:
-            section = page.start_section(
-                body, "By class, where sites have outlined different ones", folded=True
-            )
-            page.text_table(section, replace(classes, reduced=reduced))
 
     def add_evaluations(self, body: ET.Element, evaluations: Sequence[Mapping[str, Any]]) -> None:
         """Append the comparisons of the federation's models with the sites' own."""
@@ -70,7 +61,7 @@ class ComparedRuns(ReportParts):
             section = page.start_section(body, "Is the federation worth it for a site?")
             worth = worth_table(content)
             for row in worth.rows if len(worth.rows) <= MOST_SITES else ():
-                page.add(section, "p", row.sentence(worth.metric))
+                page.add(section, "p", row.sentence)
             page.text_table(section, worth)
 
     def add_images(

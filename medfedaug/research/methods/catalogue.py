@@ -1,7 +1,5 @@
 """The methods that are built in; ``make catalogue`` writes this list from the files beside it."""
 
-from __future__ import annotations
-
 from medfedaug.research.methods.bin import BIN as BIN
 from medfedaug.research.methods.class_mean import ClassMean as ClassMean
 from medfedaug.research.methods.condist import ConDist as ConDist

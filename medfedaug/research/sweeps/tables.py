@@ -1,12 +1,12 @@
 """The tables of a sweep: our scores, published numbers, and local models at other sites."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from medfedaug.analysis import MetricTable, Score, Table, metric_table, summary_table, write_report
+from medfedaug.analysis import Row, Score, metric_table, summary_table, write_report
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError
@@ -14,8 +14,6 @@ from medfedaug.federation.job_folder import RESULTS
 from medfedaug.methods import parse_methods
 from medfedaug.metrics.registry import LOCAL
 from medfedaug.research.comparison import patient_table
-from medfedaug.research.comparison.class_table import ClassTable, class_table
-from medfedaug.research.comparison.patient_table import PatientTable
 from medfedaug.research.datasets.benchmarks import find_benchmark
 from medfedaug.research.papers.presets import Preset
 from medfedaug.research.papers.published import PrintedScore, Published, published_rows
@@ -24,122 +22,6 @@ from medfedaug.research.sweeps.planned import PlannedRun
 from medfedaug.research.sweeps.sweep import difference
 from medfedaug.runs.load_results import load_run
 from medfedaug.runs.run import MODEL, Run
-
-
-@dataclass(frozen=True)
-class Compared:
-    """Our score and the paper's.
-
-    Attributes:
-        label: methods and settings.
-        sites: our score and the paper's by site.
-        mean: our mean over the sites.
-        published: the paper's row.
-        model: the model of our scores.
-    """
-
-    label: str
-    sites: dict[str, tuple[Score, PrintedScore | None]]
-    mean: Score
-    published: Published
-    model: str
-
-
-@dataclass(frozen=True)
-class PublishedTable(TextTable):
-    """Our scores and published ones, one row per combination that a paper has too."""
-
-    sites: tuple[str, ...]
-    rows: tuple[Compared, ...]
-    notes: tuple[str, ...] = ()
-    reduced: str = ""
-
-    @property
-    def header(self) -> list[str]:
-        return ["method", MODEL, *self.sites, "mean", "difference", "published in"]
-
-    @property
-    def body(self) -> list[list[str]]:
-        lines = []
-        for row in self.rows:
-            cells = [_pair(*pair) for pair in self._pairs(row).values()]
-            mean, theirs = row.mean.mean, row.published.mean
-            difference = "–" if mean is None or theirs is None else f"{mean - theirs.score:+.3f}"
-            lines.append(
-                [row.label, row.model, *cells, _pair(row.mean, theirs), difference, row.published.source]
-            )
-        return lines
-
-    def records(self) -> list[dict[str, Any]]:
-        records = []
-        for row in self.rows:
-            record: dict[str, Any] = {"method": row.label, "model": row.model}
-            pairs = {**self._pairs(row), "mean": (row.mean, row.published.mean)}
-            for name, (ours, theirs) in pairs.items():
-                record |= {name: ours.mean, f"{name}_std": ours.std}
-                record |= _recorded(name, theirs)
-            records.append({**record, "published_in": row.published.source})
-        return records
-
-    def _pairs(self, row: Compared) -> dict[str, tuple[Score, PrintedScore | None]]:
-        return {site: row.sites.get(site, (Score(()), None)) for site in self.sites}
-
-
-@dataclass(frozen=True)
-class CrossSiteRow:
-    """The local model of a site.
-
-    Attributes:
-        label: methods and settings.
-        source: the site that trained it.
-        scores: our scores by the site that tests it.
-        published: the paper's scores, if any.
-    """
-
-    label: str
-    source: str
-    scores: dict[str, Score]
-    published: Mapping[str, PrintedScore]
-
-
-@dataclass(frozen=True)
-class CrossSiteTable(TextTable):
-    """The local model of each site, tested at every site: FedRDN Table 3."""
-
-    targets: tuple[str, ...]
-    rows: tuple[CrossSiteRow, ...]
-    notes: tuple[str, ...] = ()
-    reduced: str = ""
-
-    @property
-    def _compared(self) -> bool:
-        return any(row.published for row in self.rows)
-
-    @property
-    def header(self) -> list[str]:
-        return ["method", MODEL, "trained at", *self.targets]
-
-    @property
-    def body(self) -> list[list[str]]:
-        return [
-            [row.label, LOCAL, row.source, *(self._cell(row, t) for t in self.targets)] for row in self.rows
-        ]
-
-    def _cell(self, row: CrossSiteRow, target: str) -> str:
-        ours = row.scores[target]
-        return _pair(ours, row.published.get(target)) if self._compared else str(ours)
-
-    def records(self) -> list[dict[str, Any]]:
-        records = []
-        for row in self.rows:
-            record: dict[str, Any] = {"method": row.label, "model": LOCAL, "trained_at": row.source}
-            for target in self.targets:
-                ours = row.scores[target]
-                record |= {target: ours.mean, f"{target}_std": ours.std}
-                if self._compared:
-                    record |= _recorded(target, row.published.get(target))
-            records.append(record)
-        return records
 
 
 def _pair(ours: Score, theirs: PrintedScore | None) -> str:
@@ -213,15 +95,13 @@ def write_tables(
     out = Path(out)
     loaded, notes = _finished(runs, preset, out, failed)
     finished = [run for _, run in loaded]
-    scores = summary_table(finished)
-    tables: dict[str, Table | PatientTable | ClassTable | MetricTable | PublishedTable | CrossSiteTable] = {
-        "table": scores,
+    tables: dict[str, TextTable] = {
+        "table": summary_table(finished),
         "patients": patient_table(finished),
-        "classes": class_table(finished),
         "metrics": metric_table(finished),
         "published": _published(loaded, preset),
     }
-    tables = {name: table for name, table in tables.items() if table.rows or name in ("table", "metrics")}
+    tables = {name: table for name, table in tables.items() if table.body}
     if across:
         tables["cross_site"] = _cross_site(loaded, preset, out, device)
     reduced = runs[0].reduced.replace(",", ", ")
@@ -230,7 +110,7 @@ def write_tables(
         replace(table, notes=(*table.notes, *notes)).save(out / name)
     first = [*sentences, *notes]
     write_report(finished, out / "report.html", data=data, device=device, notes=first, reduced=reduced)
-    return {**tables}, notes
+    return tables, notes
 
 
 def _finished(
@@ -283,25 +163,33 @@ def _label(run: PlannedRun) -> str:
     return f"{run.methods} ({run.variant})" if run.variant else run.methods
 
 
-def _published(loaded: _Loaded, preset: Preset) -> PublishedTable:
-    rows = []
-    for planned, runs in _groups(loaded):
-        for published in _of_run(planned, preset):
-            if published.trained_at:
-                continue
-            ours, theirs = summary_table(runs).rows[0], published.sites
-            sites = {site: (score, theirs.get(site)) for site, score in ours.sites.items()}
-            # Some sites may not have been left out yet.
-            whole = not theirs or theirs.keys() <= ours.sites.keys()
-            mean = ours.mean if whole else Score(())
-            rows.append(Compared(_label(planned), sites, mean, published, ours.model))
-    columns = dict.fromkeys(site for row in rows for site in row.sites if row.published.sites)
-    notes = dict.fromkeys(
-        f"{row.published.source}, {row.published.row}: {row.published.note}."
-        for row in rows
-        if row.published.note
-    )
-    return PublishedTable(tuple(columns), tuple(rows), ("Ours / published.", *notes))
+def _published(loaded: _Loaded, preset: Preset) -> TextTable:
+    """Return our scores and published ones, one row per combination that a paper has too."""
+    rows: list[tuple[str, Row, Published]] = [
+        (_label(planned), summary_table(runs).rows[0], published)
+        for planned, runs in _groups(loaded)
+        for published in _of_run(planned, preset)
+        if not published.trained_at
+    ]
+    sites = [*dict.fromkeys(site for _, ours, theirs in rows if theirs.sites for site in ours.sites)]
+    body, records = [], []
+    for label, ours, published in rows:
+        pairs = {site: (ours.sites.get(site, Score()), published.sites.get(site)) for site in sites}
+        # Some sites may not have been left out yet.
+        whole = not published.sites or published.sites.keys() <= ours.sites.keys()
+        mean, theirs = ours.mean if whole else Score(), published.mean
+        difference = "–" if mean.mean is None or theirs is None else f"{mean.mean - theirs.score:+.3f}"
+        pairs["mean"] = (mean, theirs)
+        body.append(
+            [label, ours.model, *(_pair(*pair) for pair in pairs.values()), difference, published.source]
+        )
+        record: dict[str, Any] = {"method": label, "model": ours.model}
+        for name, pair in pairs.items():
+            record |= {name: pair[0].mean, f"{name}_std": pair[0].std, **_recorded(name, pair[1])}
+        records.append({**record, "published_in": published.source})
+    notes = dict.fromkeys(f"{p.source}, {p.row}: {p.note}." for _, _, p in rows if p.note)
+    header = ["method", MODEL, *sites, "mean", "difference", "published in"]
+    return TextTable(header, body, records, ("Ours / published.", *notes))
 
 
 def _of_run(run: PlannedRun, preset: Preset) -> Iterator[Published]:
@@ -323,7 +211,8 @@ def _combination(methods: str) -> frozenset[str]:
     return frozenset(parts - plain or parts)
 
 
-def _cross_site(loaded: _Loaded, preset: Preset, out: Path, device: str) -> CrossSiteTable:
+def _cross_site(loaded: _Loaded, preset: Preset, out: Path, device: str) -> TextTable:
+    """Return the scores of each site's local model at every site: FedRDN Table 3."""
     # By target and seed: the folds of a seed are no repetitions of each other.
     table: dict[tuple[str, str], dict[str, dict[int, list[float]]]] = {}
     published: dict[tuple[str, str], Mapping[str, PrintedScore]] = {}
@@ -337,21 +226,25 @@ def _cross_site(loaded: _Loaded, preset: Preset, out: Path, device: str) -> Cros
                 if score is not None:
                     seeds.setdefault(run.seed, []).append(score)
         published |= {(label, theirs.trained_at): theirs.sites for theirs in _of_run(run, preset)}
-    targets = tuple(dict.fromkeys(target for row in table.values() for target in row))
-    rows = tuple(
-        CrossSiteRow(
-            label,
-            source,
-            {target: Score(tuple(map(fmean, row.get(target, {}).values()))) for target in targets},
-            published.get((label, source), {}),
-        )
-        for (label, source), row in table.items()
-    )
+    targets = [*dict.fromkeys(target for row in table.values() for target in row)]
+    compared = any(published.values())
+    body, records = [], []
+    for (label, source), row in table.items():
+        line = [label, LOCAL, source]
+        record: dict[str, Any] = {"method": label, "model": LOCAL, "trained_at": source}
+        for target in targets:
+            ours = Score(tuple(map(fmean, row.get(target, {}).values())))
+            theirs = published.get((label, source), {}).get(target)
+            line.append(_pair(ours, theirs) if compared else str(ours))
+            record |= {target: ours.mean, f"{target}_std": ours.std}
+            record |= _recorded(target, theirs) if compared else {}
+        body.append(line)
+        records.append(record)
     note = (
         "The model that one site trained in the round after the selected one, before averaging, tested at "
         "every site; the site itself is on the diagonal (FedRDN Table 3)."
     )
     if any(run.folds for run, _ in loaded):
         note += " The score of a seed is the mean over its folds."
-    notes = (note, "Ours / published.") if any(row.published for row in rows) else (note,)
-    return CrossSiteTable(targets, rows, notes)
+    notes = (note, "Ours / published.") if compared else (note,)
+    return TextTable(["method", MODEL, "trained at", *targets], body, records, notes)

@@ -36,14 +36,6 @@ class PredictionOptions(Settings):
         rare=True,
     )
     previews: bool = setting(True, "Write a picture of each case, or not.", rare=True)
-    codes: File | None = setting(
-        None,
-        "Codes of the classes for DICOM SEG, for example of SNOMED CT: a JSON file with category, type and, "
-        "optionally, anatomic_region of each class "
-        "(`medfedaug.hospital.dicom.segment_codes.read_segment_codes`). "
-        "Without it, each class's name is its code.",
-        rare=True,
-    )
     rtstruct: bool = setting(
         False, "Write an RTSTRUCT of each DICOM series, too: contours.", flags=("--rtstruct",)
     )

@@ -45,7 +45,6 @@ def predict_images(
     out: str | Path,
     options: PredictionOptions | None = None,
     *,
-    again: str = "",
     further: Mapping[str, Mapping[str, str]] | None = None,
     among: Collection[str] = (),
     on_event: Event | None = None,
@@ -61,8 +60,8 @@ def predict_images(
         out: the folder to write to: a label map for each case (``NAME`` with the suffix of its image),
             ``previews/NAME.png``, ``probabilities/NAME``, and ``predictions.json``.
         options: settings; ``None`` for the defaults.
-        again: see `medfedaug.runs.prediction.series_objects.SeriesObjects`.
-        further: see there; by default they are read from the files.
+        further: see `medfedaug.runs.prediction.series_objects.SeriesObjects`; by default they are read from
+            the files.
         among: names of all cases where a task is predicted in parts; failed cases of the other parts stay in
             the record.
         on_event: called with a small dictionary for each event that a user may want to see.
@@ -89,7 +88,7 @@ def predict_images(
         origins=origins,
         options=options,
         tell=on_event or (lambda event: None),
-        objects=series_objects(models, origins[0], options, given.folder, again, further or {}),
+        objects=series_objects(models, origins[0], options, given.folder, further or {}),
         on_case=on_case or (lambda case: None),
     )
     job.check_apart()

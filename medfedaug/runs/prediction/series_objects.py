@@ -31,7 +31,6 @@ class SeriesObjects:
         origin: the origin of the images.
         options: settings.
         folder: the images.
-        again: a text that gives the same prediction other identities.
         further: identities of the images' series after the first, by case and channel.
     """
 
@@ -39,7 +38,6 @@ class SeriesObjects:
     origin: Origin
     options: PredictionOptions
     folder: SiteFolder
-    again: str = ""
     further: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
@@ -72,14 +70,13 @@ def series_objects(
     origin: Origin,
     options: PredictionOptions,
     folder: SiteFolder,
-    again: str,
     further: Mapping[str, Mapping[str, str]],
 ) -> SeriesObjects:
     """Return what writes objects of series in this installation; see `SeriesObjects`."""
-    asked = {"--codes": options.codes, "--rtstruct": options.rtstruct, "--report": options.report}
+    asked = {"--rtstruct": options.rtstruct, "--report": options.report}
     for option in (option for option, value in asked.items() if value):
         added_module("dicom.prediction_objects", option)
     modules = added_modules("dicom.prediction_objects")
     make = modules[0].DicomObjects if modules else SeriesObjects
-    objects: SeriesObjects = make(models, origin, options, folder, again, further)
+    objects: SeriesObjects = make(models, origin, options, folder, further)
     return objects

@@ -13,7 +13,7 @@ from medfedaug.federation import FederationServer
 from medfedaug.federation.messages.messages import Request
 from medfedaug.utils.files import write_atomic
 
-FREE = {"min_cases": 1, "allow_limit": True}
+FREE = {"allow_limit": True}
 
 KILLED = """
 import os, signal, sys

@@ -37,24 +37,6 @@ def pixels(edit):
     return change
 
 
-def stored_as(dtype, **values):
-    """Store the same voxels as another type."""
-
-    def change(header, k):
-        header.PixelData = np.frombuffer(header.PixelData, "<i2").astype(dtype).tobytes()
-        sets(**values)(header, k)
-
-    return change
-
-
-def both(*changes):
-    def change(header, k):
-        for one in changes:
-            one(header, k)
-
-    return change
-
-
 def overlaid(header, k):
     """Hide an overlay in the bits above those that are stored, as the standard once allowed."""
     values = np.frombuffer(header.PixelData, "<u2")
@@ -127,10 +109,7 @@ CASES = {
     "one has no pixels": ({"change": lacks("PixelData"), **ONE}, BREAK),
     # Uncompressed pixels of another length
     "one has half its pixels": ({"change": pixels(lambda b: b[: len(b) // 2]), **ONE}, SHORT),
-    "one has a second image": ({"change": pixels(lambda b: 2 * b), **ONE}, SHORT),
-    "rows too many": ({"change": pixels(lambda b: b + b"\1\2" * 100)}, SHORT),
     "filled up with zeros": ({"change": pixels(lambda b: b + b"\0" * 700)}, SAME),
-    "filled up with an image of zeros": ({"change": pixels(lambda b: b + b"\0" * 2880)}, SHORT),
     "a flipped bit": ({"after": file(flipped), **ONE}, "one voxel"),
     # Compressed pixels
     "J2K": (J2K, SAME),
@@ -142,16 +121,11 @@ CASES = {
     "JPEG-LS": (JLS, SAME),
     "J2K file ends early": ({**J2K, "after": file(lambda b: b[:-300]), **ONE}, BREAK),
     "J2K breaks off": ({**J2K, "after": inside(lambda b: b[:-300]), **ONE}, "break off"),
-    "J2K lacks its middle": ({**J2K, "after": inside(lambda b: b[:500] + b[800:]), **ONE}, "break off"),
     "RLE breaks off": ({**RLE, "after": inside(lambda b: b[:-300]), **ONE}, "decoded as RLE"),
     "J2K is no J2K": ({**J2K, "after": inside(lambda b: b"\0" * 2880), **ONE}, "neither JPEG nor JPEG 2000"),
     "J2K of another size": (
         {**J2K, "after": inside(lambda b: b.replace(b"\0\0\0\x28", b"\0\0\0\x14")), **ONE},
         "compressed pixels are 36 x 20 x 1",
-    ),
-    "J2K header of other rows": (
-        {**J2K, "after": lambda path: _set(path, Rows=36, Columns=40), **ONE},
-        "differ in size",
     ),
     "all J2K headers of other rows": (
         {**J2K, "after": lambda path: _set(path, Rows=36, Columns=40)},
@@ -159,78 +133,38 @@ CASES = {
     ),
     # Bits
     "12 bits of 16": ({"change": TWELVE}, SAME),
-    "12 bits without sign": (
-        {"change": both(TWELVE, pixels(lambda b: (np.frombuffer(b, "<u2") & 0x0FFF).tobytes()))},
-        SAME,
-    ),
     "8 bits of 16": ({"change": sets(BitsStored=8, HighBit=7)}, "beyond the 8 bits"),
     "an overlay in the other bits": ({"change": overlaid}, SAME),
     "bits at the upper end": ({"change": sets(BitsStored=12)}, "12 bits that end at bit 15"),
-    "more bits than there are": ({"change": sets(BitsStored=20, HighBit=19)}, "20 bits in 16"),
     "unsigned in one": ({"change": sets(PixelRepresentation=0), **ONE}, "differ in their pixels"),
-    "8 bits allocated in one": (
-        {"change": sets(BitsAllocated=8, BitsStored=8, HighBit=7), **ONE},
-        "differ in their pixels",
-    ),
-    "32 bits": ({"change": stored_as("<i4", BitsAllocated=32, BitsStored=32, HighBit=31)}, SAME),
     "no bits stored": ({"change": lacks("BitsStored"), **ONE}, "has no BitsStored"),
     # Units
     "a slope in one": (
         {"change": sets(RescaleSlope=2), **ONE},
         lambda v: v * np.where(np.arange(6) == MIDDLE, 2, 1),
     ),
-    "an intercept in one": (
-        {"change": sets(RescaleIntercept=-1024), **ONE},
-        lambda v: v - np.where(np.arange(6) == MIDDLE, 1024, 0),
-    ),
     "slope -1": ({"change": sets(RescaleSlope=-1)}, lambda v: -v),
     "slope 0": ({"change": sets(RescaleSlope=0)}, "RescaleSlope 0"),
     "intercept 1e30": ({"change": sets(RescaleIntercept="1e30"), **ONE}, "RescaleIntercept 1e"),
-    "slope 1e30": ({"change": sets(RescaleSlope="1e30")}, "RescaleSlope 1e"),
-    "slope without end": ({"change": sets(RescaleSlope="1e400")}, "wrong RescaleSlope"),
     "a table": ({"change": table()}, lambda v: 3.0 * (v + 1000)),
     "a short table": ({"change": table(entries=2500)}, "modality LUT has not the 2500"),
-    "a table and a slope": ({"change": table(RescaleSlope=2, RescaleIntercept=0)}, "modality LUT beside"),
     # Kinds of pixels
     "white is lowest": (
         {"change": sets(PhotometricInterpretation="MONOCHROME1", Modality="MR")},
         lambda v: -1 - v,
     ),
     "white is lowest in CT": ({"change": sets(PhotometricInterpretation="MONOCHROME1")}, lambda v: v),
-    "white is lowest in PET": (
-        {"change": sets(PhotometricInterpretation="MONOCHROME1", Modality="PT", Units="BQML")},
-        lambda v: v,
-    ),
-    "white is lowest, compressed": (
-        {**J2K, "change": sets(PhotometricInterpretation="MONOCHROME1", Modality="MR")},
-        lambda v: -1 - v,
-    ),
-    "white is lowest in one": (
-        {"change": sets(PhotometricInterpretation="MONOCHROME1"), **ONE},
-        "differ in their pixels",
-    ),
     "a palette": ({"change": sets(PhotometricInterpretation="PALETTE COLOR")}, "colours of a palette"),
-    "three values a pixel in one": ({"change": sets(SamplesPerPixel=3), **ONE}, "3 values a pixel"),
-    "another kind": ({"change": sets(PhotometricInterpretation="HSV"), **ONE}, "HSV"),
-    "two frames": ({"change": sets(NumberOfFrames=2), **ONE}, "do not say where they lie|all its slices"),
     # Places
-    "rows and columns exchanged in one": ({"change": sets(Rows=36, Columns=40), **ONE}, "differ in size"),
     "pixels of 0 mm": ({"change": sets(PixelSpacing=[0, 0])}, "voxels of 0 x 0 mm"),
-    "pixels of 1e9 mm": ({"change": sets(PixelSpacing=["1e9", "1e9"])}, "voxels of 1e\\+09"),
     "other pixels in one": ({"change": sets(PixelSpacing=[2, 2]), **ONE}, "differ in pixel spacing"),
     "no directions": ({"change": sets(ImageOrientationPatient=[0] * 6)}, "no unit vectors"),
-    "parallel directions": ({"change": sets(ImageOrientationPatient=[1, 0, 0, 1, 0, 0])}, "no unit vectors"),
     "a turned one": ({"change": sets(ImageOrientationPatient=[-1, 0, 0, 0, 1, 0]), **ONE}, "2 volumes"),
     "directions without end": (
         {"change": sets(ImageOrientationPatient=NO_NUMBER)},
         "wrong ImageOrientationPatient",
     ),
-    "directions without end in the last": (
-        {"change": sets(ImageOrientationPatient=NO_NUMBER), "only": 5},
-        "wrong ImageOrientationPatient",
-    ),
     "one place": ({"change": sets(ImagePositionPatient=[0, 0, 0])}, "lie in one place"),
-    "no place of one": ({"change": lacks("ImagePositionPatient"), **ONE}, "do not say where they lie"),
     "uneven": ({"change": sets(ImagePositionPatient=lambda k: [-80, -90, 3 * k + 0.4 * (k == 3)])}, "uneven"),
     "far apart": ({"change": sets(ImagePositionPatient=lambda k: [0, 0, 5000 * k])}, "5000 mm apart"),
     "another frame of reference in one": (
@@ -248,12 +182,10 @@ CASES = {
         {"change": sets(PhotometricInterpretation="DOE^JANE")},
         "pixels are of no known kind",
     ),
-    "an unknown character set": ({"change": sets(SpecificCharacterSet="ISO_IR 999")}, SAME),
     "a description that moves the cursor": (
         {"change": sets(SeriesDescription="\x1b[2J\x1b]0;x\x07<script>")},
         SAME,
     ),
-    "padding that no voxel has": ({"change": sets(PixelPaddingValue=-2000)}, SAME),
     "another syntax than it says": (
         {"after": file(lambda b: b.replace(b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.1.2\0\0\0"))},
         SAME,

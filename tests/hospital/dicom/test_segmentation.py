@@ -1,8 +1,6 @@
 """`medfedaug predict` on DICOM series: DICOM SEG, which lies on the series."""
 
 import json
-import shutil
-import subprocess
 
 import numpy as np
 import pydicom
@@ -13,10 +11,8 @@ from written_series import voxels as voxels
 from written_volumes import AFFINE, itk_image, load_volume, turn, write, write_dicom
 
 from medfedaug.data.io.formats import read_header
-from medfedaug.errors import ConfigError
 from medfedaug.hospital.dicom import segmentation as dicom_segmentation
 from medfedaug.hospital.dicom.identity import ModelIdentity
-from medfedaug.hospital.dicom.segment_codes import read_segment_codes
 from medfedaug.hospital.dicom.series import open_series
 
 hd = pytest.importorskip("highdicom", reason="pip install 'medfedaug[dicom]'")
@@ -142,90 +138,6 @@ def test_without_highdicom_one_line_says_how_to_install_it(run, model, voxels, t
     assert err.count("\n") == 1
     assert "pip install 'medfedaug[dicom]'" in err
     assert not (tmp_path / "out").exists()
-
-
-TUMOUR = {
-    "category": {"value": "49755003", "scheme": "SCT", "meaning": "Morphologically Abnormal Structure"},
-    "type": {"value": "108369006", "scheme": "SCT", "meaning": "Neoplasm"},
-    "anatomic_region": {"value": "12738006", "scheme": "SCT", "meaning": "Brain"},
-}
-
-
-def coded(sequence) -> list[tuple[str, str, str]]:
-    return [(item.CodeValue, item.CodingSchemeDesignator, item.CodeMeaning) for item in sequence]
-
-
-def test_codes_of_a_file_are_in_the_segmentation(run, model, voxels, tmp_path):
-    """dciodvfy, where it is installed, finds no error that the default codes do not have."""
-    series(tmp_path / "images/knee", voxels, AFFINE, "1.2.3")
-    codes = tmp_path / "codes.json"
-    codes.write_text(json.dumps({"lesion": TUMOUR}))
-    call = ("predict", "--model", model, "--images", tmp_path / "images", "--no-previews")
-    out, plain = tmp_path / "out", tmp_path / "plain"
-    run.ok(*call, "--out", out, "--codes", codes)
-    segment = pydicom.dcmread(out / "knee.dcm").SegmentSequence[0]
-    codes_written = [
-        coded(getattr(segment, name))
-        for name in (
-            "SegmentedPropertyCategoryCodeSequence",
-            "SegmentedPropertyTypeCodeSequence",
-            "AnatomicRegionSequence",
-        )
-    ]
-    assert codes_written == [
-        [tuple(TUMOUR[part].values())] for part in ("category", "type", "anatomic_region")
-    ]
-
-    assert run(*call, "--out", plain)[0] == 0
-    segment = pydicom.dcmread(plain / "knee.dcm").SegmentSequence[0]
-    assert coded(segment.SegmentedPropertyTypeCodeSequence) == [("CLASS1", "99MEDFEDAUG", "lesion")]
-    assert "AnatomicRegionSequence" not in segment
-    assert faults(out / "knee.dcm") == faults(plain / "knee.dcm")
-
-    # Finished cases have the codes that they were made with.
-    code, _, err = run(*call, "--out", out)
-    assert code != 0
-    assert "options: codes" in err
-
-
-def faults(file) -> list[str]:
-    """The errors that dciodvfy finds; none where it is not installed."""
-    program = shutil.which("dciodvfy")
-    if program is None:
-        return []
-    done = subprocess.run([program, file], capture_output=True, text=True, timeout=60, check=False)
-    return sorted(line for line in (done.stdout + done.stderr).splitlines() if line.startswith("Error"))
-
-
-LONG = {**TUMOUR, "type": {"value": "1" * 17, "scheme": "SCT", "meaning": "Neoplasm"}}
-SEVERAL = {**TUMOUR, "type": {"value": "1", "scheme": "SCT", "meaning": "a\\b"}}
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ({}, "has no codes of the class 'lesion'; add it"),
-        ({"lesion": TUMOUR, "cyst": TUMOUR}, "'cyst' is no class of the run, whose classes are lesion"),
-        ({"lesion": {"type": TUMOUR["type"]}}, "category"),
-        ({"lesion": {**TUMOUR, "colour": TUMOUR["type"]}}, "lesion.colour is not known"),
-        (
-            {"lesion": {**TUMOUR, "type": {"value": 7, "scheme": "SCT", "meaning": "x"}}},
-            "lesion.type.value is 7",
-        ),
-        ({"lesion": LONG}, "lesion.type.value is too long"),
-        ({"lesion": SEVERAL}, "lesion.type.meaning has a backslash"),
-        ([TUMOUR], "no codes of classes"),
-    ],
-    ids=["missing", "unknown_class", "no_category", "unknown_part", "number", "long", "backslash", "list"],
-)
-def test_a_file_of_codes_that_is_wrong_is_refused_in_one_line(content, reason, tmp_path):
-    path = tmp_path / "codes.json"
-    path.write_text(json.dumps(content))
-    with pytest.raises(ConfigError) as refused:
-        read_segment_codes(path, ("background", "lesion"))
-    assert str(refused.value).startswith(f"{path}: ")
-    assert reason in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_a_segment_has_the_note_on_its_class(voxels, tmp_path):

@@ -1,9 +1,7 @@
-"""A corrected outline arrives: changes of the archive are said, taken with --refresh, and kept as before."""
+"""A corrected outline arrives: changes of the archive are reported, and taken with --refresh."""
 
 import shutil
 import stat
-import sys
-from datetime import date
 
 import nibabel
 import numpy as np
@@ -16,7 +14,6 @@ from pydicom.uid import generate_uid
 
 from medfedaug.data.file_hashes import fingerprint_sites
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.hospital.pacs.study_list import StudyList
 
 FIRST, SECOND = box((3, 9), (4, 9), (1, 3)), box((12, 18), (4, 9), (1, 3))
 SEG = ("--labels", "seg", "--segments", "tumour*=tumour", "--label-series", "newest")
@@ -72,7 +69,7 @@ def images(site):
     return {file.name: file.read_bytes() for file in sorted((site.out / "images").iterdir())}
 
 
-def test_a_corrected_outline_is_said_and_taken_and_the_old_one_is_kept(run, archive, tmp_path):
+def test_a_corrected_outline_is_said_and_taken(run, archive, tmp_path):
     site = Site(run, tmp_path, archive.source)
     for name in ("P", "Q"):
         files = write_image(tmp_path / f"made/{name}", name)
@@ -83,7 +80,6 @@ def test_a_corrected_outline_is_said_and_taken_and_the_old_one_is_kept(run, arch
     assert "changed" not in site.load(["P", "Q"], *SEG)
     before, hashes = images(site), fingerprint_sites([VolumeFolder.open(site.out)])
     case = site.entries["P"]["case"]
-    assert site.rows[case]["version"] == 1
     corrected = write_outline(
         tmp_path / "made/P2.dcm", sorted((tmp_path / "made/P").iterdir()), {"Tumour": SECOND}, "20200105"
     )
@@ -93,41 +89,13 @@ def test_a_corrected_outline_is_said_and_taken_and_the_old_one_is_kept(run, arch
         assert f"changed in the archive: {case}: new SEG series" in output
         np.testing.assert_array_equal(site.label("P"), FIRST)
     assert "1 of the studies changed in the archive; --refresh takes them again" in output
-    output = site.load(["P", "Q"], *SEG, "--refresh")
-    assert f"refreshed: {case}: version 2; the earlier one is in {site.state}/previous/{case}" in output
-    assert f"label map: {case}: the newest of 2 outlines, in 2 series, of tumour" in output
+    site.load(["P", "Q"], *SEG, "--refresh")
     np.testing.assert_array_equal(site.label("P"), SECOND)
     np.testing.assert_array_equal(site.label("Q"), FIRST)
-    assert (site.rows[case]["version"], site.rows[site.entries["Q"]["case"]]["version"]) == (2, 1)
     # The next job sees another set of files, of which the images are the same ones.
     assert fingerprint_sites([VolumeFolder.open(site.out)]) != hashes
     assert images(site) == before
-    kept = [path for path in (site.state / "previous" / case).rglob("*") if path.is_file()]
-    assert [str(path.relative_to(site.state)) for path in kept] == [f"previous/{case}/1/labels/{case}.nii.gz"]
-    np.testing.assert_array_equal(np.asarray(nibabel.load(kept[0]).dataobj), FIRST)
-    (earlier,) = site.entries["P"]["previous"]
-    assert earlier["version"] == 1
-    assert earlier["imported"][:4] == str(date.today().year)
     assert "changed" not in site.load(["P", "Q"], *SEG)
-
-
-def test_a_refresh_that_was_killed_loses_no_version(run, folder, tmp_path, monkeypatch):
-    """The new label map is written, and the list does not know of it yet."""
-    site = Site(run, tmp_path, folder.source)
-    files = write_image(tmp_path / "made/P", "P")
-    folder.send(tmp_path / "made/P")
-    folder.send(write_outline(tmp_path / "made/1.dcm", files, {"Tumour": FIRST}, "20200101"))
-    site.load(["P"], *SEG)
-    folder.send(write_outline(tmp_path / "made/2.dcm", files, {"Tumour": SECOND}, "20200102"))
-    with monkeypatch.context() as patch:
-        patch.setattr(StudyList, "enter", lambda *arguments: sys.exit(9))
-        site.load(["P"], *SEG, "--refresh", code=9)
-    np.testing.assert_array_equal(site.label("P"), SECOND)
-    site.load(["P"], *SEG, "--refresh")
-    case = site.entries["P"]["case"]
-    assert site.rows[case]["version"] == 2
-    kept = nibabel.load(site.state / f"previous/{case}/1/labels/{case}.nii.gz")
-    np.testing.assert_array_equal(np.asarray(kept.dataobj), FIRST)
 
 
 def test_a_slice_that_is_gone_is_said(run, folder, tmp_path):
@@ -138,8 +106,7 @@ def test_a_slice_that_is_gone_is_said(run, folder, tmp_path):
     site.load(["P"])
     folder.delete(max(files, key=lambda file: pydicom.dcmread(file).InstanceNumber))
     assert "CT series of 4 objects, 5 before" in site.load(["P"])
-    output = site.load(["P"], "--refresh")
-    assert "refreshed" in output
+    site.load(["P"], "--refresh")
     assert nibabel.load(next((site.out / "images").iterdir())).shape == (24, 20, 4)
 
 
@@ -156,7 +123,7 @@ def test_an_outline_that_is_rewritten_under_its_own_uid_is_seen_by_its_date(run,
     again.SeriesInstanceUID = old.SeriesInstanceUID
     again.save_as(path)
     folder.send(path)
-    assert "1 rewritten SEG" in site.load(["P"], *SEG)
+    assert "other objects of SEG" in site.load(["P"], *SEG)
     site.load(["P"], *SEG, "--refresh")
     np.testing.assert_array_equal(site.label("P"), SECOND)
 
@@ -176,13 +143,12 @@ def test_an_outline_that_is_gone_leaves_the_data_and_comes_back(run, archive, tm
     assert f"changed in the archive: {case}: gone SEG series" in output
     assert case in site.rows  # reported, and untouched
     output = site.load(["P", "Q"], *SEG, "--refresh", code=1)
-    assert f"taken out of the data: {case}: version 1, now in {site.state}/previous/{case}" in output
+    assert f"taken out of the data: {case}" in output
     assert f"failed: {case}: it has no SEG" in output
     assert [*site.rows] == [site.entries["Q"]["case"]]
     assert not [*site.out.rglob(f"*{case}*")]
     archive.send(paths["P"])
     site.load(["P", "Q"], *SEG)
-    assert site.rows[case]["version"] == 1
     np.testing.assert_array_equal(site.label("P"), FIRST)
 
 
@@ -196,11 +162,7 @@ def test_a_prediction_beside_an_outline_is_no_change(run, folder, tmp_path):
         write_outline(tmp_path / "made/ai.dcm", files, {"Tumour": SECOND}, "20200109", algorithm="AUTOMATIC")
     )
     assert "new SEG series" in site.load(["P"], *SEG)
-    output = site.load(["P"], *SEG, "--refresh")
-    assert "1 automatic label object left out" in output
-    assert "refreshed" not in output
-    assert site.entries["P"]["version"] == 1
-    assert not (site.state / "previous").exists() or not [*(site.state / "previous").iterdir()]
+    site.load(["P"], *SEG, "--refresh")
     np.testing.assert_array_equal(site.label("P"), FIRST)
     assert "changed" not in site.load(["P"], *SEG)  # it is known now
 
@@ -222,31 +184,6 @@ def test_an_image_that_changed_is_taken_and_another_one_is_said(run, folder, tmp
     shutil.rmtree(tmp_path / "in/P")
     assert "the study is gone" in site.load(["P"], code=1)
     assert len(images(site)) == 1
-
-
-def test_versions_are_trimmed_and_go_with_the_patient(run, folder, tmp_path):
-    site = Site(run, tmp_path, folder.source)
-    files = write_image(tmp_path / "made/P", "P")
-    folder.send(tmp_path / "made/P")
-    for day in range(1, 5):
-        mask = box((3, 9 + day), (4, 9), (1, 3))
-        folder.send(write_outline(tmp_path / f"made/{day}.dcm", files, {"Tumour": mask}, f"2020010{day}"))
-        site.load(["P"], *SEG, "--refresh", "--keep-versions", 2)
-    case = site.entries["P"]["case"]
-    previous = site.state / "previous"
-    assert sorted(path.name for path in (previous / case).iterdir()) == ["2", "3"]
-    assert site.rows[case]["version"] == 4
-    site.load(["P"], *SEG, "--keep-versions", 0)
-    assert not (previous / case).exists()
-    folder.send(write_outline(tmp_path / "made/5.dcm", files, {"Tumour": SECOND}, "20200105"))
-    site.load(["P"], *SEG, "--refresh")
-    assert not (previous / case).exists(), "the number is remembered"
-    folder.send(write_outline(tmp_path / "made/6.dcm", files, {"Tumour": FIRST}, "20200106"))
-    site.load(["P"], *SEG, "--refresh", "--keep-versions", 1)
-    assert [path.name for path in (previous / case).iterdir()] == ["5"]
-    (tmp_path / "gone.csv").write_text("PatientID\nP\n")
-    assert run("import", "--withdraw", tmp_path / "gone.csv", "--out", site.out)[0] == 0
-    assert not [path for path in [*site.out.rglob("*"), *site.state.rglob("*")] if case in path.name]
 
 
 def test_a_study_of_another_patient_is_said_and_taken(run, folder, tmp_path):

@@ -24,11 +24,10 @@ from pydicom.uid import (
 )
 from written_volumes import load_volume
 
-from medfedaug.hospital.pacs.archive import StudyQuery
+from medfedaug.hospital.pacs.archive import StudyQuery, open_archive
 from medfedaug.hospital.pacs.choice import plan_import
 from medfedaug.hospital.pacs.import_settings import ImportSettings
 from medfedaug.hospital.pacs.importer import import_studies
-from medfedaug.hospital.pacs.open_archive import open_archive
 
 VOXELS = np.random.default_rng(3).integers(-900, 900, (40, 36, 6)).astype(np.int16)
 SYNTAXES = {"implicit": ImplicitVRLittleEndian, "jpeg2000": JPEG2000Lossless, "rle": RLELossless}
@@ -100,14 +99,13 @@ def test_segments_in_odd_frames_equal_the_reading_of_highdicom(run, tmp_path, ki
         masks = {name: mask.astype(np.uint8) for name, mask in masks.items()}
     seg = write_segmentation(tmp_path / "in/seg.dcm", files, masks, kind, shuffled=True)
     options = ("--labels", "seg", "--segments", "tumour*=core", "--segments", "edema=edema")
-    options += ("--unmapped", "background")
-    more = () if kind == "BINARY" else ("--threshold", 0.6)
-    _, cases = imported(run, tmp_path, *options, *more)
+    options += ("--segments", "*=background")
+    _, cases = imported(run, tmp_path, *options)
     # highdicom rescales fractions to the share of their maximum.
     read = hd.seg.segread(seg).get_volume(rescale_fractional=True).array
     expected = np.zeros(VOXELS.shape, np.uint8)
     for index, name in ((2, "Edema"), (1, "Tumour core")):
-        own = read[..., names.index(name)] >= (0.6 if kind == "FRACTIONAL" else 0.5)
+        own = read[..., names.index(name)] >= 0.5
         expected[oriented(own, hd.seg.segread(seg), cases["P"][0][0].affine)] = index
     assert len(np.unique(expected)) == 3
     (image,), label = cases["P"]
@@ -266,16 +264,6 @@ def test_sequences_become_channels_on_the_grid_of_the_label_map(run, tmp_path):
     assert "no series is a channel T2" in output
 
 
-def test_channels_of_two_frames_of_reference_are_refused(run, tmp_path):
-    sequences(tmp_path / "in", "P", study := generate_uid(), frame="1.2.3.9")
-    change = patient("P", FrameOfReferenceUID="1.2.3.10", SeriesDescription="dwi", Modality="MR")
-    write_slices(tmp_path / "in/dwi", VOXELS, study=study, sop=MRImageStorage, change=change)
-    rules = ("--channel", "FLAIR=flair", "--channel", "DWI=dwi")
-    output, cases = imported(run, tmp_path, *rules, code=1)
-    assert "frames of reference" in output
-    assert not cases
-
-
 def test_label_maps_choose_among_possible_images(run, tmp_path):
     _, mask = sequences(tmp_path / "in", "P", generate_uid())
     source = ("--folder", tmp_path / "in")
@@ -285,17 +273,6 @@ def test_label_maps_choose_among_possible_images(run, tmp_path):
     (image,), label = cases["P"]
     np.testing.assert_array_equal(voxels_of(image), VOXELS)
     np.testing.assert_array_equal(voxels_of(label), mask)
-
-
-def test_a_secondary_capture_is_known_by_its_class(run, tmp_path):
-    change = patient("P", Modality="CT")
-    write_slices(tmp_path / "in", VOXELS, sop=SecondaryCaptureImageStorage, change=change)
-    source = ("--folder", tmp_path / "in")
-    output, cases = imported(run, tmp_path / "a", source=source, code=1)
-    assert "secondary capture" in output
-    assert not cases
-    output, cases = imported(run, tmp_path / "b", "--allow-burned-in", source=source)
-    np.testing.assert_array_equal(voxels_of(cases["P"][0][0]), VOXELS)
 
 
 def test_a_series_in_colour_has_its_colours_as_channels(run, tmp_path):

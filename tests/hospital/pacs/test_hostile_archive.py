@@ -1,12 +1,9 @@
 """An archive as an adversary, through the real commands: each lie costs one study, and one line."""
 
-import gzip
 import io
 import itertools
 import json
 import re
-import struct
-import time
 
 import nibabel
 import numpy as np
@@ -21,8 +18,7 @@ from pynetdicom import AE
 
 from medfedaug.errors import MedFedAugWarning
 from medfedaug.hospital.pacs import arrival, dicomweb, dimse, object_check, web_session
-from medfedaug.hospital.pacs.archive import Access, ArchiveError
-from medfedaug.hospital.pacs.open_archive import open_archive
+from medfedaug.hospital.pacs.archive import Access, ArchiveError, open_archive
 
 VOXELS = np.random.default_rng(0).integers(-900, 900, (20, 16, 4)).astype(np.int16)
 MASK = np.zeros(VOXELS.shape, np.uint8)
@@ -155,8 +151,9 @@ def test_a_label_object_that_refers_elsewhere_is_refused(run, source, tmp_path):
         if of_lied(one, "SEG"):
             copy.ReferencedSeriesSequence[0].ReferencedInstanceSequence[0].ReferencedSOPInstanceUID = "1.2.3"
         elif of_lied(one, "RTSTRUCT"):
-            contour = copy.ROIContourSequence[0].ContourSequence[0]
-            contour.ContourImageSequence = [
+            (frame,) = copy.ReferencedFrameOfReferenceSequence
+            (series,) = frame.RTReferencedStudySequence[0].RTReferencedSeriesSequence
+            series.ContourImageSequence = [
                 item(ReferencedSOPClassUID="1.2", ReferencedSOPInstanceUID="1.2.3")
             ]
         return copy
@@ -227,47 +224,19 @@ def test_a_withdrawal_that_matches_nobody_is_an_error(run, source, tmp_path):
 # ---------------------------------------------------------------------------- redirects, tokens, pages
 
 
-def test_redirects_lead_to_the_archive_alone(run, source, tmp_path, monkeypatch):
+def test_no_redirect_is_followed(run, source, tmp_path, monkeypatch):
     monkeypatch.setenv("MEDFEDAUG_PACS_TOKEN", "THE-TOKEN")
     search, fetch = rf"/studies\?.*{LIED}", rf"/studies/{re.escape(uid_of(source, LIED))}/series/[\d.]+$"
     with hostile_archive(source) as archive, hostile_archive(source) as other:
-        port = re.compile(r":\d+")
-        home = archive.url[:-10]
-        for number, (path, target, text) in enumerate(
-            (
-                (search, lambda path: port.sub(port.search(other.url).group(), home) + path, "redirects"),
-                (search, lambda path: home.replace("http:", "https:") + path, "redirects"),
-                (search, lambda path: home.replace("127.0.0.1", "localhost") + path, "redirects"),
-                (search, lambda path: "//[", "redirects"),
-                (search, lambda path: path, "redirects without end"),
-                (fetch, lambda path: f"{other.url[:-10]}{path}", "redirects"),
-            )
+        for number, (path, target) in enumerate(
+            ((search, other.url), (fetch, f"{other.url}/studies"), (search, archive.url), (search, "//["))
         ):
-            folder = tmp_path / str(number)
-            folder.mkdir()
-            archive.lies = [Lie(path, lambda handler, to=target: handler.redirect(to(handler.path)))]
+            (folder := tmp_path / str(number)).mkdir()
+            archive.lies = [Lie(path, lambda handler, target=target: handler.redirect(target))]
             result = imported(run, archive, folder)
-            assert_one_lost(folder, result, text)
+            assert_one_lost(folder, result, "redirects, which is not followed")
             assert "THE-TOKEN" not in result[2]
         assert other.asked == []
-        # Within the archive they are followed, with the token.
-        once = lambda handler: handler.redirect(f"/moved{handler.path}")  # noqa: E731
-        archive.lies = [Lie(rf"^(?!/moved).*{LIED}", once)]
-        (tmp_path / "well").mkdir()
-        assert imported(run, archive, tmp_path / "well")[0] == 0
-        assert {*archive.authorised} == {"Bearer THE-TOKEN"}
-
-
-def test_a_web_page_is_called_one(run, source, tmp_path):
-    page = lambda handler: handler.send(b"<html>\x1b[2J log in", kind="text/html; charset=utf-8")  # noqa: E731
-    for number, path in enumerate(
-        (rf"/studies\?.*{LIED}", rf"{re.escape(uid_of(source, LIED))}/series/[\d.]+$")
-    ):
-        (folder := tmp_path / str(number)).mkdir()
-        with hostile_archive(source, lies=[Lie(path, page)]) as archive:
-            result = imported(run, archive, folder)
-            assert_one_lost(folder, result, "answers with a web page, as of a login, and not with DICOM")
-            assert "\x1b" not in result[2]
 
 
 def test_an_archive_that_never_answers_well_is_given_up(run, source, tmp_path):
@@ -279,7 +248,7 @@ def test_an_archive_that_never_answers_well_is_given_up(run, source, tmp_path):
             *("--out", tmp_path / "out"),
         )
     assert code != 0
-    assert "answers with a web page" in " ".join(err.split())
+    assert "something else than DICOMweb" in " ".join(err.split())
     assert len(archive.asked) == 3
 
 
@@ -317,22 +286,9 @@ def endless(handler, kind="application/dicom+json", begin=b"["):
     handler.stream(pieces(), kind)
 
 
-def drip(handler):
-    def pieces():
-        while True:
-            yield b" "
-            time.sleep(0.05)
-
-    handler.stream(pieces())
-
-
 SEARCHES = {
     "pages": (pages, "answers a search without end"),
     "a body": (endless, "sends more than 1 MiB in one answer"),
-    "gzip": (
-        lambda handler: handler.send(gzip.compress(bytes(2**24)), headers={"Content-Encoding": "gzip"}),
-        "compresses its answer",
-    ),
     "nested": (lambda handler: handler.send(b"[" * 200_000 + b"]" * 200_000), "something else than DICOMweb"),
     "other types": (lambda handler: handler.send(b'[5, [], {"zz": {"Value": [1]}}]'), "DICOMweb"),
     "no JSON": (lambda handler: handler.send(b"\xff\xfe{"), "something else than DICOMweb"),
@@ -349,40 +305,6 @@ def test_a_search_without_end_costs_one_study(run, source, tmp_path, monkeypatch
     assert len(archive.asked) < 50
 
 
-def test_an_answer_that_drips_is_silence(run, source, tmp_path):
-    path = re.escape(uid_of(source, LIED))
-    with hostile_archive(source, lies=[Lie(rf"{path}/series\?", drip)]) as archive:
-        assert_one_lost(
-            tmp_path, imported(run, archive, tmp_path, "--timeout", 0.4), "does not answer in time"
-        )
-
-
-def test_a_number_of_objects_without_end_is_none(run, source, tmp_path):
-    def count(value):
-        def claims(row):
-            row["NumberOfSeriesRelatedInstances"] = value
-
-        return claims
-
-    for value in ("9" * 5000, "²", "-5"):
-        with hostile_archive(source, claims=count(value)) as archive:
-            assert imported(run, archive, tmp_path, "--dry-run")[0] == 0
-
-
-def nested(content, levels, *, known):
-    """A file with sequences in sequences at its end, of known lengths or of none."""
-    item_, sequence = struct.pack("<HH", 0xFFFE, 0xE000), struct.pack("<HH2sH", 0x0011, 0x1010, b"SQ", 0)
-    if not known:
-        ends = struct.pack("<HHIHHI", 0xFFFE, 0xE00D, 0, 0xFFFE, 0xE0DD, 0)
-        undefined = b"\xff" * 4
-        return content + (sequence + undefined + item_ + undefined) * levels + ends * levels
-    heads, size = [], 0
-    for _ in range(levels):
-        heads.append(sequence + struct.pack("<I", size + 8) + item_ + struct.pack("<I", size))
-        size += 20
-    return content + b"".join(reversed(heads))
-
-
 def as_bytes(one):
     with io.BytesIO() as file:
         one.save_as(file, enforce_file_format=True)
@@ -395,22 +317,18 @@ def deflated(one):
     return copy
 
 
+SEQUENCE = b"\x11\0\x10\x10SQ\0\0\xff\xff\xff\xff\xfe\xff\0\xe0\xff\xff\xff\xff"
 OBJECTS = {
     "65535 rows and columns": (lambda one: changed(one, Rows=65535, Columns=65535), "million voxels"),
     "2^31 frames": (lambda one: changed(one, NumberOfFrames=2**31 - 1), "million voxels"),
     "deflated": (deflated, "inflates to more than 2 MiB"),
-    "nested sequences": (lambda one: nested(as_bytes(one), 100_000, known=False), "nested without end"),
-    "nested sequences of known length": (
-        lambda one: nested(as_bytes(one), 100_000, known=True),
-        "nested without end",
-    ),
+    "nested sequences": (lambda one: as_bytes(one) + 20_000 * SEQUENCE, "cannot be decoded"),
     "bytes": (lambda one: changed(one, PixelData=bytes(2**21)), "have more than"),
 }
 
 
 @pytest.mark.parametrize("bomb", OBJECTS)
 def test_an_object_that_is_a_bomb_costs_one_study(run, source, tmp_path, monkeypatch, bomb):
-    # Nested sequences end the process by a stack overflow in GDCM, where they come to it.
     monkeypatch.setattr("medfedaug.hospital.dicom.bounds.MOST_INFLATED", 2**21)
     monkeypatch.setattr(object_check, "MOST_BYTES", 2**22)
     make, text = OBJECTS[bomb]
@@ -444,17 +362,6 @@ def test_a_series_that_is_sent_without_end_costs_one_study(run, source, tmp_path
         with hostile_archive(source, lies=[Lie(rf"{path}/series/[\d.]+$", answer)]) as archive:
             assert_one_lost(folder, imported(run, archive, folder), text)
             assert len([one for one in archive.asked if re.search(rf"{path}.*/instances/.", one)]) == 0
-
-
-def test_half_an_object_at_the_end_is_none(run, source, tmp_path):
-    path = re.escape(uid_of(source, LIED))
-
-    def half(handler):
-        one = next(one for one in handler.archive.objects if of_lied(one, "CT"))
-        handler.send(b"--XX\r\nContent-Type: application/dicom\r\n\r\n" + as_bytes(one)[:900], kind=KIND)
-
-    with hostile_archive(source, lies=[Lie(rf"{path}/series/[\d.]+(/instances/[\d.]+)?$", half)]) as archive:
-        assert_one_lost(tmp_path, imported(run, archive, tmp_path), "4 of 4 objects did not come")
 
 
 # ---------------------------------------------------------------------------- DIMSE
@@ -504,10 +411,10 @@ def test_a_search_by_dimse_without_end_costs_one_study(run, source, tmp_path, mo
 def test_the_receiver_listens_to_the_archive_alone(source):
     dataset = pydicom.dcmread(next((source / LIED / "image").iterdir()))
 
-    def sent(calling, called, address):
+    def sent(calling, called):
         entity = AE(ae_title=calling)
         entity.add_requested_context(dataset.SOPClassUID)
-        association = entity.associate("127.0.0.1", port, ae_title=called, bind_address=(address, 0))
+        association = entity.associate("127.0.0.1", port, ae_title=called)
         if not association.is_established:
             return "refused"
         status = association.send_c_store(dataset)
@@ -515,22 +422,16 @@ def test_the_receiver_listens_to_the_archive_alone(source):
         return status.Status
 
     port = free_port()
-    with open_archive(dimse=f"{AET}@127.0.0.1:4242", access=Access(timeout=5, receive=port)) as archive:
-        assert archive._receiver.socket.getsockname()[0] == "127.0.0.1"
-        assert sent(AET, OWN_AET, "127.0.0.1") == 0x0124  # the archive, unasked
-        assert sent("ELSE", OWN_AET, "127.0.0.1") == "refused"
-        assert sent(AET, "ELSE", "127.0.0.1") == "refused"
-        assert sent(AET, OWN_AET, "127.0.0.2") == "refused"
-    access = Access(timeout=5, receive=port, receive_on="127.0.0.3", sender="STORE@127.0.0.2")
-    with open_archive(dimse=f"{AET}@127.0.0.1:4242", access=access) as archive:
-        assert archive._receiver.socket.getsockname()[0] == "127.0.0.3"
+    with open_archive(dimse=f"{AET}@127.0.0.1:4242", access=Access(timeout=5, receive=port)):
+        assert sent(AET, OWN_AET) == 0x0124  # the archive, unasked
+        assert sent("ELSE", OWN_AET) == "refused"
+        assert sent(AET, "ELSE") == "refused"
 
 
 # ---------------------------------------------------------------------------- storing
 
 STORED = {
-    "to another host": (lambda handler, other: handler.redirect(f"{other}/studies", 307), "is not sent on"),
-    "within the archive": (lambda handler, other: handler.redirect("/x", 308), "is not sent on"),
+    "a redirect": (lambda handler, other: handler.redirect(f"{other}/studies", 307), "redirects"),
     "nothing": (lambda handler, other: handler.send(b""), "does not say that it stored"),
     "a list": (lambda handler, other: handler.send(b"[1, 2]"), "DICOMweb"),
     "odd values": (

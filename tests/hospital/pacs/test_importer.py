@@ -88,18 +88,6 @@ def test_ct_is_named_and_mr_is_not_since_its_sequence_is_not_known(run, tmp_path
         assert read_listing(out).get("channel_names") == names
 
 
-def test_pet_in_two_units_is_said(run, tmp_path):
-    for unit in ("BQML", "GML"):
-        change = sets(PatientID=f"P-{unit}", Modality="PT", Units=unit)
-        write_slices(tmp_path / "in" / unit, VOXELS, change=change)
-    (tmp_path / "s.csv").write_text("PatientID\nP-BQML\nP-GML\n")
-    source = ("--folder", tmp_path / "in", "--studies", tmp_path / "s.csv")
-    code, out, err = run("import", *source, "--out", tmp_path / "out/site_A")
-    assert code == 0, err
-    said = " ".join((out + err).split())
-    assert "images in several units (1 in BQML, 1 in GML): their intensities do not compare" in said
-
-
 def test_a_volume_of_a_diffusion_series_is_chosen_by_its_b_value(run, tmp_path):
     series, study = pydicom.uid.generate_uid(), pydicom.uid.generate_uid()
     for number, value in enumerate((0, 800)):
@@ -113,16 +101,6 @@ def test_a_volume_of_a_diffusion_series_is_chosen_by_its_b_value(run, tmp_path):
     assert "the series holds 2 volumes, one was expected: b-value 0, b-value 800; --volume REGEX" in said
     output, out = imported(run, source, tmp_path / "one", "--volume", "b-value 800")
     np.testing.assert_array_equal(values_of(out), VOXELS + 1)
-
-
-def test_refuses_pixels_with_text(run, tmp_path):
-    def burned(header, k):
-        identity(header, k)
-        header.BurnedInAnnotation = "YES"
-
-    write_slices(tmp_path / "in", VOXELS, change=burned)
-    text, _ = imported(run, ("--folder", tmp_path / "in"), tmp_path, code=1)
-    assert "--allow-burned-in" in text
 
 
 def test_from_an_archive_no_identity_leaves_the_sites_own_list(orthanc, run, tmp_path):

@@ -15,8 +15,7 @@ from dicom_files import sets, write_slices
 from orthanc import free_port, running_orthanc
 
 from medfedaug.errors import ConfigError
-from medfedaug.hospital.pacs.archive import Access, ArchiveError, StudyQuery
-from medfedaug.hospital.pacs.open_archive import open_archive
+from medfedaug.hospital.pacs.archive import Access, ArchiveError, StudyQuery, open_archive
 
 VOXELS = np.zeros((8, 8, 2), np.int16)
 

@@ -117,9 +117,7 @@ def test_a_server_gets_no_more_trainings_than_a_job_may_have_rounds(hospital_of_
 def hospital_of_one_round(tmp_path, tiny_config, phantom_dir):
     """A site that allows two rounds, and a request for a round of a job that it has prepared."""
     data = min(phantom_dir.glob("site_*"))
-    site = Hospital(
-        tmp_path / "kits" / data.name, data, privacy={"min_images": 1}, jobs={"max_rounds": 2, "min_cases": 1}
-    )
+    site = Hospital(tmp_path / "kits" / data.name, data, privacy={"min_images": 1}, jobs={"max_rounds": 2})
     config = tiny_config(rounds=1)
     site.start(config, "job")
     server = FederationServer(config, lambda event: None)

@@ -142,12 +142,11 @@ def test_a_model_that_overflows_for_one_image_does_not_tell_whether_it_is_there(
 
 def test_nor_does_it_through_a_kit_and_its_executor(photographs, tmp_path):
     privacy = {"epsilon": 8.0, "min_images": 3}
-    free = {"min_cases": 1}
     site = photographs(network="reference_deep")
     target = site.trainer.folder.cases["training"][4]
     evil, answers = overflowing(site, 4), []
     for kit in ("there", "gone"):
-        hospital = Hospital(tmp_path / kit / "A", photographs.root / "A", privacy=privacy, jobs=free)
+        hospital = Hospital(tmp_path / kit / "A", photographs.root / "A", privacy=privacy)
         hospital.start(site.config, "job")
         assert not hospital.answer(Request("prepare", run="a" * 32)).error
         reply = hospital.answer(Request("train", 1, weights=evil, run="a" * 32))

@@ -35,7 +35,6 @@ def test_the_page_says_whom_a_site_without_epsilon_trusts():
     ("settings", "methods", "word"),
     [
         (SiteSettings(privacy=PrivacyPolicy(min_images=12)), "fedavg", "fewer than 12 patients"),
-        (SiteSettings(jobs=JobRules(min_cases=30)), "fedavg", "fewer than 30 patients"),
         (SiteSettings(privacy=PrivacyPolicy(epsilon=3)), "fedavg", "ε = 3"),
         (SiteSettings(jobs=JobRules(methods=("fedrdn",))), "fedavg", "methods allows fedrdn"),
         (SiteSettings(), "feddg", "everything, since it refuses the job: feddg"),

@@ -32,7 +32,7 @@ BROUGHT = {
 
 @pytest.fixture
 def hospital(phantom_dir, tmp_path):
-    loose = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}
+    loose = {"privacy": {"min_images": 1}}
     return Hospital(tmp_path / "site_A", phantom_dir / "site_A", **loose)
 
 

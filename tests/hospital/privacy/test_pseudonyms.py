@@ -13,11 +13,10 @@ from hospitals import Deployment, Hospital
 from medfedaug.errors import ConfigError, DataError, RunFailed, own, withheld
 from medfedaug.federation import run_in_process
 from medfedaug.hospital.privacy import Pseudonyms, public_text
-from medfedaug.nvflare_jobs.kit.doctor import examine
 
 PATIENT = "Grotewohl_Alma"
 PLANTED = re.compile("grotewohl|alma_", re.IGNORECASE)
-LAX = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}
+LAX = {"privacy": {"min_images": 1}}
 
 
 @pytest.fixture
@@ -188,20 +187,6 @@ def test_simulations_keep_names(phantom_dir, tiny_config):
     server = run_in_process(tiny_config(rounds=1), phantom_dir, ["site_A", "site_B"], "cpu")
     names = server.results()["test"]["sites"]["site_A"]["cases"]
     assert not [name for name in names if name.startswith("case-")]
-
-
-def test_a_kit_keeps_its_logs_and_doctor_says_so_where_it_does_not(run, kits):
-    kit = kits / "hospital-a"
-    check = next(check for check in examine(kit) if check.name == "logs")
-    assert (check.ok, "site configure" in check.advice) == (False, True)
-    code, out, _ = run("site", "configure", kit)
-    assert code == 0
-    assert "allow_log_streaming: false" in out
-    assert json.loads((kit / "local/resources.json").read_text())["allow_log_streaming"] is False
-    assert next(check for check in examine(kit) if check.name == "logs").ok
-    assert run("site", "configure", kits / "fl-server.example.org")[0] == 0
-    server = json.loads((kits / "fl-server.example.org/local/resources.json").read_text())
-    assert "allow_log_streaming" not in server
 
 
 def test_a_full_disk_leaves_no_half_a_key(tmp_path, full_disk, monkeypatch):

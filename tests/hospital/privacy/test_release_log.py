@@ -22,7 +22,7 @@ from medfedaug.hospital.privacy import PrivacyLedger, PrivacyPolicy, ledger
 from medfedaug.hospital.privacy.content_hash import case_identities
 from medfedaug.hospital.privacy.guard import SitePrivacy
 
-FREE = {"min_cases": 1, "allow_limit": True}
+FREE = {"allow_limit": True}
 NOISE = {
     **{"noise_multiplier": 1.0, "epsilon": 9.0, "min_images": 1},
     "clip": {"intensity_mean": [0, 1], "intensity_std": [0.01, 1]},

@@ -21,18 +21,6 @@ def write(kit: Path, content) -> None:
     (kit / SETTINGS_FILE).write_text(json.dumps(content))
 
 
-def test_without_a_file_the_defaults_hold(kit):
-    settings = SiteSettings.load(kit, {})
-    assert settings == SiteSettings(state=kit / "medfedaug")
-    # The numbers that docs/threats.md and docs/reliability.md give as defaults.
-    privacy = {"min_images": 10, "epsilon": None, "score_noise_multiplier": 0}
-    jobs = {"min_cases": 10, "max_rounds": 1000, "allow_limit": False, "loops": ()}
-    jobs |= {"approve": False, "methods": None, "networks": None}
-    jobs |= {"secure_only": False, "min_summed": 3, "min_known_share": 0.66, "max_sum_sets": 3}
-    assert vars(settings.privacy).items() >= privacy.items()
-    assert vars(settings.jobs).items() >= jobs.items()
-
-
 def test_the_environment_comes_before_the_file(kit, monkeypatch):
     write(
         kit,
@@ -69,7 +57,7 @@ def test_the_environment_comes_before_the_file(kit, monkeypatch):
         ({"privacy": {"min_images": True}}, ["min_images", "True"]),
         ([], ["expected an object", "list"]),
         ({"jobs": {"batch": 3}}, ["jobs: unknown keys batch"]),
-        ({"jobs": {"min_cases": 0}}, ["jobs: min_cases must be positive"]),
+        ({"jobs": {"max_rounds": 0}}, ["jobs: max_rounds must be positive"]),
         ({"jobs": {"max_rounds": True}}, ["jobs: max_rounds must be a whole number"]),
         ({"jobs": {"methods": "fedavg"}}, ["jobs: methods must be a list"]),
         ({"jobs": []}, ["jobs: expected an object"]),

@@ -6,7 +6,7 @@ import pytest
 import reference
 from hospitals import Deployment, Hospital
 from nvflare.lighter.utils import serialize_cert
-from secure_project import LAX, SERVER, SITES, Project, write_kit
+from secure_project import SERVER, SITES, Project, write_kit
 
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, RunFailed
@@ -48,7 +48,7 @@ def deploy(make_photos, tmp_path, monkeypatch, project, issued):
             Hospital(
                 *(tmp_path / "kits" / name, tmp_path / "photos" / name),
                 privacy={"min_images": 1, **(privacy or {})},
-                jobs={**LAX, **rules},
+                jobs=rules,
             )
             for name in SITES
         ]

@@ -67,7 +67,7 @@ def guarded(name, data, config, folder, rules=None):
     """A site behind its guard, and its book of jobs."""
     policy = PrivacyPolicy(min_images=3)
     book = JobBook(folder / "jobs")
-    rules = rules or JobRules(min_cases=1)
+    rules = rules or JobRules()
     gate = GuardedGate(name, rules, Pseudonyms(b"key"), book, "job", "approve", Identity)
     gate.comparison = config
 
@@ -96,7 +96,7 @@ def test_hospitals_send_means_and_their_differences_and_nothing_of_a_case(data, 
 
 
 def test_one_approval_is_for_all_trainings(data, config, tmp_path):
-    site, book = guarded("site_A", data, config, tmp_path / "a", JobRules(min_cases=1, approve=True))
+    site, book = guarded("site_A", data, config, tmp_path / "a", JobRules(approve=True))
     comparison = Comparison(config, tmp_path)
     turn = next(comparison.turns())
     request = turn.server.prepare()
@@ -127,7 +127,7 @@ def test_no_request_gets_scores_of_test_cases(data, config, tmp_path):
 
 
 def test_a_refused_comparison_trains_nothing(data, config, tmp_path):
-    site, book = guarded("site_A", data, config, tmp_path / "a", JobRules(min_cases=1, methods=("fedavg",)))
+    site, book = guarded("site_A", data, config, tmp_path / "a", JobRules(methods=("fedavg",)))
     comparison = Comparison(config, tmp_path)
     request = next(comparison.turns()).server.prepare()
     request.training = "ditto/0"

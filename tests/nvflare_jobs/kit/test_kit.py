@@ -165,19 +165,6 @@ def test_a_kit_of_another_version_is_refused_with_both_until_it_is_configured_ag
     open_kit(kit).check_version()
 
 
-def test_a_kit_that_recorded_no_version_is_not_configured_over(run, kits):
-    kit = kits / "hospital-a"
-    assert run("site", "configure", kit)[0] == 0
-    values = content(kit, "resources.json")
-    del values["medfedaug"]
-    (kit / "local/resources.json").write_text(json.dumps(values))
-    code, _, err = run("site", "configure", kit)
-    assert code == 2
-    assert f"configured by 0.3 or earlier, this is {__version__}: remove local/resources.json" in err
-    (kit / "local/resources.json").unlink()
-    assert run("site", "configure", kit)[0] == 0
-
-
 @pytest.mark.parametrize("name", ["hospital-a", "fl-server.example.org"])
 def test_a_kit_may_allow_what_our_jobs_need_and_nothing_else(run, kits, name):
     kit, server = kits / name, name.startswith("fl-")

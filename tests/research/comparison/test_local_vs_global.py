@@ -40,7 +40,7 @@ def test_worth_follows_the_direction_of_the_metric(metric, verdicts):
     for (low, high), verdict in zip(ends, verdicts, strict=True):
         table = worth_table(evaluation(metric, low, high))
         assert table.rows[0].verdict == verdict
-        assert words[verdict] in table.rows[0].sentence(metric)
+        assert words[verdict] in table.rows[0].sentence
         assert ("lower is better" in table.notes[0]) == (metric == "hd95")
 
 
@@ -58,7 +58,7 @@ def test_a_comparison_that_is_missing_has_its_own_reason(ours, local, words):
     found["sites"]["A"] = {"local": {"dice": local}, "global": {"dice": ours, "against": {}}}
     (row,) = worth_table(found).rows
     assert row.verdict == "–"
-    assert words in row.sentence("dice")
+    assert words in row.sentence
 
 
 def test_the_direction_of_a_bundles_metric_is_in_the_file(own_metric):

@@ -38,7 +38,7 @@ def test_a_sign_that_varies_within_the_others_makes_none_odd():
 def test_of_two_sites_the_difference_is_said_once():
     one, other = np.arange(20) / 100, 1 + np.arange(20) / 100
     (found,) = odd_sites([Measure("level", {"A": one, "B": other})])
-    assert str(found) == "B differs from A: level 1.1 in the median of patients, elsewhere 0.095."
+    assert str(found) == "B differs from A: level: 1.1 in the median patient, elsewhere 0.095."
 
 
 def test_few_patients_make_none_odd():

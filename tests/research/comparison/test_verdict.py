@@ -66,8 +66,8 @@ def test_page_tables_and_terminal_say_the_same(
     # With so many patients the numbers alone would have said otherwise.
     if gain and seeds == 1:
         (row,) = patient_table([load_run(folder) for folder in folders]).rows
-        assert row.test.p <= 0.05
-        assert row.test.low > 0
+        assert row.patients.p <= 0.05
+        assert row.patients.low > 0
 
 
 def grouped(fold, patients, images, sites="A", folds=1):
@@ -98,9 +98,9 @@ def test_images_of_one_patient_are_one_pair(fold):
     runs, gain = grouped(fold, 3, 10, sites="AB")
     (row,) = patient_table(runs).rows
     expected = compare_patients([*gain.values()], [0.0] * 6)
-    assert row.test.patients == 6
-    assert (row.test.difference, row.test.p) == pytest.approx((expected.difference, expected.p))
-    assert (row.test.low, row.test.high) == pytest.approx((expected.low, expected.high))
+    assert row.patients.patients == 6
+    assert (row.patients.difference, row.patients.p) == pytest.approx((expected.difference, expected.p))
+    assert (row.patients.low, row.patients.high) == pytest.approx((expected.low, expected.high))
     assert str(row.verdict) == "open: 6 of 20 patients"
     few, _ = grouped(fold, 4, 10)
     table = patient_table(few)
@@ -124,8 +124,8 @@ def test_a_patients_cases_are_averaged_first(fold):
         for method in ("fedavg", "fedrdn")
     ]
     (row,) = patient_table(runs).rows
-    assert (row.test.patients, row.test.better) == (7, 7)
-    assert row.test.difference == pytest.approx((0.2 + 6 * 0.01) / 7)
+    assert (row.patients.patients, row.patients.better) == (7, 7)
+    assert row.patients.difference == pytest.approx((0.2 + 6 * 0.01) / 7)
 
 
 def test_both_comparisons_must_lie_on_one_side():
@@ -237,7 +237,7 @@ def test_a_gain_that_a_missed_structure_in_a_few_patients_would_undo_is_not_clai
     """The same gain of 0.05 at 24 and at 200 patients; the observed differences show it in both."""
     for patients, verdict in ((24, "not confirmed (rare losses could undo the gain)"), (200, "better")):
         (row,) = patient_table(at_sites(patients=patients, fedrdn=(0.05, 0.05))).rows
-        assert row.test.p < 0.001
+        assert row.patients.p < 0.001
         assert str(row.verdict) == verdict
 
 

@@ -13,7 +13,7 @@ from medfedaug.federation import FederationServer
 from medfedaug.federation.messages.messages import PREPARE, Reply
 from medfedaug.hospital.privacy import PrivacyLedger
 
-FREE = {"min_cases": 1, "allow_limit": True}
+FREE = {"allow_limit": True}
 
 
 def quantiles(site) -> dict[str, list[float]]:

@@ -73,7 +73,7 @@ def test_the_page_shows_the_cases_in_the_order_of_the_list(run, model, image, ph
         (
             0.3,
             "test Dice 0.30 (mean of 2 sites, lowest 0.30)",
-            "overlapped the reference with a Dice of 0.30 alone",
+            "overlapped the reference with a Dice of only 0.30",
         ),
         (None, "no test score", "the run has no test score"),
     ],
