@@ -12,7 +12,7 @@ DEMO := demo
 # imports torch and MONAI then starts in half the time, and tests start many.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-core test-elsewhere test-all coverage lint types catalogue docs docs-fast notebooks wheel wheelhouse dist release clean
+.PHONY: install demo test test-core test-elsewhere test-all coverage lint types catalogue docs docs-fast notebooks wheel dist release clean
 
 install: $(STAMP)
 
@@ -135,20 +135,7 @@ wheel: install
 	cd $(WHEEL) && env/bin/python -c "import medfedaug, sys; assert medfedaug.__file__.startswith(sys.prefix)"
 	cd $(WHEEL) && OMP_NUM_THREADS=1 env/bin/python -m pytest -q -c ../../pyproject.toml ../../tests/cli/test_app.py
 
-# All wheels of an installation, with their SHA-256, for machines without internet (docs/offline.md).
-# CUDA=1 takes the build of PyTorch with CUDA; EXTRAS names extras of this package.
-WHEELHOUSE := build/wheelhouse
-EXTRAS := swin,privacy,dicom,pacs
-wheelhouse: install
-	rm -rf $(WHEELHOUSE) && mkdir -p $(WHEELHOUSE)
-	$(if $(CUDA),,$(BIN)/python -m pip download --quiet --no-deps --only-binary :all: -d $(WHEELHOUSE) \
-	  --index-url https://download.pytorch.org/whl/cpu torch==2.13.0)
-	$(BIN)/python -m pip wheel --quiet -w $(WHEELHOUSE) --find-links $(WHEELHOUSE) \
-	  --constraint deploy/constraints.txt $(if $(CUDA),,--constraint deploy/cpu.txt) "medfedaug[$(EXTRAS)] @ file://$(CURDIR)" pip
-	$(BIN)/python deploy/wheelhouse.py $(WHEELHOUSE)
-
-# Wheel, source, list of components (CycloneDX), notes of the version and a page for pip, to attach to a release.
-# ADDRESS=https://... is where the files will be found: the notes then say how pip installs the wheel from there.
+# Wheel, source, list of components (CycloneDX) and notes of the version, to attach to a release.
 dist: install
 	rm -rf dist build/release build/lib build/bdist*
 	$(BIN)/python -m pip install --quiet -e '.[release]'
@@ -158,8 +145,7 @@ dist: install
 	build/release/bin/pip install --quiet dist/*.whl
 	$(BIN)/cyclonedx-py environment --output-reproducible --output-format JSON -o dist/sbom.cdx.json build/release/bin/python
 	$(BIN)/python deploy/release.py notes dist/notes.md
-	$(BIN)/python deploy/release.py page dist $(ADDRESS)
-	cd dist && sha256sum *.whl *.tar.gz *.json *.html > SHA256SUMS
+	cd dist && sha256sum *.whl *.tar.gz *.json > SHA256SUMS
 
 # VERSION=0.4.0: writes the version, also above the changes, commits and tags. Nothing is pushed (docs/releasing.md).
 release: install

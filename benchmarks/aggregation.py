@@ -38,14 +38,13 @@ def _memory(field: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def one_round(sites: int, network: str, threads: int, compare: str) -> dict[str, float]:
+def one_round(sites: int, network: str, threads: int) -> dict[str, float]:
     """Return milliseconds per site and for the end of the round, and megabytes above the start."""
     torch.set_num_threads(threads)
     clock = time.process_time if threads == 1 else time.perf_counter
     config = RunConfig(
         methods=tuple(parse_methods("fedfa,fedfa_h")),
         network_args={"features": list(NETWORKS[network])},
-        compare_sites=compare,
     )
     server = FederationServer(config)
     for index in range(sites):
@@ -88,14 +87,13 @@ def main() -> None:
     arguments = parser(__doc__, repeats=1)
     arguments.add_argument("--sites", type=int, nargs="+", default=[10, 100, 3400])
     arguments.add_argument("--network", choices=list(NETWORKS), default="default", help="BasicUNet's widths")
-    arguments.add_argument("--compare-sites", choices=("updates", "statistics"), default="updates")
     options, _ = begin(arguments)
-    print(f"{options.network} U-Net, fedfa,fedfa_h, sites are compared by {options.compare_sites}")
+    print(f"{options.network} U-Net, fedfa,fedfa_h")
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         first: dict[str, float] = {}
         for sites in options.sites:
             for _ in range(options.repeats):
-                cost = pool.apply(one_round, (sites, options.network, options.threads, options.compare_sites))
+                cost = pool.apply(one_round, (sites, options.network, options.threads))
                 first = first or cost
                 size = cost["MB of an update"]
                 print(

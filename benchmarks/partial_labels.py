@@ -107,7 +107,6 @@ def one(folder: Path, run: tuple[str, str, str, int], options: argparse.Namespac
         network="unet",
         batch_size=4,
         learning_rate=0.005,
-        without_metrics=("hd95", "nsd"),
         network_args=NETWORK,
         partial_loss=loss,
         unlabelled_weight=1,

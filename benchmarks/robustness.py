@@ -62,7 +62,6 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "median": ("median", {}, {}),
     "trimmed_mean, f = 1": ("trimmed_mean", {"hostile": 1}, {}),
     "norm": ("norm", {}, {"max_share": 1.0}),
-    "norm, max_step 2": ("norm", {}, {"max_step": 2.0}),
     "norm, median": ("norm,median", {}, {}),
     "norm, trimmed_mean, f = 1": ("norm,trimmed_mean", {"hostile": 1}, {}),
 }
@@ -259,11 +258,8 @@ def final_dice(work: Path, run: Mapping[str, Any], options: argparse.Namespace) 
         }
         for group in ("sites", "unseen")
     )
-    named = {
-        kind: dict(Counter(event["site"] for event in events if event["event"] == kind))
-        for kind in ("step_shortened", "suspected", "refused")
-    }
-    return {"dice": honest, "triggered": triggered, **named}
+    refused = dict(Counter(event["site"] for event in events if event["event"] == "refused"))
+    return {"dice": honest, "triggered": triggered, "refused": refused}
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -42,7 +42,6 @@ SETTINGS = {
     "batch_size": 6,
     "local_steps": 6,
     "augmentation": "none",
-    "without_metrics": ("hd95", "nsd"),
 }
 
 _OUTLINES = (Structure(outline=7.0), Structure(outline=-4.0))

@@ -50,7 +50,6 @@ def dice(data: Path, methods: str, weight: float, seed: int, rounds: int) -> dic
             seed=seed,
             network="unet",
             network_args=NETWORK,
-            without_metrics=("hd95", "nsd"),
             unlabelled_weight=weight,
         )
     test = result["test"]

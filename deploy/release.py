@@ -1,7 +1,6 @@
-"""Steps of `make release` and `make dist`: `version NUMBER`, `notes FILE`, `page FOLDER [URL]`."""
+"""Steps of `make release` and `make dist`: `version NUMBER`, `notes FILE`."""
 
 import datetime
-import hashlib
 import re
 import sys
 from pathlib import Path
@@ -34,23 +33,6 @@ def notes(out: Path, root: Path = ROOT) -> None:
     out.write_text(parts[1], encoding="utf-8")
 
 
-def page(folder: Path, address: str = "") -> None:
-    """Write `index.html`, where pip finds the folder's wheel and its hash.
-
-    Args:
-        folder: holds one wheel.
-        address: the web address that will serve the folder; `notes.md` then ends with the command that
-            installs the wheel from there.
-    """
-    (wheel,) = folder.glob("*.whl")
-    link = f"{wheel.name}#sha256={hashlib.sha256(wheel.read_bytes()).hexdigest()}"
-    text = f'<!doctype html>\n<title>medfedaug</title>\n<a href="{link}">{wheel.name}</a>\n'
-    (folder / "index.html").write_text(text, encoding="utf-8")
-    if address:
-        with (folder / "notes.md").open("a", encoding="utf-8") as written:
-            written.write(f"\n```bash\npip install 'medfedaug @ {address.rstrip('/')}/{link}'\n```\n")
-
-
 def main(arguments: list[str]) -> None:
     """Run one step."""
     match arguments:
@@ -58,8 +40,6 @@ def main(arguments: list[str]) -> None:
             set_version(version)
         case ["notes", out]:
             notes(Path(out))
-        case ["page", folder, *address]:
-            page(Path(folder), *address)
         case _:
             raise SystemExit(__doc__)
 

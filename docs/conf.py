@@ -22,8 +22,8 @@ from docutils import nodes  # noqa: E402
 from docutils.parsers.rst import Directive  # noqa: E402
 from docutils.statemachine import StringList  # noqa: E402
 
-from medfedaug.cli.docstrings import plain  # noqa: E402
 from medfedaug.config.options import settings_table  # noqa: E402
+from medfedaug.utils.printable import plain  # noqa: E402
 
 project = "medfedaug"
 copyright = "the medfedaug authors"

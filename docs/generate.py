@@ -38,21 +38,17 @@ def _is_name(node: ast.stmt) -> bool:
 
 def pages() -> dict[Path, str]:
     """Return the pages with tables of methods."""
-    from medfedaug.cli.catalogue import BESIDE_THE_MODEL, describe_method
+    from medfedaug.cli.catalogue import describe_method
     from medfedaug.methods import base, registry
 
     texts = {path: path.read_text(encoding="utf-8") for path in (TABLE, SENT, WORDS)}
     rows = ["| name | effect | leaves a site beside the model |", "|---|---|---|"]
     for name in registry.BUILT_IN_NAMES:
-        one = describe_method(name)
-        rows.append(f"| `{name}` | {one.what.rstrip('.')} | {one.listed[BESIDE_THE_MODEL]} |")
+        cls = registry.built_in_methods().get(name)
+        times = "as there" if cls is None else _beside_the_model(cls)
+        rows.append(f"| `{name}` | {describe_method(name).what.rstrip('.')} | {times} |")
         if not _has_row(texts[SENT], name):
-            times, _, sent = one.facts[BESIDE_THE_MODEL].partition(". ")
-            if sent:
-                row = f"| `{name}` | {sent} | | {times} | |"
-            else:
-                row = f"| `{name}` | {'nothing else' if times == 'nothing' else times} | | | |"
-            texts[SENT] = _with_rows(texts[SENT], [row])
+            texts[SENT] = _with_rows(texts[SENT], [f"| `{name}` | what leaves | | {times} | |"])
     table = "\n".join(rows)
     texts[TABLE] = re.sub(
         r"(<!-- methods: .*? -->\n).*?(?=<!-- end -->)",
@@ -73,6 +69,17 @@ def pages() -> dict[Path, str]:
         else:
             texts[WORDS] = _with_rows(texts[WORDS], [row])
     return texts
+
+
+def _beside_the_model(cls: Any) -> str:
+    """Say when a method sends what beside the model."""
+    from medfedaug.methods.base import Method
+
+    if "separate_sites" in cls.excludes:
+        return "the images themselves"
+    hooks = {"local_entries": "less", "before_training": "once", "every_round": "every round"}
+    sent = [word for hook, word in hooks.items() if getattr(cls, hook) is not getattr(Method, hook)]
+    return "; ".join(sent) or "nothing"
 
 
 def _has_row(page: str, name: str) -> bool:

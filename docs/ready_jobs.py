@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.config.run import Execution, RunConfig, task_defaults
-from medfedaug.federation.composition import with_step_limit
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.job.recipe import MedFedAugRecipe
 
@@ -41,6 +40,6 @@ def write_ready_jobs(folder: str | Path) -> list[Path]:
     for name, options in READY_JOBS.items():
         methods = parse_methods(options["methods"])
         defaults = task_defaults(options["task"], own_data=True)
-        config = with_step_limit(RunConfig.from_dict({**defaults, **options, "methods": methods}))
+        config = RunConfig.from_dict({**defaults, **options, "methods": methods})
         MedFedAugRecipe(config=config, name=name, execution=EXECUTION).export(job_dir=str(folder))
     return [Path(folder) / name for name in READY_JOBS]

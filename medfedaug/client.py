@@ -1,4 +1,4 @@
-"""Take part in a federation with a custom training loop, in a script under NVFlare's Client API.
+"""Take part in a federation with a custom training loop, in a script.
 
 ``medfedaug simulate --loop train.py``, or a job of ``medfedaug export --loop train.py``, runs the script at
 each site. Server, exchange and the guards of a site are those of any other run: the script trains its network
@@ -19,7 +19,7 @@ and sends nothing itself::
             federation.step(loss)
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,29 +32,25 @@ from medfedaug.federation.site.local_training import LocalRound
 from medfedaug.federation.site.script_components import Score, ScriptComponents
 from medfedaug.federation.site.script_training import Federation, ScriptSession
 from medfedaug.methods import parse_methods
-from medfedaug.statistics import ChannelStatistics, channel_statistics
 from medfedaug.tasks import Sample
 
 __all__ = ["Federation", "FederationHandler", "LocalRound", "files", "join", "settings"]
 
-SESSION_KEY, META = "medfedaug.desk", "medfedaug"
-"""The key of the session in NVFlare's data bus, and of rounds in the messages of the Client API."""
-
 Wait = Callable[[], LocalRound | None]
 
-_contexts: dict[str, Any] = {}
-_local: tuple[ScriptSession, Wait] | None = None
+_connection: tuple[ScriptSession, Wait] | None = None
 
 
 @contextmanager
 def script_at(session: ScriptSession, wait: Wait) -> Iterator[None]:
-    """Connect a script to a session in a process without NVFlare."""
-    global _local
-    _local = session, wait
+    """Connect the script of this process to a session."""
+    global _connection
+    own = _connection = session, wait
     try:
         yield
     finally:
-        _local = None
+        if _connection is own:  # otherwise of a script that was started after this one
+            _connection = None
 
 
 def files(split: str = "training") -> list[dict[str, Any]]:
@@ -87,7 +83,6 @@ def join(
     network: nn.Module | None = None,
     methods: str | None = None,
     *,
-    statistics: ChannelStatistics | Iterable[Any] | None = None,
     samples: Sequence[Sample] | None = None,
     score: Score | None = None,
     criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -105,8 +100,6 @@ def join(
         network: the network to train, with the entries of the job's. It gets the job's initial weights and
             the methods' layers, in place. ``None`` for the job's, as ``Federation.network``.
         methods: the methods that the script was written for, as on the command line; another job is refused.
-        statistics: the channel statistics of the prepared training images, or these images; for methods that
-            normalise.
         samples: the script's training samples, dictionaries with ``image``, (C, *spatial), and ``label``,
             prepared, but neither augmented nor passed through the methods' transform. They define
             statistics, histograms and the site's weight.
@@ -125,9 +118,7 @@ def join(
     """
     session, wait = _connect()
     names = None if methods is None else tuple(spec["name"] for spec in parse_methods(methods))
-    if statistics is not None and not isinstance(statistics, ChannelStatistics):
-        statistics = channel_statistics(statistics)
-    components = ScriptComponents(network, names, statistics, samples, score, criterion)
+    components = ScriptComponents(network, names, samples, score, criterion)
     return Federation(session.join(components), wait)
 
 
@@ -167,30 +158,9 @@ class FederationHandler:
 
 def _connect() -> tuple[ScriptSession, Wait]:
     """Return the session, and a function that waits for its next round."""
-    if _local is not None:
-        return _local
-    # Imported here: training without NVFlare does not need it.
-    from nvflare import client as flare
-    from nvflare.app_common.abstract.fl_model import FLModel
-    from nvflare.fuel.data_event.data_bus import DataBus
-
-    shared = DataBus().get_data(SESSION_KEY)
-    if shared is None:
+    if _connection is None:
         raise MedFedAugError(
             "no job runs this script: start it with `medfedaug simulate --loop FILE`, or in a job that "
             "`medfedaug export --loop FILE` wrote"
         )
-    session, start = shared
-    if start not in _contexts:  # NVFlare names connections: one for each start of the script
-        _contexts.clear()
-        _contexts[start] = flare.init(config_file=start)
-        if flare.receive(ctx=_contexts[start]) is None:
-            raise MedFedAugError("the job is over")
-    context = _contexts[start]
-
-    def wait() -> LocalRound | None:
-        flare.send(FLModel(metrics={"done": 1.0}), ctx=context)
-        model = flare.receive(ctx=context)
-        return None if model is None else LocalRound(**model.meta[META])
-
-    return session, wait
+    return _connection

@@ -12,24 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from typing_extensions import Unpack
 
 from medfedaug.config.bundle_reference import allow
-from medfedaug.config.keywords import RunKeywords
 from medfedaug.config.machine import Machine
 from medfedaug.config.plan import Plan
-from medfedaug.config.run import BY_PLAN, Execution, RunConfig, asked_settings, task_defaults
+from medfedaug.config.run import Execution, RunConfig, asked_settings, task_defaults
 from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import SiteFolder, is_own_data
 from medfedaug.data.federation import arrange, federation_settings
-from medfedaug.data.file_hashes import (
-    check_same_files,
-    check_unchanged,
-    fingerprint_files,
-    fingerprint_sites,
-)
+from medfedaug.data.file_hashes import check_same_files, fingerprint_sites
 from medfedaug.data.folders import is_federation
-from medfedaug.data.intensity_scales import uneven_sites
 from medfedaug.data.sites import check_voxels, find_sites
 from medfedaug.errors import ConfigError, RunFailed, first_line, warn
 from medfedaug.federation import FederationServer
@@ -131,7 +123,7 @@ class Simulation:
         resume: continue an interrupted run after its last finished round. A finished run stays as it is, and
             without an earlier one the run begins.
         on_event: see `medfedaug.federation.FederationServer`.
-        tracking: ``"tensorboard"`` or ``"mlflow"``, with NVFlare only.
+        tracking: ``"tensorboard"``, with NVFlare only.
         pictures: show in ``report.html`` the intensities and features of the sites, and each site's worst and
             best case; without effect with a Bundle, whose images only its transforms can read.
         report: write ``report.html``; `medfedaug.analysis.write_report` makes it of a finished run later.
@@ -202,22 +194,6 @@ class Simulation:
         return cls(data=Path(data), out=folder if out is None else Path(out), config=config, **options)
 
 
-class Keywords(RunKeywords, total=False):
-    """Settings of `simulate`: those of the run, and fields of `Simulation`."""
-
-    sites: Sequence[SiteFolder]
-    engine: str
-    device: str
-    overwrite: bool
-    resume: bool
-    on_event: Callable[[dict[str, Any]], None] | None
-    tracking: str | None
-    pictures: bool
-    report: bool
-    execution: Execution
-    machine: Machine | None
-
-
 def _names(group: type[Any]) -> set[str]:
     return {entry.name for entry in fields(group)}
 
@@ -235,7 +211,7 @@ def simulate(
     config: RunConfig | None = None,
     *,
     methods: str | Sequence[str | Mapping[str, Any]] = "fedavg",
-    **settings: Unpack[Keywords],
+    **settings: Any,
 ) -> LoadedRun:
     """Run a federation over the sites below a folder, on this machine.
 
@@ -318,7 +294,6 @@ class _Prepared:
         engine: carries it.
         composition: network and methods.
         made_with: a hash of each site's files, which identifies the data of a finished run.
-        uneven: the sites whose images lie on different scales, with a sentence.
     """
 
     asked: Simulation
@@ -326,18 +301,10 @@ class _Prepared:
     engine: Engine
     composition: Composition
     made_with: dict[str, str] = field(default_factory=dict)
-    uneven: dict[str, str] = field(default_factory=dict)
 
     def emit(self, **event: Any) -> None:
         if self.asked.on_event is not None:
             self.asked.on_event(event)
-
-    @property
-    def input_scale(self) -> str:
-        """The scale of the input, for `UnevenScales.sentence`."""
-        words = set(self.run.config.plan.normalisation or ())
-        by_plan = self.composition.input["normalised_by"] == BY_PLAN
-        return "z_score" if by_plan and words == {"z_score"} else self.composition.intensity
 
     @property
     def out(self) -> Path:
@@ -356,7 +323,8 @@ def _prepare(asked: Simulation) -> _Prepared:
     check_device(asked.device)
     sites = asked.sites or find_sites(asked.data, limit=config.limit)
     if asked.resume and server_checkpoint(out / STATE).exists():
-        check_unchanged(kept_fingerprint(out / STATE), fingerprint_files(sites), asked.data)
+        now = fingerprint_sites(sites, ("training",))
+        check_same_files(kept_fingerprint(out / STATE), now, "the run began", asked.data)
     config = replace(config, **federation_settings(sites, config.holdout))
     sites = arrange(sites, config.channel_names, config.classes)
     composition = Composition(config)  # checks that methods and network go together
@@ -408,7 +376,7 @@ def _check_engine(asked: Simulation, config: RunConfig, engine: Engine) -> None:
         raise ConfigError("site_speed needs sites that take turns (--engine inprocess), and a federation")
     if config.loop is not None and not engine.runs_scripts:
         raise ConfigError(
-            "a custom loop runs under NVFlare's Client API: it needs --engine nvflare, and a federation"
+            "a custom loop runs in a process of its site: it needs --engine nvflare, and a federation"
         )
 
 
@@ -455,7 +423,8 @@ def _finished(prepared: _Prepared) -> dict[str, Any]:
         raise ConfigError(f"{out / RESULTS} is damaged: {first_line(error)}") from error
     if not same:
         raise ConfigError(f"{out} holds a finished run with other settings; choose another folder")
-    check_same_files(results.get(_FILES, {}), fingerprint_sites(run.sites), out, run.data_dir)
+    made = f"the finished run in {out} was made"
+    check_same_files(results.get(_FILES, {}), fingerprint_sites(run.sites), made, run.data_dir)
     return results
 
 
@@ -468,18 +437,8 @@ def _begin(prepared: _Prepared) -> _Prepared:
         FederationServer(run.config, travels=prepared.engine.travels).restore(server_checkpoint(state))
         remove_workspaces(prepared.out)
     else:
-        keep_fingerprint(state, fingerprint_files(run.sites))
-    # The publisher of a benchmark has prepared its intensities, and so has a Bundle.
-    published = any(site.published for site in run.sites)
-    uneven = {} if published or run.config.bundle else uneven_sites(run.sites)
-    for site, scales in uneven.items():
-        prepared.emit(event="uneven", site=site, reason=scales.sentence(prepared.input_scale))
-    return replace(
-        prepared,
-        run=replace(run, resume=resume),
-        made_with=fingerprint_sites(run.sites),
-        uneven={site: str(scales) for site, scales in uneven.items()},
-    )
+        keep_fingerprint(state, fingerprint_sites(run.sites, ("training",)))
+    return replace(prepared, run=replace(run, resume=resume), made_with=fingerprint_sites(run.sites))
 
 
 def _carry(prepared: _Prepared, work: Path) -> dict[str, Any]:
@@ -504,8 +463,6 @@ def _finish(prepared: _Prepared, work: Path, results: dict[str, Any]) -> dict[st
     if is_federation(run.data_dir):
         benchmarks = added_module("datasets.benchmarks", str(run.data_dir))
         results["data"], _, results["data_options"] = benchmarks.read_federation(run.data_dir)
-    if prepared.uneven:
-        results["input"]["uneven"] = prepared.uneven
     if not (work / STATISTICS).exists():  # no method exchanged them
         config = RunConfig.from_dict(results["config"])
         task = define(config).task(config, normalised=composition.normalises_input)

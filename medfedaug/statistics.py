@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfedaug.errors import warn
 from medfedaug.utils.files import parse_versioned, write_versioned
 
 __all__ = [
@@ -33,9 +32,9 @@ __all__ = [
     "ChannelStatistics",
     "average_moments",
     "channel_statistics",
+    "check_intensity",
     "image_moments",
     "load_statistics",
-    "other_statistics",
     "save_statistics",
     "usable_pairs",
 ]
@@ -51,13 +50,6 @@ _VERSION = 1
 # Between these, (x - mean) / std stays far inside float32 for any image that a file can hold.
 _LARGEST = 1e15
 _SMALLEST = 1e-15
-# Voxels converted to float64 at a time, 512 kB: they stay in a core's cache.
-_BLOCK = 2**16
-# A longer first axis of an image with two axes is probably one of rows.
-_MOST_CHANNELS = 16
-# Share of a sum of squares. A smaller sum around the mean has lost four of its sixteen digits, and a second
-# pass computes it.
-_CANCELLED = 1e-4
 
 
 def _vector(value: Any, name: str) -> Tensor:
@@ -219,24 +211,8 @@ def channel_statistics(images: Iterable[Any]) -> ChannelStatistics:
         >>> channel_statistics(np.array(x, dtype=np.uint8) for x in ([[0, 2]], [[10, 14]]))
         ChannelStatistics(mean=[6.5], std=[1.5], count=2)
     """
-    # Allocating it anew for every image would take longer than the statistics.
-    scratch = torch.empty(_BLOCK, dtype=torch.float64)
-
-    def moments() -> Iterator[Mapping[str, Tensor]]:
-        for index, image in enumerate(images):
-            if index == 0:
-                _doubt_axes(tuple(np.shape(image)))
-            yield _image_statistics(image, index, scratch)
-
-    return average_moments(moments())
-
-
-def _doubt_axes(shape: tuple[int, ...]) -> None:
-    """Warn about an image whose first axis is probably not its channels."""
-    if len(shape) == 2 and shape[0] > _MOST_CHANNELS:
-        warn(f"an image of shape {shape} is taken for {shape[0]} channels; of (H, W) make (1, H, W)")
-    elif len(shape) > 3 and shape[0] > 1 and shape[1] == 1:
-        warn(f"an image of shape {shape} is taken for {shape[0]} channels; give a batch image by image")
+    moments = (_image_statistics(image, index) for index, image in enumerate(images))
+    return average_moments(moments)
 
 
 def image_moments(image: Any) -> dict[str, Tensor]:
@@ -245,7 +221,7 @@ def image_moments(image: Any) -> dict[str, Tensor]:
     Raises:
         ValueError: as `channel_statistics`.
     """
-    return _image_statistics(image, 0, torch.empty(_BLOCK, dtype=torch.float64))
+    return _image_statistics(image, 0)
 
 
 def average_moments(moments: Iterable[Mapping[str, Tensor]]) -> ChannelStatistics:
@@ -268,7 +244,7 @@ def average_moments(moments: Iterable[Mapping[str, Tensor]]) -> ChannelStatistic
     return ChannelStatistics(mean / count, std / count, count)
 
 
-def _image_statistics(image: Any, index: int, scratch: Tensor) -> dict[str, Tensor]:
+def _image_statistics(image: Any, index: int) -> dict[str, Tensor]:
     if isinstance(image, Tensor):
         if image.is_complex():
             raise ValueError(f"image {index} has dtype {image.dtype}, expected real numbers")
@@ -282,8 +258,8 @@ def _image_statistics(image: Any, index: int, scratch: Tensor) -> dict[str, Tens
         voxels = torch.from_numpy(array.astype(np.float64, order="C"))
     if voxels.ndim < 2 or voxels.numel() == 0:
         raise ValueError(f"image {index}: expected shape (C, *spatial), got {list(voxels.shape)}")
-    mean, variance = _moments(voxels, scratch)
-    std = variance.sqrt_()
+    pairs = torch.stack([_channel_moments(channel) for channel in voxels])
+    mean, std = pairs[:, 0], pairs[:, 1].sqrt()
     if not (torch.isfinite(mean).all() and torch.isfinite(std).all()):
         raise ValueError(f"image {index} has voxels that are not finite")
     # The mean of a constant need not be that constant to the last bit.
@@ -291,34 +267,12 @@ def _image_statistics(image: Any, index: int, scratch: Tensor) -> dict[str, Tens
     return {"mean": mean, "std": std}
 
 
-def _moments(voxels: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and population variance of each channel, (C,) float64."""
-    # The result does not depend on the order of voxels; the order in memory (NIfTI: first axis fastest) needs
-    # no copy.
-    axes = sorted(range(1, voxels.ndim), key=lambda axis: -voxels.stride()[axis])
-    flat = voxels.permute(0, *axes).reshape(voxels.shape[0], -1)
-    moments = torch.tensor([_channel_moments(row, scratch) for row in flat], dtype=torch.float64)
-    return moments[:, 0], moments[:, 1]
-
-
-def _channel_moments(voxels: Tensor, scratch: Tensor) -> tuple[float, float]:
-    """Mean and population variance, block by block (Chan et al., 1979), in float64."""
-    blocks = [_block_sums(part, scratch[: len(part)]) for part in voxels.split(len(scratch))]
-    count = len(voxels)
-    mean = sum(total for _, total, _ in blocks) / count
-    between = (size * (total / size - mean) ** 2 for size, total, _ in blocks)
-    return mean, sum((*between, *(squares for _, _, squares in blocks))) / count
-
-
-def _block_sums(voxels: Tensor, block: Tensor) -> tuple[int, float, float]:
-    """Number of voxels, their sum, and the sum of the squares of their differences from their mean."""
-    block.copy_(voxels)
-    size, total, squares = len(block), float(block.sum()), float(torch.dot(block, block))
-    around_mean = squares - total * total / size
-    if around_mean < _CANCELLED * squares:
-        block -= total / size
-        around_mean = float(torch.dot(block, block))
-    return size, total, around_mean
+def _channel_moments(voxels: Tensor) -> Tensor:
+    """Mean and population variance of a channel, (2,) float64."""
+    flat = voxels.to(torch.float64, copy=True).flatten()
+    mean = flat.mean()
+    flat -= mean
+    return torch.stack([mean, torch.dot(flat, flat) / len(flat)])
 
 
 def usable_pairs(
@@ -425,26 +379,15 @@ def load_statistics(path: str | os.PathLike[str]) -> dict[str, ChannelStatistics
     return statistics
 
 
-def other_statistics(
-    path: str | os.PathLike[str], intensity: str | None = None
-) -> dict[str, ChannelStatistics]:
-    """Load the statistics of a file before further sites are added; of a missing file none.
-
-    Args:
-        path: the file.
-        intensity: intensity of the sites that are added, as in `save_statistics`.
+def check_intensity(path: str | os.PathLike[str], intensity: str) -> None:
+    """Check that the statistics of a file are not of images of another intensity.
 
     Raises:
-        ValueError: as `load_statistics`, and when the file's statistics are of images of another intensity.
+        ValueError: naming both.
     """
-    path = Path(path)
-    if not path.exists():
-        return {}
-    statistics = load_statistics(path)
-    before = parse_versioned(path.read_text(encoding="utf-8"), _KIND, _VERSION).get("intensity")
-    if before and intensity and before != intensity:
-        raise ValueError(f"{path}: its statistics are of {before} images, not of {intensity} ones")
-    return statistics
+    found = parse_versioned(Path(path).read_text(encoding="utf-8"), _KIND, _VERSION).get("intensity")
+    if found not in (None, intensity):
+        raise ValueError(f"{path}: its statistics are of {found} images, not of {intensity} ones")
 
 
 def _check_sites(statistics: Mapping[str, ChannelStatistics]) -> None:

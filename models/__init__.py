@@ -4,7 +4,6 @@ from medfedaug.models.adaptation import (
     InstanceAdapter,
     insert_instance_adapters,
     instance_adapters,
-    remove_instance_adapters,
     training_adapters,
 )
 from medfedaug.models.ffa import FFALayer
@@ -37,7 +36,6 @@ __all__ = [
     "instance_adapters",
     "network_names",
     "remove_ffa",
-    "remove_instance_adapters",
     "remove_layers",
     "stage_layers",
     "training_adapters",

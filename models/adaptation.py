@@ -21,7 +21,7 @@ from medfedaug.errors import WITH_BATCH_NORM
 from medfedaug.functional import mix_statistics, working_precision
 from medfedaug.functional.features import normalising
 from medfedaug.functional.passes import scale_by_moments
-from medfedaug.models.modes import evaluating
+from medfedaug.models.substitution import evaluating
 
 __all__ = [
     "AdaptiveBatchNorm",
@@ -38,7 +38,6 @@ __all__ = [
     "insert_instance_adapters",
     "instance_adapters",
     "interpolating",
-    "remove_instance_adapters",
     "training_adapters",
 ]
 
@@ -138,7 +137,6 @@ _ADAPTIVE: dict[type[nn.Module], type[AdaptiveBatchNorm]] = {
     nn.BatchNorm2d: AdaptiveBatchNorm2d,
     nn.BatchNorm3d: AdaptiveBatchNorm3d,
 }
-_PLAIN = {adaptive: plain for plain, adaptive in _ADAPTIVE.items()}
 
 
 @dataclass
@@ -331,7 +329,7 @@ def adapt_batch_norm(net: Network) -> Network:
             module.register_buffer("global_var", None, persistent=False)
     if not adaptive_norms(net):
         kind = type(net).__name__
-        raise ValueError(f"{kind} has no batch norm with running statistics;  {WITH_BATCH_NORM}")
+        raise ValueError(f"{kind} has no batch norm with running statistics; {WITH_BATCH_NORM}")
     return net
 
 
@@ -366,25 +364,13 @@ def insert_instance_adapters(net: Network, reduction: int = 16) -> Network:
     """
     adapt_batch_norm(net)
     if instance_adapters(net):
-        raise ValueError("the network already has instance adapters: call remove_instance_adapters first")
+        raise ValueError("the network already has instance adapters")
     for norm in adaptive_norms(net).values():
         norm.inference = LearnedAlpha()
         if not isinstance(norm, nn.BatchNorm1d):
             norm.add_module("adapter", InstanceAdapter(norm.num_features, reduction).to(norm.weight.device))
     if not instance_adapters(net):
         raise ValueError(f"{type(net).__name__} has no batch norm of features with an extent")
-    return net
-
-
-def remove_instance_adapters(net: Network) -> Network:
-    """Remove the adapters, and make adaptive batch norms plain batch norms again."""
-    for norm in adaptive_norms(net).values():
-        norm._modules.pop("adapter", None)
-        for name in ("global_mean", "global_var"):
-            del norm._buffers[name]
-            norm._non_persistent_buffers_set.discard(name)
-        del norm.inference, norm.override
-        norm.__class__ = _PLAIN[type(norm)]  # type: ignore[assignment]
     return net
 
 

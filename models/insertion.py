@@ -8,19 +8,15 @@ network uses its own layers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from medfedaug.models.ffa import FFALayer
-from medfedaug.models.hooks import PickledHook
-from medfedaug.models.stage_layer import StageLayer
+from medfedaug.models.stage_layer import PickledHook, StageLayer
 from medfedaug.models.stages import Stage, known_stages, output_channels, supported_networks
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 Network = TypeVar("Network", bound=nn.Module)
 Layer = TypeVar("Layer", bound=StageLayer)
@@ -35,27 +31,11 @@ class _Hook(PickledHook):
     def __init__(self, kind: type[StageLayer], path: str, stage: str) -> None:
         self.kind, self.path, self.stage = kind, path, stage
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "__name__":  # only TorchScript reads a hook's name
-            raise AttributeError(
-                f"TorchScript cannot compile {self.kind.kind} layers, which act through hooks: call "
-                "remove_ffa(net) before torch.jit.script"
-            )
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-
-    def require_tensor(self, value: Any, what: str) -> None:
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                f"stage '{self.stage}': {self.kind.kind} needs the {what} of the module to be a tensor, got "
-                f"{type(value).__name__}"
-            )
-
 
 class _AugmentOutput(_Hook):
     """Forward hook on a module's output."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        self.require_tensor(output, "output")
         return module.get_submodule(self.path)(output)
 
 
@@ -63,27 +43,13 @@ class _AugmentInput(_Hook):
     """Forward pre-hook on a module's first argument."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        features = args[0] if args else None
-        self.require_tensor(features, "first argument")
-        return (module.get_submodule(self.path)(features), *args[1:])
-
-
-class FFAArguments(TypedDict, total=False):
-    """Arguments of `FFALayer` other than the number of channels, for type checkers."""
-
-    prob: float
-    momentum: float
-    eps: float
-    variance: str
-    running: str
-    bias_correction: bool
-    synchronise: bool
+        return (module.get_submodule(self.path)(args[0]), *args[1:])
 
 
 def insert_ffa(
     net: Network,
-    stages: Sequence[int | str] | Mapping[str, int] | None = None,
-    **ffa: Unpack[FFAArguments],
+    stages: Sequence[int | str] | None = None,
+    **ffa: Any,
 ) -> Network:
     """Insert an `FFALayer` after each stage of a network's encoder.
 
@@ -104,18 +70,17 @@ def insert_ffa(
         net: the network, 2D or 3D, changed in place.
         stages: None for all known stages; or some of them, by 1-based number or by name; or dotted names of
             modules, to augment their output (with the number of channels of the last convolution or
-            normalisation inside); or a mapping from such names to numbers of channels.
+            normalisation inside).
         **ffa: arguments of `FFALayer` other than the number of channels.
 
     Returns:
         `net` itself.
 
     Raises:
-        TypeError: for a class in place of a network.
         ValueError: when the network already has inserted layers, is compiled or scripted, its stages are
-            unknown (names the part of it whose stages are known, or modules to choose from), a stage is
-            unknown (lists the known ones), or a number of channels is unknown; at the first forward pass in
-            training, when features do not have the expected number of channels.
+            unknown (names modules to choose from), a stage is unknown (lists the known ones), or a number of
+            channels is unknown; at the first forward pass in training, when features do not have the
+            expected number of channels.
 
     Deviations:
         The papers place the layers by hand in two networks and say "after each convolutional stage". The
@@ -135,7 +100,7 @@ def insert_ffa(
 def insert_layers(
     net: Network,
     kind: type[StageLayer],
-    stages: Sequence[int | str] | Mapping[str, int] | None = None,
+    stages: Sequence[int | str] | None = None,
     **args: Any,
 ) -> Network:
     """Insert a layer after each stage of a network's encoder; a stage may have several kinds of layers.
@@ -152,9 +117,6 @@ def insert_layers(
     Raises:
         ValueError: as `insert_ffa`.
     """
-    if isinstance(net, type):
-        name = net.__name__
-        raise TypeError(f"{name} is a class: make a network of it first, as {name}(...)")
     if any(_is_inserted(layer, kind) for layer in net.modules()):
         raise ValueError(f"the network already has {kind.kind} layers: remove them first")
     _check_changeable(net, kind)
@@ -241,13 +203,9 @@ def stage_layers(net: nn.Module, kind: type[Layer]) -> dict[str, Layer]:
 def _check_changeable(net: nn.Module, kind: type[StageLayer]) -> None:
     """Refuse compiled networks, whose code would ignore the layers."""
     for module in net.modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise ValueError(
-                f"{type(net).__name__} is TorchScript, which takes no {kind.kind} layers: insert them into "
-                "the network before torch.jit.script"
-            )
         # Marks of `torch.compile(net)` and of `net.compile()`.
-        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+        compiled = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        if compiled or isinstance(module, torch.jit.ScriptModule):
             raise ValueError(
                 f"{type(net).__name__} is compiled and would ignore {kind.kind} layers: insert them first, "
                 "then compile: torch.compile(insert_ffa(net))"
@@ -271,44 +229,34 @@ def _host_path(target: nn.Module, side: str) -> str:
     return ".".join(path)
 
 
-def _choose_stages(net: nn.Module, stages: Sequence[int | str] | Mapping[str, int] | None) -> list[Stage]:
+def _choose_stages(net: nn.Module, stages: Sequence[int | str] | None) -> list[Stage]:
     known = known_stages(net)
     if stages is None:
         if known is None:
-            for name, part in net.named_modules():
-                if known_stages(part):
-                    raise ValueError(
-                        f"the stages of {type(net).__name__} are not known, but the stages of its part "
-                        f"{type(part).__name__} are: insert the layers there, insert_ffa(net.{name})"
-                    )
             raise ValueError(
                 f"the stages of {type(net).__name__} are not known (known networks: "
                 f"{', '.join(supported_networks())}); name modules with stages=[...], on the command "
                 f"line --set 'METHOD.stages=[...]', for example: {_candidates(net)}"
             )
         return known
-    if isinstance(stages, (str, int)):
-        raise ValueError(f"expected a list of stages, got {stages!r}")
     by_name = {stage.name: stage for stage in known or []}
     chosen: list[Stage] = []
     for entry in stages:
-        if isinstance(entry, int) and not isinstance(entry, bool):
+        if isinstance(entry, int):
             if known is None or not 1 <= entry <= len(known):
                 raise ValueError(_unknown(net, entry, known))
             chosen.append(known[entry - 1])
-        elif entry in by_name and not isinstance(stages, Mapping):
+        elif entry in by_name:
             chosen.append(by_name[entry])
         else:
             module = dict(net.named_modules()).get(entry) if isinstance(entry, str) and entry else None
             if module is None:
                 raise ValueError(_unknown(net, entry, known))
             name = str(entry)
-            width = stages[name] if isinstance(stages, Mapping) else output_channels(module)
+            width = output_channels(module)
             if width is None:
-                raise ValueError(
-                    f"stage '{entry}': the number of channels of {type(module).__name__} is not known; "
-                    f"pass it: stages={{'{entry}': channels}}"
-                )
+                kind = type(module).__name__
+                raise ValueError(f"stage '{entry}': the number of channels of {kind} is not known")
             chosen.append(Stage(name, name, "output", width))
     names = [stage.name for stage in chosen]
     if not names:

@@ -109,14 +109,11 @@ class MomentExchangeLayer(_PartnerLayer):
 
         x̂_A = σ_B (x_A − μ_A)/σ_A + μ_B
 
+    with moments over the channels, at every position.
+
     Args:
         num_channels: number of channels C.
-        moments: "positional": over the channels, at every position; "instance": over space, for every
-            channel.
         eps: added to the variance before its root.
-
-    Raises:
-        ValueError: for moments that are not known.
 
     Deviations:
         Population variance, as in the paper's equations; its public code has the unbiased one.
@@ -133,26 +130,23 @@ class MomentExchangeLayer(_PartnerLayer):
     kind = "MOEX"
     slug = "moex"
 
-    def __init__(self, num_channels: int, moments: str = "positional", eps: float = 1e-5) -> None:
+    def __init__(self, num_channels: int, eps: float = 1e-5) -> None:
         super().__init__(num_channels)
-        if moments not in ("positional", "instance"):
-            raise ValueError(f"moments is '{moments}', expected positional or instance")
-        self.moments, self.eps = moments, float(eps)
+        self.eps = float(eps)
 
     def combine(self, x: Tensor, partner: Tensor) -> Tensor:
         """Return x with the moments of its partner."""
-        dims = [1] if self.moments == "positional" else list(range(2, x.dim()))
         work = working_precision(x)
-        mean, std = self._moments(work, dims)
-        other_mean, other_std = self._moments(working_precision(partner), dims)
+        mean, std = self._moments(work)
+        other_mean, other_std = self._moments(working_precision(partner))
         return ((work - mean) / std * other_std + other_mean).to(x.dtype)
 
-    def _moments(self, x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
-        variance, mean = torch.var_mean(x, dim=dims, correction=0, keepdim=True)
+    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        variance, mean = torch.var_mean(x, dim=1, correction=0, keepdim=True)
         return mean, (variance + self.eps).sqrt()
 
     def extra_repr(self) -> str:
-        return f"{self.num_channels}, moments='{self.moments}', eps={self.eps}"
+        return f"{self.num_channels}, eps={self.eps}"
 
 
 class FeatureMixLayer(_PartnerLayer):

@@ -11,10 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfedaug.errors import ConfigError
 from medfedaug.models.classifiers import SwinClassifier, ViTClassifier, alexnet, digits_cnn, lenet5
-from medfedaug.models.monai_networks import MonaiNetwork, network_class
 from medfedaug.models.supervision import SUPERVISED, supervision_arguments
 from medfedaug.utils import plugins
-from medfedaug.utils.class_paths import check_arguments
+from medfedaug.utils.class_paths import check_arguments, constructor_parameters, public_class
 from medfedaug.utils.validation import not_known
 
 _NORMS = ("batch", "instance", "layer", "group")
@@ -26,8 +25,80 @@ _MONAI_NORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "group": ("group", {"num_groups": _GROUPS}),
 }
 
+# Names of one argument in MONAI's networks.
+_IN_CHANNELS = ("in_channels", "n_input_channels")
+_OUT_CHANNELS = ("out_channels", "num_classes")
+_NORM = ("norm", "norm_name", "norm_type")
+
 Builder = Callable[..., nn.Module]
 _NETWORKS: dict[str, Builder] = {}
+
+
+class MonaiNetwork:
+    """Builder of a network of MONAI; its signature has the names of channels and norm.
+
+    Args:
+        cls: the class, or a function that makes the network.
+        **defaults: arguments that replace MONAI's defaults.
+    """
+
+    def __init__(self, cls: Any, **defaults: Any) -> None:
+        self.cls, self.defaults = cls, defaults
+        self.parameters = constructor_parameters(cls)
+
+    @property
+    def norm_argument(self) -> str | None:
+        """The name of the network's argument for its normalisation; None if it has none."""
+        return self._name(_NORM)
+
+    def __call__(self, **args: Any) -> nn.Module:
+        """Build the network; arguments as of `arguments`."""
+        network: nn.Module = self.cls(**self.arguments(**args))
+        return network
+
+    def arguments(
+        self, *, spatial_dims: int, in_channels: int, out_channels: int, image_size: Any = None, **args: Any
+    ) -> dict[str, Any]:
+        """Return the keyword arguments of the class."""
+        values = {**self.defaults, **args}
+        sizes = {("spatial_dims",): spatial_dims, _IN_CHANNELS: in_channels, _OUT_CHANNELS: out_channels}
+        for names, value in sizes.items():
+            name = self._name(names)
+            if name is None:
+                raise ValueError(
+                    f"{self.cls.__name__} has no argument {names[0]}; only networks with arguments for the "
+                    "dimensions, the channels and the classes can be named"
+                )
+            if name in args:
+                raise ValueError(f"{name} follows from the data; leave it out")
+            values[name] = value
+        if image_size is not None and "img_size" in self.parameters:
+            values.setdefault("img_size", image_size)
+        if "pretrained" in self.parameters:  # some networks have it on by default
+            values["pretrained"] = False
+        self._check(values)
+        return values
+
+    def _check(self, values: Mapping[str, Any]) -> None:
+        unknown = [name for name in values if name not in self.parameters]
+        if unknown:
+            raise ValueError(
+                f"{self.cls.__name__} has no argument {unknown[0]}; it takes {', '.join(self.parameters)}"
+            )
+        missing = [
+            name
+            for name, parameter in self.parameters.items()
+            if parameter.default is parameter.empty and name not in values
+        ]
+        if missing:
+            raise ValueError(
+                f"{self.cls.__name__} needs the argument {missing[0]}: "
+                f"--network-args '{{\"{missing[0]}\": ...}}'"
+                + (", or images of one size (--image-size)" if missing[0] == "img_size" else "")
+            )
+
+    def _name(self, names: tuple[str, ...]) -> str | None:
+        return next((name for name in names if name in self.parameters), None)
 
 
 class ClassifierBuilder:
@@ -97,11 +168,10 @@ def build_network(
 ) -> nn.Module:
     """Build a network with its own or with another norm.
 
-    Segmentation: MONAI's networks by the names of their classes in small letters: "attentionunet",
-    "basicunet", "basicunetplusplus", "dynunet", "flexibleunet", "mednext", "segresnet", "segresnetds",
-    "swinunetr" and "unetr" (both need the package einops), "unet" and "vnet". The U-Net of the papers is,
-    nearly, "basicunet" with `features=(32, 64, 128, 256, 512, 32)` and `act="relu"` (MONAI's default is a
-    leaky one).
+    Segmentation: MONAI's networks by the names of their classes in small letters: "basicunet", "dynunet",
+    "mednext", "segresnet", "segresnetds", "swinunetr" and "unetr" (both need the package einops), and "unet".
+    The U-Net of the papers is, nearly, "basicunet" with `features=(32, 64, 128, 256, 512, 32)` and
+    `act="relu"` (MONAI's default is a leaky one).
 
     Classification: "alexnet", "digits_cnn" and "lenet5" of the papers (`medfedaug.models.classifiers`),
     MONAI's "resnet18", "resnet50" and "densenet100" (growth rate 12), "swin_t" and "vit", by default a
@@ -220,7 +290,7 @@ def find_builder(name: str) -> tuple[Builder, bool]:
     if name in _NETWORKS:
         return _NETWORKS[name], True
     if "." in name:
-        return MonaiNetwork(network_class(name)), True
+        return MonaiNetwork(public_class(nets, name, "network")), True
     raise ValueError(
         f"'{name}' {not_known(name, network_names())}, and MONAI's by class path, for instance "
         "monai.networks.nets.HighResNet"
@@ -254,31 +324,20 @@ def _replacement_norm(batch_norm: _BatchNorm, norm: str) -> nn.Module:
     return nn.GroupNorm(math.gcd(_GROUPS, width) if norm == "group" else 1, width)
 
 
-class _VNet(MonaiNetwork):
-    # By default MONAI drops whole channels of volumes, even with two-dimensional images.
-    def arguments(self, *, spatial_dims: int, **args: Any) -> dict[str, Any]:
-        values = super().arguments(spatial_dims=spatial_dims, **args)
-        return {**values, "dropout_dim": values["dropout_dim"] or spatial_dims}
-
-
 _CHANNELS, _STRIDES = (16, 32, 64, 128, 256), (2, 2, 2, 2)
 _FEATURES = (*_CHANNELS, 16)
 
 _NETWORKS.update(
-    attentionunet=MonaiNetwork(nets.AttentionUnet, channels=_CHANNELS, strides=_STRIDES),
     basicunet=MonaiNetwork(nets.BasicUNet, features=_FEATURES, norm="batch"),
-    basicunetplusplus=MonaiNetwork(nets.BasicUNetPlusPlus, features=_FEATURES, norm="batch"),
     dynunet=MonaiNetwork(
         nets.DynUNet, kernel_size=(3,) * 5, strides=(1, *_STRIDES), upsample_kernel_size=_STRIDES
     ),
-    flexibleunet=MonaiNetwork(nets.FlexibleUNet, backbone="resnet18"),
     mednext=MonaiNetwork(nets.MedNeXt),
     segresnet=MonaiNetwork(nets.SegResNet),
     segresnetds=MonaiNetwork(nets.SegResNetDS),
     swinunetr=MonaiNetwork(nets.SwinUNETR),
     unet=MonaiNetwork(nets.UNet, channels=_CHANNELS, strides=_STRIDES, num_res_units=2, norm="batch"),
     unetr=MonaiNetwork(nets.UNETR),
-    vnet=_VNet(nets.VNet, dropout_dim=None),
 )
 
 

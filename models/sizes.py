@@ -48,13 +48,6 @@ def size_multiple(net: nn.Module, spatial_dims: int) -> tuple[int, ...]:
     return (int(multiple),) * spatial_dims
 
 
-def some_size(net: nn.Module, spatial_dims: int) -> tuple[int, ...]:
-    """Return a size of images that a network takes: 64 or slightly more along each axis, if it can choose."""
-    if isinstance(net, UNETR):
-        return _made_for(net)
-    return tuple(math.ceil(64 / multiple) * multiple for multiple in size_multiple(net, spatial_dims))
-
-
 def check_size(net: nn.Module, size: Sequence[int]) -> None:
     """Check that a network takes images of a size; an unknown network is assumed to take it.
 

@@ -86,21 +86,6 @@ def _basic_unet(net: Any) -> list[Stage]:
     return _outputs([*(f"down_{i}.max_pooling" for i in (1, 2, 3, 4)), "down_4"], [*widths, bottleneck])
 
 
-def _basic_unet_plus_plus(net: Any) -> list[Stage]:
-    # As in the U-Net, every block's output but the last is also a skip connection.
-    blocks = [f"conv_{i}_0" for i in (1, 2, 3, 4)]
-    widths = [net.get_submodule(name).convs.conv_0.conv.in_channels for name in blocks]
-    bottleneck = net.conv_4_0.convs.conv_1.conv.out_channels
-    return _outputs([*(f"{name}.max_pooling" for name in blocks), "conv_4_0"], [*widths, bottleneck])
-
-
-def _attention_unet(net: Any) -> list[Stage]:
-    # Each layer passes its input to its submodule, on the way down, and to the attention, as a skip.
-    first, *rest = list(net.channels)
-    names = [".".join(["model.1", *["submodule.1"] * depth, "submodule"]) for depth in range(len(rest))]
-    return _chain(names, names[-1], [first, *rest])
-
-
 def _unetr(net: Any) -> list[Stage]:
     return _named([("decoder5", "input", net.hidden_size)])
 
@@ -136,22 +121,10 @@ def _seg_res_net_ds(net: Any) -> list[Stage]:
     return _chain([f"{name}.downsample" for name in names[:-1]], f"{names[-1]}.blocks", widths)
 
 
-def _vnet(net: Any) -> list[Stage]:
-    names = ["down_tr32", "down_tr64", "down_tr128", "down_tr256"]
-    return _chain(names, names[-1], [16, 32, 64, 128, 256])
-
-
 def _resnet(net: Any) -> list[Stage]:
     layers = ["layer1", "layer2", "layer3", "layer4"]
     widths = [net.conv1.out_channels, *(output_channels(getattr(net, name)) or 0 for name in layers)]
     return _chain(layers, "layer4", widths)
-
-
-def _efficientnet(net: Any) -> list[Stage]:
-    # A stage ends before every block that halves the image, and after the last block.
-    *ends, last = [end for end in net.extract_stacks if end > 0]
-    widths = [list(net._blocks[end - 1].children())[-1]._project_conv.out_channels for end in (*ends, last)]
-    return _chain([f"_blocks.{end}" for end in ends], f"_blocks.{last - 1}", widths)
 
 
 def _densenet(net: Any) -> list[Stage]:
@@ -169,11 +142,6 @@ def _swin_unetr(net: Any) -> list[Stage]:
     return _inside(_chain(first, "layers4.0", widths), "swinViT")
 
 
-def _flexible_unet(net: Any) -> list[Stage] | None:
-    stages = known_stages(net.encoder)
-    return None if stages is None else _inside(stages, "encoder")
-
-
 def _staged_classifier(net: Any) -> list[Stage]:
     names = [f"encoder.{name}" for name, _ in net.encoder.named_children()]
     return _outputs(names, [output_channels(stage) or 0 for stage in net.encoder])
@@ -183,14 +151,10 @@ def _swin_classifier(net: Any) -> list[Stage]:
     return _outputs([f"encoder.layers{i}.0" for i in (1, 2, 3, 4)], list(net.widths))
 
 
-_STAGES: dict[type[nn.Module], Callable[[Any], list[Stage] | None]] = {
-    nets.AttentionUnet: _attention_unet,
+_STAGES: dict[type[nn.Module], Callable[[Any], list[Stage]]] = {
     nets.BasicUNet: _basic_unet,
-    nets.BasicUNetPlusPlus: _basic_unet_plus_plus,
     nets.DenseNet: _densenet,
     nets.DynUNet: _dyn_unet,
-    nets.EfficientNet: _efficientnet,
-    nets.FlexibleUNet: _flexible_unet,
     nets.MedNeXt: _mednext,
     nets.ResNet: _resnet,
     nets.SegResNet: _seg_res_net,
@@ -200,7 +164,6 @@ _STAGES: dict[type[nn.Module], Callable[[Any], list[Stage] | None]] = {
     nets.SwinUNETR: _swin_unetr,
     nets.UNETR: _unetr,
     nets.UNet: _unet,
-    nets.VNet: _vnet,
 }
 
 

@@ -1,6 +1,7 @@
-"""Passes of a network with other weights, and the names of its entries."""
+"""Passes of a network with other weights or in evaluation mode, and the names of its entries."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -48,3 +49,18 @@ def trained_entries(net: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trainable parameters of a network that are entries of its state dict, by name."""
     entries = net.state_dict().keys()
     return {name: p for name, p in net.named_parameters() if p.requires_grad and name in entries}
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Put a network in evaluation mode for a block, and restore the mode of each module on exit.
+
+    `nn.Module.train` would change modules that are in evaluation mode within a network in training.
+    """
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

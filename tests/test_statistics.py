@@ -10,7 +10,6 @@ import torch
 from monai.data import MetaTensor
 
 from medfedaug.data.preparation.resizing import resize_in_plane
-from medfedaug.errors import MedFedAugWarning
 from medfedaug.statistics import (
     ChannelStatistics,
     channel_statistics,
@@ -257,15 +256,3 @@ def test_load_refuses_and_names_the_file(tmp_path, text, message):
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=f"(?s)statistics.json: .*{message}"):
         load_statistics(path)
-
-
-@pytest.mark.parametrize("shape", [(64, 48), (4, 1, 32, 32)])
-def test_axes_that_are_hardly_channels_are_doubted(shape):
-    with pytest.warns(MedFedAugWarning, match=f"is taken for {shape[0]} channels"):
-        channel_statistics([np.random.default_rng(0).random(shape)])
-
-
-@pytest.mark.parametrize("shape", [(3, 48), (1, 64, 48), (1, 1, 32, 32), (2, 8, 32, 32)])
-def test_axes_that_may_be_channels_are_not(shape, recwarn):
-    channel_statistics([np.random.default_rng(0).random(shape)])
-    assert not [one for one in recwarn if one.category is MedFedAugWarning]

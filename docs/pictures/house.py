@@ -27,7 +27,6 @@ PURPOSE = {
     "federation": "protocol, server, site",
     "functional": "the papers' equations",
     "hospital": "DICOM, archives, privacy, masks",
-    "loop_check": "one batch of a script's loop",
     "methods": "the papers' methods, a file each",
     "metrics": "metrics and significance",
     "models": "layers, networks, insertion",

@@ -99,7 +99,7 @@ show({"before": batch, "MixStyle": MixStyleLayer(CHANNELS, prob=1.0)(batch)})
 # `MomentExchangeLayer` (MOEX) gives an image the moments of its partner in the batch, `FeatureMixLayer`
 # (Manifold MixUp) the weighted mean of both. Whoever mixes the labels chooses the partners.
 
-exchange, mix = MomentExchangeLayer(CHANNELS, moments="instance"), FeatureMixLayer(CHANNELS)
+exchange, mix = MomentExchangeLayer(CHANNELS), FeatureMixLayer(CHANNELS)
 exchange.partners = mix.partners = torch.arange(len(batch)).roll(1)
 mix.weight = 0.6
 show({"before": batch, "MOEX": exchange(batch), "Manifold MixUp": mix(batch)})

@@ -47,7 +47,7 @@ NETWORK = """'network_args={"channels": [8, 16, 32, 32], "strides": [2, 2, 2], "
 run(
     "medfedaug benchmark --data data --methods fedavg --seeds 1 --no-pictures --out losses "
     "--set partial_loss=marginal,none rounds=40 batch_size=4 learning_rate=0.01 validate_every=5 "
-    f'network=unet {NETWORK} \'without_metrics=["hd95", "nsd"]\''
+    f"network=unet {NETWORK}"
 )
 
 # %%

@@ -215,16 +215,12 @@ def _parts(parts: Set[tuple[str | None, str]]) -> str:
     return "folds" if len(folds) > 1 else "held-out sites"
 
 
-def experiment(run: Run, *, decided: bool = False) -> dict[str, Any]:
+def experiment(run: Run) -> dict[str, Any]:
     """Return the settings, except for the methods, that make two runs different experiments.
 
     Settings that the sites' fingerprints decide may differ between folds and held-out sites of an experiment.
-
-    Args:
-        decided: returns decided settings in the place of requested ones.
     """
-    settings = run.config if decided else run.asked
-    config = {key: value for key, value in settings.items() if key not in (*_REPETITION, "methods")}
+    config = {key: value for key, value in run.asked.items() if key not in (*_REPETITION, "methods")}
     options = {f"data.{k}": v for k, v in run.options.items() if k not in _REPETITION_OF_DATA}
     if run.in_turn:
         config["holdout"] = "each site in turn"

@@ -10,9 +10,8 @@ from medfedaug.analysis.document import Block, Document, Section, Table
 from medfedaug.analysis.page import check_page, write_page
 from medfedaug.analysis.text_table import number
 from medfedaug.config.run import DEFAULT_LOSSES, job_hash
-from medfedaug.config.scanners import scanners_text
 from medfedaug.data.dataset_json import LABELLED
-from medfedaug.federation.job_folder import CARDS, LEVELS, SPACING
+from medfedaug.federation.job_folder import CARDS, COUNTS, LEVELS, SPACING
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import mean_interval
@@ -30,10 +29,6 @@ _USE = (
 )
 _NOTHING = "–"
 _DATA = ("site", "patients", "studies", "training samples", "voxel size, mm", "test cases with scores")
-_SAID = {
-    ("modality", "body part", "scanners", "years"): ("modality", "body_part", "scanners", "years"),
-    ("patients who are included", "who drew the outlines"): ("inclusion", "annotators"),
-}
 _BOTH, _STATISTICS = "weights (DP-SGD) and statistics", "statistics alone"
 
 
@@ -59,7 +54,7 @@ class _Card:
     def __init__(self, run: RecordedRun, site_names: bool) -> None:
         self.run, self.record, self.config = run, run.record, run.config
         self.site_names = site_names
-        self.descriptions: Mapping[str, Mapping[str, Any]] = run.record.get("descriptions", {})
+        self.counts: Mapping[str, Mapping[str, int]] = run.record.get(COUNTS, {})
         self.test: Mapping[str, Any] = run.record.get("test", {})
         self.tested = {**self.test.get("sites", {}), **self.test.get("unseen", {})}
         self.trained = sorted(run.record.get("sites", {}))
@@ -102,9 +97,8 @@ class _Card:
             sample = f"a {'slice' if self.config.plan.spatial_dims == 2 else 'volume'}, or a patch of one"
         blocks: list[Block] = [
             Table(_DATA, tuple(rows)),
-            "Patients and studies that the site trains with, by its count or statement. A training sample is "
-            f"{sample}. Edges of a voxel are medians along x, y and z.",
-            *self.described(),
+            f"Patients and studies are those of the training. A training sample is {sample}. Edges of a "
+            "voxel are medians along x, y and z.",
             f"Input: {self.input()}.",
         ]
         if self.config.channel_names:
@@ -121,43 +115,15 @@ class _Card:
 
     def counted(self, site: str) -> tuple[str, str, str]:
         """Return name, patients and studies of a site."""
-        description = self.descriptions.get(site, {})
-        return self.name(site), _count(description.get("patients")), _count(description.get("studies"))
+        counts = self.counts.get(site, {})
+        return self.name(site), _count(counts.get("patients")), _count(counts.get("studies"))
 
     def edges(self, site: str) -> str:
         rows = self.spacings().get(site)
         return " x ".join(f"{edge:.3g}" for edge in rows[1]) if rows else _NOTHING
 
-    def described(self) -> Iterator[Block]:
-        """Yield the sites' statements on patients and images; a cell marks a missing one."""
-        if not any(entry.keys() - {"patients", "studies"} for entry in self.descriptions.values()):
-            yield (
-                "No site describes its images and patients: modality, body part, scanners, years, inclusion "
-                "and who drew the outlines are not known (medfedaug site configure --describe)."
-            )
-            return
-        yield "As each site says:"
-        for header, keys in _SAID.items():
-            rows = [(self.name(site), *(self.statement(site, key) for key in keys)) for site in self.names]
-            yield Table(("site", *header), tuple(rows))
-        contacts = {site: entry["contact"] for site, entry in self.descriptions.items() if "contact" in entry}
-        if self.site_names:
-            yield from (f"Contact at {self.name(site)}: {contact}" for site, contact in contacts.items())
-        elif contacts:
-            yield "Contacts are on the card with the names of the sites (--site-names)."
-
-    def statement(self, site: str, key: str) -> str:
-        value = self.descriptions.get(site, {}).get(key)
-        if not value:
-            return "not said"
-        if key == "scanners":
-            return scanners_text(value)
-        return " to ".join(str(year) for year in dict.fromkeys(value)) if key == "years" else str(value)
-
     def input(self) -> str:
-        text = str(recorded_input({**self.record, "input": {**self.record["input"], "uneven": None}}))
-        uneven = [self.name(site) for site in self.record["input"].get("uneven", {})]
-        return text + (f"; the volumes of {', '.join(uneven)} lie on very different scales" if uneven else "")
+        return str(recorded_input(self.record))
 
     def training(self) -> tuple[Block, ...]:
         config = self.config
@@ -363,8 +329,7 @@ def _with_interval(entry: Mapping[str, Any], name: str, first: bool) -> str:
     """Return a site's mean, with its interval if its cases are known."""
     value = entry.get(name)
     cases = entry.get("case_metrics", {}).get(name, entry.get("cases", {}) if first else {})
-    cases = cases if isinstance(cases, Mapping) else {}
-    known = {case: score for case, score in cases.items() if isinstance(score, int | float)}
+    known = {case: score for case, score in cases.items() if score is not None}
     patients, scores = entry.get("patients", {}), list(known.values())
     of_cases = bool(scores) and value is not None and math.isclose(fmean(scores), value, abs_tol=1e-6)
     owners = [patients.get(case, case) for case in known]

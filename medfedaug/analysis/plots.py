@@ -21,13 +21,12 @@ from medfedaug.runs.run import Run
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _DASHES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
 _Style = tuple[str, Literal["-", "--", "-.", ":"]]
-_SPLITS = {"val": "validation", "test": "test"}
 _MOST_SITES = 12
 _FEWEST = 3  # patients of an interval; that of two is nearly always the whole axis
 _PANEL_WIDTH, _PANEL_HEIGHT = 3.0, 2.2  # inches
 
 
-def learning_curves(runs: Sequence[Run], *, split: str = "val", width: float = 9.0) -> Figure:
+def learning_curves(runs: Sequence[Run], *, width: float = 9.0) -> Figure:
     """Draw the score by round: one panel per training site and one for their mean, one line per method.
 
     With more than a dozen sites, only the mean is drawn. Several seeds of a method are drawn as their mean,
@@ -35,7 +34,6 @@ def learning_curves(runs: Sequence[Run], *, split: str = "val", width: float = 9
 
     Args:
         runs: finished runs of one metric.
-        split: ``"val"`` or ``"test"``, which needs runs with ``test_every``.
         width: width of the figure in inches; panels wrap to fit.
     """
     groups = group_runs(runs)
@@ -45,13 +43,11 @@ def learning_curves(runs: Sequence[Run], *, split: str = "val", width: float = 9
     for site, panel in zip([*sites, None], panels, strict=True):
         for members, style in zip(groups.values(), _styles(), strict=False):
             trained = [run for run in members if site is None or site in run.sites]
-            mean = _line_with_band(
-                panel, [_by_round(run, run.by_round(split, site)) for run in trained], style
-            )
+            mean = _line_with_band(panel, [_by_round(run, run.validation(site)) for run in trained], style)
             selected = sorted({run.selected_round for run in trained} & mean.keys())
             panel.plot(selected, [mean[r] for r in selected], "o", color=style[0], markersize=4.5)
     _same_limits(panels)
-    figure.supylabel(f"{find_metric(runs[0].chosen_by).title}, {_SPLITS[split]}", fontsize=10)
+    figure.supylabel(f"{find_metric(runs[0].chosen_by).title}, validation", fontsize=10)
     dot = Line2D([], [], linestyle="none", marker="o", markersize=4.5, color="0.5", label="selected round")
     _legend(figure, groups, width, dot)
     return figure

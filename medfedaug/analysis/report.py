@@ -21,7 +21,6 @@ from medfedaug.analysis.report_summary import answer, words_in
 from medfedaug.analysis.score_table import MOST_SITES, summary_table
 from medfedaug.analysis.text_table import number
 from medfedaug.metrics.registry import find_metric
-from medfedaug.runs.input_scaling import SCALED
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
 from medfedaug.utils.printable import counted
@@ -47,8 +46,7 @@ def write_report(
         run_dirs: the runs' folders, folders that contain them at any depth, or loaded runs.
         out_html: the page to write; an existing page is replaced.
         data: the folder with the sites' folders, or with a benchmark's files. The page then also shows the
-            test case on which methods differ most, and for the first run of each method the worst and the
-            best case of each site.
+            worst and the best case of each site, for the first run of each method.
         device: the device of the models, with ``data``.
         notes: paragraphs that a reader must know first, and tables as lines of cells, the headings first.
         reduced: how all runs are reduced, compared with the full experiment
@@ -85,7 +83,7 @@ def write_report(
 
 def _page(
     runs: Sequence[Run],
-    images: Callable[[ET.Element, Groups, ET.Element], None] | None,
+    images: Callable[[ET.Element, Groups], None] | None,
     notes: Sequence[str | Sequence[Sequence[str]]],
     reduced: str,
     evaluations: Sequence[Mapping[str, Any]],
@@ -101,8 +99,7 @@ def _page(
     if len({site for run in runs for site in run.sites}) <= MOST_SITES and any(run.sites for run in runs):
         caption = "A line is the 95% interval of the mean over a site's test patients, from three on."
         page.figure(body, partial(site_scores, groups), "Test score by site and method", caption)
-    example = page.add(body, "section")
-    for note in (_lead(runs), *notes, *_uneven(runs), *_stalled(runs), *_late(runs)):
+    for note in (_lead(runs), *notes, *_stalled(runs), *_late(runs)):
         if isinstance(note, str):
             page.add(body, "p", note)
         else:
@@ -118,7 +115,7 @@ def _page(
     for append in (_curves, _traffic, _gamma):
         append(body, groups)
     if images is not None:
-        images(body, groups, example)
+        images(body, groups)
     if any("planned" in run.context for run in runs):
         _plan(page.add(body, "section"), groups)
     for append in (_troubles, _runs, _configuration):
@@ -139,19 +136,6 @@ def _lead(runs: Sequence[Run]) -> str:
     held_out = sorted({site for run in runs for site in run.held_out})
     parts += [f"left out of training: {_names(held_out)}"] if held_out else []
     return " · ".join(parts)
-
-
-def _uneven(runs: Sequence[Run]) -> list[str]:
-    """Return a sentence on sites whose volumes have several scales, if any site has."""
-    scales = {site: scale for run in runs for site, scale in run.input.uneven}
-    if not scales:
-        return []
-    sites = "; ".join(f"{site} ({scale})" for site, scale in scales.items())
-    if all(run.input.scaling == SCALED.scaling for run in runs if run.input.uneven):
-        advice = "These runs scaled each volume to [0, 1]."
-    else:
-        advice = "Statistics of them all fit none of them; --intensity scale brings each volume to [0, 1]."
-    return [f"Sites whose volumes lie on wildly different scales of intensity: {sites}. {advice}"]
 
 
 def _stalled(runs: Sequence[Run]) -> list[str]:
@@ -196,10 +180,6 @@ def _curves(body: ET.Element, groups: dict[str, list[Run]]) -> None:
     if any(len(members) > 1 for members in groups.values()):
         caption += " Several runs of a method: their mean, in a band from the lowest to the highest."
     page.figure(section, partial(learning_curves, runs), "Validation score by round", caption)
-    tested = [run for run in runs if any(value is not None for value in run.by_round("test"))]
-    if tested:
-        draw = partial(learning_curves, tested, split="test")
-        page.figure(section, draw, "Test score by round", "On the test cases, which choose no round.")
 
 
 def _traffic(body: ET.Element, groups: dict[str, list[Run]]) -> None:
@@ -267,8 +247,8 @@ def _troubles(body: ET.Element, groups: dict[str, list[Run]]) -> None:
     rounds: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for label, members in groups.items():
         for run in members:
-            for event, named in (("left out", run.left_out), ("suspected", run.suspected)):
-                rounds |= {(label, run.name, site, event, reason): [] for site, reason in named.items()}
+            left_out = run.left_out.items()
+            rounds |= {(label, run.name, site, "left out", reason): [] for site, reason in left_out}
             for entry in run.rounds:
                 for kind in ("refused", "missing"):
                     for trouble in entry.get(kind, []):
@@ -279,7 +259,7 @@ def _troubles(body: ET.Element, groups: dict[str, list[Run]]) -> None:
                 rounds |= {(label, run.name, site, event, reason): [] for site, reason in reasons.items()}
     if not rounds:
         return
-    section = page.start_section(body, "Sites that failed or are suspected, and refused updates")
+    section = page.start_section(body, "Sites that failed, and refused updates")
     lines = [[*key[:4], _ranges(when), key[4]] for key, when in rounds.items()]
     page.table(
         section, ["method", "run", "site", "what", "rounds", "reason"], lines[:_MOST_TROUBLES], words=True

@@ -53,7 +53,6 @@ class ReportParts:
         self,
         body: ET.Element,
         groups: Groups,
-        example: ET.Element,
         data: Path,
         device: str,
     ) -> None:

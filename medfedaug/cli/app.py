@@ -1,8 +1,5 @@
 """The application that the commands join, and its entry point."""
 
-import atexit
-import gc
-import os
 import signal
 import sys
 import threading
@@ -10,7 +7,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from types import TracebackType
 from typing import Annotated
 
@@ -35,10 +31,8 @@ def main() -> None:
     """Run the command; print errors that a user can fix as one line, with exit code 2."""
     log_printable()
     sys.excepthook = _show_traceback
-    atexit.register(_end_quickly)
     try:
         with warnings_to(_show_warning), _ends_on_signals():
-            _notice_another_checkout()
             _command()()
     except MedFedAugError as error:
         say(f"medfedaug: {error}", "red", err=True)
@@ -48,22 +42,6 @@ def main() -> None:
             raise
         say(f"medfedaug: {error.filename}: {error.strerror}", "red", err=True)
         raise SystemExit(2) from error
-
-
-def _notice_another_checkout() -> None:
-    """Warn in a folder with another checkout of medfedaug than the running one."""
-    package, other = Path(__file__).parents[1], "medfedaug/_version.py"
-    checkout = os.path.isfile("pyproject.toml") and os.path.isfile(other)
-    if checkout and not os.path.samefile(other, package / "_version.py"):
-        _show_warning(f"this folder is a checkout of medfedaug, but the command runs the files in {package}")
-
-
-def _end_quickly() -> None:
-    """Skip the last collection, which takes over a second after PyTorch and MONAI; the system frees all."""
-    if "triton" in sys.modules:
-        gc.unfreeze()  # its bindings print a page about all uncollected objects
-    else:
-        gc.freeze()
 
 
 @cache

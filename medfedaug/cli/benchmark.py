@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from medfedaug.cli.catalogue import check_methods
+from medfedaug.cli.catalogue import check_methods, known_data_sets
 from medfedaug.cli.console import err_console, out_console, say
-from medfedaug.cli.datasets import describe_data_set
 from medfedaug.cli.options import Device, Each, Init, Limit, Pictures, Threads, existing_file
 from medfedaug.cli.options import Workers as WorkersOption
 from medfedaug.cli.progress import SweepProgress, resumable
@@ -261,6 +260,6 @@ def _print_details(preset: Preset) -> None:
     say("    " + ", ".join(f"{key} {value}" for key, value in preset.settings.items()))
     for reading in preset.readings:
         say(f"    - {reading}")
-    facts = describe_data_set(preset.benchmark).facts
-    say(f"    data from {facts['get it from']}")
-    say(f"    expected: {facts['layout']}")
+    _, address, layout, *_ = known_data_sets()[preset.benchmark]
+    say(f"    data from {address}")
+    say(f"    expected: {layout}")

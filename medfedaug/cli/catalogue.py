@@ -1,78 +1,61 @@
-"""The methods and networks that a user can choose, described from their source files.
+"""The methods, networks and data sets that a user can choose, read from their source files.
 
-Texts are docstrings; arguments and defaults are those of constructors. Nothing is imported: PyTorch and MONAI
-take seconds, and a package that adds a method is read like this one (`medfedaug.cli.source`).
+Nothing is imported: PyTorch and MONAI take seconds. A package that adds a method is read like this one.
 """
 
 import ast
+import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from medfedaug.cli.source import Definition, Parameter, Source, find_definition, read_source
+import medfedaug
 from medfedaug.errors import ConfigError
 from medfedaug.utils import plugins
 from medfedaug.utils.validation import match_case, not_known, split_names
 
-BESIDE_THE_MODEL, ONLY_FOR = "sent beside the model", "only for"
-"""Headings of the facts of a method."""
-
-_METHOD = "medfedaug.methods.base.Method"
-# Arguments of a network that follow from the data, or are never used.
-_SETTLED = ("spatial_dims", "in_channels", "n_input_channels", "out_channels", "num_classes", "pretrained")
+_HOME = Path(medfedaug.__file__).parent
+_METHODS = (_HOME / "methods", _HOME / "research/methods")
+Node = ast.ClassDef | ast.FunctionDef
 
 
 @dataclass(frozen=True)
 class Described:
-    """Description of a choice: a method, a network or a data set.
-
-    Args:
-        name: the name that a user writes.
-        what: its description in one line.
-        listed: short facts by heading, for the list of all.
-        facts: facts by heading.
-        text: further paragraphs.
-        arguments: its arguments.
-        package: the package that adds it; empty for built-in choices.
-    """
+    """A choice: its name, one line, and the lines of its description."""
 
     name: str
-    what: str = ""
-    listed: Mapping[str, str] = field(default_factory=dict)
-    facts: Mapping[str, str] = field(default_factory=dict)
+    what: str
     text: tuple[str, ...] = ()
-    arguments: tuple[Parameter, ...] = ()
-    package: str = ""
 
 
 def known_methods() -> list[Described]:
     """List all methods."""
-    built_in = [_listed(name, found) for name, found in _methods().items()]
-    return [*built_in, *map(_combination, _combinations()), *_added(plugins.METHODS, _method_names())]
+    return [*(Described(name, line) for name, (line, _) in _methods().items()), *_added(plugins.METHODS)]
 
 
 def describe_method(name: str) -> Described:
-    """Describe a method: its arguments, and the data that leave a site."""
-    name = match_case(name, [*_method_names(), *plugins.names(plugins.METHODS, _method_names())])
-    plugin = plugins.find(plugins.METHODS, name, _method_names())
-    if plugin is not None:
-        found = _of_plugin(plugin)
-        return _method(name, found, plugin.package) if found else Described(name, package=plugin.package)
-    if name in _combinations():
-        return _combination(name)
-    check_name("method", name, known_methods())
-    return _method(name, _methods()[name])
+    """Describe a method by its docstring and arguments."""
+    name = match_case(name, [*_methods(), *plugins.names(plugins.METHODS, _methods())])
+    if plugin := plugins.find(plugins.METHODS, name, _methods()):
+        return _of_plugin(plugin)
+    check_name("method", name, [one.name for one in known_methods()])
+    line, node = _methods()[name]
+    return Described(name, line, _description(node, *_METHODS) if node else ())
 
 
 def check_methods(text: str, arguments: Iterable[str] = ()) -> None:
     """Check the names of methods, separated by commas, without importing any."""
     named: list[str] = []
-    known = [*_method_names(), *plugins.names(plugins.METHODS, _method_names())]
+    known = [*_methods(), *plugins.names(plugins.METHODS, _methods())]
     for part in split_names("methods", text):
         name = match_case(part, known)
-        if plugins.find(plugins.METHODS, name, _method_names()) is None:
+        if plugins.find(plugins.METHODS, name, _methods()) is None:
             check_name("method", name, known)
         named += [part["name"] for part in _combinations().get(name, [{"name": name}])]
     if named and (stray := sorted({*arguments} - {*named})):
@@ -82,7 +65,7 @@ def check_methods(text: str, arguments: Iterable[str] = ()) -> None:
 
 def known_networks() -> list[Described]:
     """List all networks that have a name."""
-    return [*map(_network, _networks()), *_added(plugins.NETWORKS, _networks())]
+    return [*(Described(name, line) for name, (line, _) in _networks().items()), *_added(plugins.NETWORKS)]
 
 
 def check_network(name: str) -> None:
@@ -92,181 +75,151 @@ def check_network(name: str) -> None:
 
 
 def describe_network(name: str) -> Described:
-    """Describe a network and its arguments."""
+    """Describe a network by the docstring and arguments of its class."""
     check_network(name)
-    plugin = plugins.find(plugins.NETWORKS, name, _networks())
-    if plugin is None:
-        return _network(name, details=True)
-    found = _of_plugin(plugin)
-    what = _sentence(found.docstring().summary) if found else ""
-    return Described(name, what, arguments=_network_arguments(found, {}), package=plugin.package)
+    if plugin := plugins.find(plugins.NETWORKS, name, _networks()):
+        return _of_plugin(plugin)
+    line, path = _networks().get(name, ("One of MONAI's.", name))
+    monai = find_spec("monai")
+    nets = [Path(at, "networks/nets") for at in (monai.submodule_search_locations if monai else None) or ()]
+    node = _find(path.rpartition(".")[2], _HOME / "models", *nets)
+    if node is None:
+        raise ConfigError(f"network {name!r}: no class of that path")
+    return Described(name, line, _description(node, *nets))
 
 
-def check_name(kind: str, name: str, known: Iterable[str | Described]) -> None:
+def known_data_sets() -> dict[str, tuple[str, str, str, bool, tuple[str, ...]]]:
+    """Return of each published data set, by name, what `Benchmark` says, and its function's description."""
+    found = {}
+    for file in sorted((_HOME / "research/datasets").glob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tables = (node for node in tree.body if isinstance(node, ast.Assign))
+        for table in tables:
+            if ast.unparse(table.targets[0]) == "BENCHMARKS" and isinstance(table.value, ast.Dict):
+                values = _constants(tree)
+                for key, entry in zip(table.value.keys, table.value.values, strict=True):
+                    assert isinstance(key, ast.Constant)
+                    assert isinstance(entry, ast.Call)
+                    function = _find(ast.unparse(entry.args[0]), file.parent)
+                    texts = [eval(ast.unparse(argument), values) for argument in entry.args[1:]]
+                    described = _description(function) if function else ()
+                    found[str(key.value)] = (*texts, bool(entry.keywords), described)
+    return found
+
+
+def check_name(kind: str, name: str, known: Iterable[str]) -> None:
     """Check that a name is one of the known ones."""
-    names = [one if isinstance(one, str) else one.name for one in known]
-    if name not in names:
-        raise ConfigError(f"{kind} {name!r} {not_known(name, names)}")
+    known = [*known]
+    if name not in known:
+        raise ConfigError(f"{kind} {name!r} {not_known(name, known)}")
 
 
-def _added(group: str, built_in: Iterable[str]) -> list[Described]:
+def _added(group: str) -> Iterator[Described]:
+    built_in = _methods() if group == plugins.METHODS else _networks()
     packages = {plugin.name: plugin.package for plugin in plugins.installed(group)}
-    return [Described(name, package=packages[name]) for name in plugins.names(group, [*built_in])]
+    for name in plugins.names(group, built_in):
+        yield Described(name, f"Added by the package {packages[name]}.")
 
 
-def _of_plugin(plugin: plugins.Plugin) -> Definition | None:
-    return find_definition(f"{plugin.entry.module}.{plugin.entry.attr}")
+def _of_plugin(plugin: plugins.Plugin) -> Described:
+    top, *below = plugin.entry.module.split(".")
+    spec = find_spec(top)
+    files = [Path(spec.origin)] if spec and spec.origin else []
+    if below and spec:
+        files = [Path(at, *below).with_suffix(".py") for at in spec.submodule_search_locations or ()]
+    node = next((node for file in files if (node := _node(file, plugin.entry.attr))), None)
+    text = _description(node, *(file.parent for file in files)) if node else ()
+    return Described(plugin.name, f"Added by the package {plugin.package}.", text)
 
 
 @cache
-def _methods() -> dict[str, Definition]:
-    """Find the built-in methods by name, in the list that docs/generate.py writes."""
-    found = []
-    for folder in ("methods", "research.methods"):
-        listed = read_source(f"medfedaug.{folder}.catalogue")
-        for node in listed.tree.body if listed else ():
-            if isinstance(node, ast.ImportFrom) and node.module != "__future__":
-                found.append(definition(f"{node.module}.{node.names[0].name}"))
-    found.sort(key=lambda method: method.source.name.rpartition(".")[2])
-    return {str(method.source.value(_member(method, "name"))): method for method in found}
+def _methods() -> dict[str, tuple[str, ast.ClassDef | None]]:
+    """Find the built-in methods by name: one line, and the class."""
+    found: dict[str, tuple[str, ast.ClassDef | None]] = {}
+    for file in sorted((file for folder in _METHODS for file in folder.glob("*.py")), key=lambda f: f.stem):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        title, _, does = (ast.get_docstring(tree) or "").partition("\n")[0].partition(": ")
+        for node in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+            for line in node.body:
+                if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "name":
+                    what = does or title
+                    found[ast.literal_eval(line.value)] = (what[:1].upper() + what[1:], node)
+    for name, parts in _combinations().items():
+        words = (
+            part["name"] + "".join(f" with {k}={json.dumps(v)}" for k, v in part.get("args", {}).items())
+            for part in parts
+        )
+        found[name] = (f"The same as {' and '.join(words)}.", None)
+    return found
 
 
 @cache
 def _combinations() -> dict[str, list[dict[str, Any]]]:
-    registry = source_of("medfedaug.methods.registry")
-    combinations: dict[str, list[dict[str, Any]]] = registry.value(ast.Name("COMBINATIONS"))
+    tree = ast.parse((_HOME / "methods/registry.py").read_text(encoding="utf-8"))
+    combinations: dict[str, list[dict[str, Any]]] = _constants(tree)["COMBINATIONS"]
     return combinations
 
 
-def _method_names() -> list[str]:
-    return [*_methods(), *_combinations()]
-
-
-def _listed(name: str, method: Definition) -> Described:
-    """Describe a method in one line."""
-    base = definition(_METHOD)
-
-    def has(hook: str) -> bool:
-        return next((one.node is not base.node for one in method.lineage if hook in one.members()), False)
-
-    times = ["less"] if has("local_entries") else []
-    times += ["once"] if has("before_training") else []
-    times += ["every round"] if has("every_round") else []
-    limits = [*_value(method, "tasks")] if has("tasks") else []
-    limits += [f"{n}D" for n in _value(method, "dimensions")] if has("dimensions") else []
-    pools = "separate_sites" in _words(method, "excludes")
-    facts = {BESIDE_THE_MODEL: "the images themselves" if pools else "; ".join(times) or "nothing"}
-    facts |= {ONLY_FOR: ", ".join(limits)} if limits else {}
-    what = method.docstring().summary
-    if method.source.name.startswith("medfedaug."):  # a file is a method; its first line describes it
-        title, _, does = (ast.get_docstring(method.source.tree) or "").partition("\n")[0].partition(": ")
-        what = does or title or what
-    return Described(name, what[:1].upper() + what[1:], facts, facts)
-
-
-def _method(name: str, method: Definition, package: str = "") -> Described:
-    line, doc = _listed(name, method), method.docstring()
-    facts = dict(line.facts)
-    exchanged = [text for text in doc.paragraphs if text.startswith("Exchange")]
-    if exchanged:
-        facts[BESIDE_THE_MODEL] = f"{line.facts[BESIDE_THE_MODEL]}. {' '.join(exchanged)}"
-    words = _words(method, "provides")
-    if included := sorted(word[len("method:") :] for word in words if word.startswith("method:")):
-        facts["includes"] = ", ".join(included)
-    text = [doc.summary, *(text for text in doc.paragraphs if text not in exchanged)]
-    if differs := doc.sections.get("Deviations"):
-        text.append(f"Deviations: {differs}")
-    return Described(name, line.what, line.facts, facts, tuple(text), tuple(method.parameters()), package)
-
-
-def _combination(name: str) -> Described:
-    parts = []
-    for part in _combinations()[name]:
-        arguments = "".join(f" with {k}={json.dumps(v)}" for k, v in part.get("args", {}).items())
-        parts.append(part["name"] + arguments)
-    facts = {BESIDE_THE_MODEL: "as there"}
-    return Described(name, f"The same as {' and '.join(parts)}.", facts, facts)
-
-
 @cache
-def _networks() -> dict[str, tuple[str, str, dict[str, str]]]:
-    """Read the table of networks: the task, the path of the class, and arguments with other defaults."""
-    source = source_of("medfedaug.models.networks")
-    found = {}
-    for call in (node for node in ast.walk(source.tree) if isinstance(node, ast.Call)):
+def _networks() -> dict[str, tuple[str, str]]:
+    """Read the table of networks: a line with the task and our defaults, and the path of the class."""
+    tree = ast.parse((_HOME / "models/networks.py").read_text(encoding="utf-8"))
+    values, found = _constants(tree), {}
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         if ast.unparse(call.func) == "_NETWORKS.update":
             for entry in call.keywords:
                 assert isinstance(entry.value, ast.Call)
-                of_monai = "Classifier" not in ast.unparse(entry.value.func)
-                defaults: dict[str, Any] = {}
-                for given in entry.value.keywords:
-                    if given.arg is None:
-                        defaults |= source.value(given.value)
-                    elif given.arg != "names":
-                        defaults[given.arg] = source.value(given.value)
-                task = "segmentation" if of_monai else "classification"
-                written = {key: json.dumps(value) for key, value in defaults.items()}
-                found[str(entry.arg)] = (task, source.dotted(entry.value.args[:2][-1]), written)
+                path = ast.unparse(entry.value.args[:2][-1])
+                given: dict[str, Any] = {}
+                for part in entry.value.keywords:
+                    value = eval(ast.unparse(part.value), values)
+                    given |= value if part.arg is None else {part.arg: value}
+                given.pop("names", None)
+                task = "Classification" if "Classifier" in ast.unparse(entry.value.func) else "Segmentation"
+                usual = ", ".join(f"{key}={value!r}" for key, value in given.items())
+                title = path.replace("nets.", "MONAI's ")
+                found[str(entry.arg)] = (f"{task}: {title}{f' with {usual}' if usual else ''}.", path)
     return dict(sorted(found.items()))
 
 
-def _network(name: str, details: bool = False) -> Described:
-    task, path, defaults = _networks().get(name, ("", name, {}))
-    network = find_definition(path)
-    if network is None:
-        raise ConfigError(f"network {name!r}: no class of that path")
-    summary = _sentence(network.docstring().summary)
-    what = f"MONAI's {network.node.name}: {summary}" if path.startswith("monai.") else summary
-    facts = {"for": task} if task else {}
-    arguments = _network_arguments(network, defaults) if details else ()
-    if task == "classification":  # the builder fills in arguments without a default
-        arguments = tuple(argument for argument in arguments if argument.default)
-    return Described(name, what, facts, facts, arguments=arguments)
+def _constants(tree: ast.Module) -> dict[str, Any]:
+    """Return the names of a module that are assigned constants, or expressions of constants."""
+    values: dict[str, Any] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            with suppress(Exception):  # the others need imports
+                exec(compile(ast.Module([node], []), "constants", "exec"), values)
+    return values
 
 
-def _network_arguments(network: Definition | None, defaults: Mapping[str, str]) -> tuple[Parameter, ...]:
-    parameters = network.parameters() if network else []
-    return tuple(
-        Parameter(p.name, defaults.get(p.name, p.default), _sentence(p.text))
-        for p in parameters
-        if p.name not in _SETTLED
-    )
+def _find(name: str, *folders: Path) -> Node | None:
+    """Find a class or function in the files of folders."""
+    pattern = re.compile(rf"^(class|def) {re.escape(name)}\b", re.MULTILINE)
+    for file in (file for folder in folders for file in sorted(folder.glob("*.py"))):
+        if pattern.search(file.read_text(encoding="utf-8")):
+            return _node(file, name)
+    return None
 
 
-def _member(definition: Definition, name: str) -> ast.expr:
-    for one in definition.lineage:
-        if name in one.members():
-            member = one.members()[name]
-            assert isinstance(member, ast.expr)
-            return member
-    raise ConfigError(f"the class {definition.node.name} has no {name}")
+def _node(file: Path, name: str) -> Node | None:
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    return next((node for node in body if isinstance(node, Node) and node.name == name), None)
 
 
-def _value(definition: Definition, name: str) -> Sequence[Any]:
-    value: Sequence[Any] = definition.source.value(_member(definition, name))
-    return value
+def _description(node: Node, *folders: Path) -> tuple[str, ...]:
+    """Return the arguments of a function or class, and its docstring without markup."""
+    init = _constructor(node, folders)
+    arguments = re.sub(r"^self(, )?", "", ast.unparse(init.args)) if init else ""
+    texts = [ast.get_docstring(one) or "" for one in ([node] if init in (node, None) else [node, init])]
+    text = re.sub(r"(?::\w+)+:(?=`)|`|\\(?=\*)", "", inspect.cleandoc("\n\n".join(filter(None, texts))))
+    return (f"{node.name}({arguments})", "", *text.splitlines())
 
 
-def _words(definition: Definition, name: str) -> set[str]:
-    """Return the words in a declaration."""
-    nodes = ast.walk(_member(definition, name))
-    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-
-
-def definition(path: str) -> Definition:
-    """Return the definition of a class of this package."""
-    found = find_definition(path)
-    assert found is not None, path
-    return found
-
-
-def source_of(module: str) -> Source:
-    """Return the source of a module of this package."""
-    found = read_source(module)
-    assert found is not None, module
-    return found
-
-
-def _sentence(text: str) -> str:
-    """Return the first sentence of a text, or the whole text."""
-    return text.partition(". ")[0].rstrip(".:") + "." if text else ""
+def _constructor(node: Node, folders: Iterable[Path]) -> ast.FunctionDef | None:
+    if isinstance(node, ast.FunctionDef):
+        return node
+    for inner in node.body:
+        if isinstance(inner, ast.FunctionDef) and inner.name == "__init__":
+            return inner
+    bases = (_find(ast.unparse(base).rpartition(".")[2], *folders) for base in node.bases)
+    return next((init for base in bases if base and (init := _constructor(base, folders))), None)

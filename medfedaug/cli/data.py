@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from typer import Option
 
 from medfedaug.cli.console import Table, err_console, out_console, say
-from medfedaug.cli.loading import importing
 from medfedaug.cli.options import Data, Given, Limit, PlanMemory, SiteOrSites, takes
 from medfedaug.config.plan import Plan, planning_settings
 from medfedaug.config.run import RunConfig
@@ -81,14 +80,13 @@ def inspect(
     It comes after medfedaug init. Then medfedaug compare measures what a federation brings, and
     medfedaug plan prepares the training on volumes.
     """
-    with importing():
-        from medfedaug.data.sites import describe_federation
-        from medfedaug.research.comparison.inspection import inspect_sites
-        from medfedaug.research.comparison.inspection_page import (
-            differing_sites,
-            federation_shift,
-            write_inspection,
-        )
+    from medfedaug.data.sites import describe_federation
+    from medfedaug.research.comparison.inspection import inspect_sites
+    from medfedaug.research.comparison.inspection_page import (
+        differing_sites,
+        federation_shift,
+        write_inspection,
+    )
 
     with err_console.status("reading"):
         inspections = inspect_sites(data, limit, intensity.value)
@@ -123,28 +121,20 @@ def statistics(
     limit: Limit = None,
     intensity: Annotated[Stored, Option(help="raw: as stored; scale: volumes to [0, 1].")] = Stored.raw,
     image_size: Annotated[int | None, Option(min=16, help="The run's --image-size.")] = None,
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace sites that the file has.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing file.")] = False,
 ) -> None:
     """Compute the channel statistics of a site's training images."""
     from medfedaug.data.federation import arrange
     from medfedaug.data.folders import is_federation, is_site
-    from medfedaug.data.intensity_scales import uneven_sites
     from medfedaug.data.preparation.preparation import Preparation
     from medfedaug.data.sites import find_sites, open_site, site_statistics
-    from medfedaug.statistics import other_statistics, save_statistics
+    from medfedaug.statistics import save_statistics
 
     target = out or Path("statistics.json")
-    try:
-        kept = other_statistics(target, intensity.value)
-    except ValueError as error:
-        raise ConfigError(f"{error}; it is not replaced: choose another file with --out") from error
+    if target.exists() and not overwrite:
+        raise ConfigError(f"{target} exists; choose another file with --out, or --overwrite")
     single = data.is_dir() and is_site(data) and not is_federation(data)
     sites = [open_site(data, limit=limit)] if single else arrange(find_sites(data, limit=limit))
-    replaced = [site.name for site in sites if site.name in kept]
-    if replaced and not overwrite:
-        raise ConfigError(
-            f"{target} has {', '.join(replaced)} already; choose another file with --out, or --overwrite"
-        )
     computed, prepared = {}, Preparation(image_size=image_size)
     table = Table("site", "images", "channel", "mean", "std")
     for site in sites:
@@ -155,17 +145,12 @@ def statistics(
             deviation = "missing" if channel in site.missing_channels else deviation
             table.add_row(site.name, str(pairs.count), str(channel), f"{mean:.6g}", deviation)
     out_console.print(table)
-    for scales in uneven_sites(sites).values():
-        say(scales.sentence(intensity.value))
     try:
-        save_statistics(target, {**kept, **computed}, intensity.value)
+        save_statistics(target, computed, intensity.value)
     except ValueError as error:
         raise ConfigError(f"{target}: {error}; choose another file with --out") from error
     images = "images as stored" if intensity is Stored.raw else "images scaled to [0, 1]"
-    also = ", ".join(name for name in kept if name not in computed)
-    say(f"saved to {target}: statistics of {images}{f'; the file also has {also}' if also else ''}")
-    if replaced:
-        say(f"replaced in {target}: {', '.join(replaced)}", "yellow")
+    say(f"saved to {target}: statistics of {images}")
     if intensity is Stored.raw:
         say("if your pipeline rescales intensities, compute the statistics with --intensity scale")
 

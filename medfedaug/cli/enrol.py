@@ -10,7 +10,6 @@ import typer
 from typer import Argument, Option
 
 from medfedaug.cli.console import err_console, say
-from medfedaug.cli.options import named_pairs
 from medfedaug.errors import ConfigError
 
 Fingerprint = Annotated[str | None, Option(metavar="SHA256", help="The other side's fingerprint.")]
@@ -112,10 +111,6 @@ def project(
     admin: Annotated[str, Option(help="E-mail address of the administrator.")] = "admin@example.org",
     lead: Annotated[str, Option(help="E-mail address of the submitter.")] = "lead@example.org",
     name: Annotated[str, Option(help="Name of the project.")] = "medfedaug",
-    relay: Annotated[
-        list[str] | None,
-        Option(metavar="HOST=SITE,SITE", help="Relay for these sites, not the server; repeatable."),
-    ] = None,
 ) -> None:
     """Write the project file for kits from one machine; or with --own-keys make the root for enrolments."""
     from medfedaug.nvflare_jobs.provisioning import enrolment
@@ -125,10 +120,7 @@ def project(
     target = own_keys or out
     if target.exists():
         raise ConfigError(f"{target} exists already; choose another {'folder' if own_keys else 'file'}")
-    relays = named_pairs("--relay", "relay.example.org=hospital-a,hospital-b", relay, first=True)
     if own_keys:
-        if relays:
-            raise ConfigError("--relay needs kits from one machine: leave out --own-keys")
         text = profile_file(server=server, port=port, name=name)
         private_folder(own_keys)
         write_text(own_keys / enrolment.PROFILE, text)
@@ -141,8 +133,7 @@ def project(
     if sites is None:
         raise ConfigError("--sites is missing: --sites hospital-a,hospital-b")
     names = [part.strip() for part in sites.split(",") if part.strip()]
-    below = {host: [part.strip() for part in text.split(",")] for host, text in relays.items()}
-    text = project_file(names, server=server, port=port, admin=admin, lead=lead, name=name, relays=below)
+    text = project_file(names, server=server, port=port, admin=admin, lead=lead, name=name)
     write_text(out, text)
     say(f"{target}: {len(names)} sites, server {server}, port {port}, administrators {admin} and {lead}")
     say(f"next: nvflare provision -p {quote(str(out))} -w kits; the kits are in kits/{name}/prod_00")

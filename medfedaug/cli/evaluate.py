@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from medfedaug.cli.console import err_console, out_console, print_scores, say
-from medfedaug.cli.loading import importing
 from medfedaug.cli.options import Device, Limit, SiteOrSites, State, existing_run
 from medfedaug.errors import ConfigError
 
@@ -37,10 +36,9 @@ def evaluate(
     local: Annotated[Path | None, Option(metavar="RUN", help="Run of the sites' own models.")] = None,
 ) -> None:
     """Score a trained model on the images of one site or of several, or compare it with local models."""
-    with importing():
-        from medfedaug.runs.evaluate import evaluate_model
-        from medfedaug.runs.leftovers import is_json_with
-        from medfedaug.utils.files import write_json
+    from medfedaug.runs.evaluate import evaluate_model
+    from medfedaug.runs.leftovers import is_json_with
+    from medfedaug.utils.files import write_json
 
     if local is not None:
         if split is not Split.test or limit is not None:

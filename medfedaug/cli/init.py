@@ -31,15 +31,13 @@ def init(
         str | None, Option(help="Classes, background first: names, or 0=background,255=lesion.")
     ] = None,
     seed: Annotated[int, Option(help="Seed of the split.")] = 0,
-    series: Annotated[str | None, Option(metavar="REGEX|UID", help="DICOM series of the image.")] = None,
     replace: Annotated[bool, Option("--replace", help="Replace an existing dataset.json.")] = False,
     yes: Annotated[bool, Option("--yes", help="Write without asking.")] = False,
 ) -> None:
     """Write the dataset.json of a folder with images and label maps, split by patient.
 
-    An image is a file, or a folder of any depth with one file or one DICOM series. Notes name everything that
-    is left out, with the reason. All images are checked as a run checks them. Without --labels, classes come
-    from an existing dataset.json, or are class_1, ...
+    An image is a file, or a folder with one file or one DICOM series. All images are checked as a run checks
+    them. Without --labels, classes come from an existing dataset.json, or are class_1, ...
     """
     names = _classes(labels.split(",")) if labels else ()
     from medfedaug.data.dataset_json import find_layout
@@ -61,7 +59,6 @@ def init(
                     patient=patient,
                     labels=names,
                     seed=seed,
-                    series=series,
                     on_label=lambda done, of, site=site: status.update(
                         f"{site.name}: label map {done} of {of}"
                     ),  # type: ignore[misc]

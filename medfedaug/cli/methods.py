@@ -1,23 +1,12 @@
-"""Commands that list choices: `methods` and `networks`."""
+"""Commands that list choices: `methods`, `networks` and `datasets`."""
 
-import textwrap
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Annotated, Any
+from collections.abc import Iterable
+from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
-from medfedaug.cli.catalogue import (
-    BESIDE_THE_MODEL,
-    ONLY_FOR,
-    Described,
-    describe_method,
-    describe_network,
-    known_methods,
-    known_networks,
-)
-from medfedaug.cli.console import Table, out_console
-from medfedaug.errors import first_line
+from medfedaug.cli import catalogue
+from medfedaug.cli.console import Table, out_console, say
 
 
 def methods(
@@ -25,94 +14,57 @@ def methods(
 ) -> None:
     """List the methods for --methods, or show one: effect, arguments, and data that leave a site."""
     if name is None:
-        print_list(known_methods(), BESIDE_THE_MODEL, ONLY_FOR)
-        print_paragraph("less: some entries of the model stay at the site; once: before training")
-        print_paragraph("Several go together, separated by commas: --methods fedrdn,fedfa")
-        print_paragraph("Arguments and details of one: medfedaug methods NAME")
+        _print_list(catalogue.known_methods())
+        say("Several go together, separated by commas: --methods fedrdn,fedfa")
+        say("Arguments and details of one: medfedaug methods NAME")
     else:
-        described = describe_method(name)
-        print_one(described, f"--set {described.name}.{{name}}={{default}}")
+        described = catalogue.describe_method(name)
+        _print_one(described, f"--set {described.name}.ARGUMENT=VALUE")
 
 
 def networks(
     name: Annotated[str | None, Argument(help="A network, or MONAI's class path, to show in detail.")] = None,
-    stages: Annotated[bool, Option("--stages", help="Build the network, for its stages and size.")] = False,
 ) -> None:
-    """List the networks for --network, or show one: arguments, stages, sizes."""
+    """List the networks for --network, or show the arguments of one."""
     if name is None:
-        print_list(known_networks(), "for")
-        print_paragraph("Any other network of MONAI has its class path: monai.networks.nets.HighResNet")
-        print_paragraph("Arguments of one: medfedaug networks NAME; stages and sizes too: --stages")
+        _print_list(catalogue.known_networks())
+        say("Any other network of MONAI has its class path: monai.networks.nets.HighResNet")
+        say("Arguments of one: medfedaug networks NAME")
     else:
-        described = describe_network(name)
-        if stages:
-            described = replace(described, facts={**described.facts, **_sizes(name)})
-        print_one(described, "--network-args '{{\"{name}\": {default}}}'")
+        _print_one(catalogue.describe_network(name), "--network-args '{\"ARGUMENT\": VALUE}'")
 
 
-def _sizes(name: str) -> dict[str, str]:
-    """Describe the stages of a network, and its number of parameters in 2D and 3D."""
-    import torch
-
-    from medfedaug.models import build_network, networks
-    from medfedaug.models.stages import known_stages
-
-    facts = {}
-    channels, classes = (3, 10) if networks.task_of(name) == "classification" else (1, 2)
-    for dims in (2, 3):
-        sizes: dict[str, Any] = {"spatial_dims": dims, "in_channels": channels, "out_channels": classes}
-        try:
-            try:
-                with torch.device("meta"):  # without weights: AlexNet's in 3D take a gigabyte
-                    net = build_network(name, **sizes)
-            except (RuntimeError, NotImplementedError):  # Swin computes numbers with tensors
-                net = build_network(name, **sizes)
-        except Exception as error:  # any error of a network about arguments or sizes
-            facts[f"in {dims}D"] = f"not with its defaults: {first_line(error)}"
-            continue
-        count = sum(parameter.numel() for parameter in net.parameters()) / 1e6
-        facts[f"in {dims}D"] = f"{count:.2f} million parameters ({channels} channels, {classes} classes)"
-        known = [f"{stage.name} ({stage.channels} channels)" for stage in known_stages(net) or ()]
-        facts["stages"] = ", ".join(known) or "not known; name modules instead, as in --set fedfa.stages"
-    return facts
-
-
-def print_list(choices: Sequence[Described], *headings: str) -> None:
-    """Print a table of choices."""
-    table = Table("name", "what", *headings, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.columns[0].no_wrap = True
-    for column in table.columns[2:]:
-        column.max_width = len("classification")  # leaves room for the column "what"
-    for choice in choices:
-        what = choice.what or f"Added by the package {choice.package}."
-        table.add_row(choice.name, what, *(choice.listed.get(heading, "") for heading in headings))
-    out_console.print(table)
-
-
-def print_one(choice: Described, example: str) -> None:
-    """Print a choice with its arguments, and how to give one."""
-    print_paragraph(f"{choice.name}: {choice.what}")
-    facts = {**choice.facts, **({"added by": f"the package {choice.package}"} if choice.package else {})}
-    for heading, text in facts.items():
-        if text:
-            print_paragraph(f"{heading}: {text}")
-    for paragraph in choice.text:
-        print_paragraph("")
-        print_paragraph(paragraph)
-    if not choice.arguments:
+def datasets(
+    name: Annotated[str | None, Argument(help="A data set, to show address, layout, options.")] = None,
+) -> None:
+    """List published data sets, or show one: address, layout of its folder, options, protocols."""
+    known = catalogue.known_data_sets()
+    if name is None:
+        _print_list(catalogue.Described(name, what) for name, (what, *_) in known.items())
+        say("Address, layout, options and protocols of one: medfedaug datasets NAME")
+        say("Data of your own need no name: one folder per site, as docs/data.md shows")
         return
-    first = choice.arguments[0]
-    option = example.format(name=first.name, default=first.default or "...")
-    print_paragraph(f"\nArguments, given as {option}:")
-    table = Table("argument", "default", "", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for argument in choice.arguments:
-        table.add_row(argument.name, argument.default or "needed", argument.text)
+    from medfedaug.research.datasets.published import COMMON_OPTIONS, FOLDS, OPTION_TEXTS
+    from medfedaug.research.papers.presets import PRESETS
+
+    catalogue.check_name("data set", name, known)
+    what, address, layout, in_folds, text = known[name]
+    protocols = ", ".join(preset.name for preset in PRESETS.values() if preset.benchmark == name)
+    lines = [f"get it from: {address}", f"layout: {layout}", f"protocols: {protocols}", "", *text, ""]
+    options = {**COMMON_OPTIONS, **(FOLDS if in_folds else {})}
+    lines += [f"{key}={value!r}: {OPTION_TEXTS[key]}" for key, value in options.items()]
+    _print_one(catalogue.Described(name, what, tuple(lines)), "--set OPTION=VALUE")
+
+
+def _print_list(choices: Iterable[catalogue.Described]) -> None:
+    table = Table("name", "what", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.columns[0].no_wrap = True
+    for choice in choices:
+        table.add_row(choice.name, choice.what)
     out_console.print(table)
 
 
-def print_paragraph(text: str) -> None:
-    """Print a paragraph, wrapped between words; continued lines of an equation are indented."""
-    if text.startswith(" "):
-        lines = text.splitlines()
-        text = "\n".join(textwrap.fill(line, out_console.width, subsequent_indent=" " * 6) for line in lines)
-    out_console.print(text)
+def _print_one(choice: catalogue.Described, example: str) -> None:
+    say(f"{choice.name}: {choice.what}")
+    for line in (f"Arguments are given as {example}", "", *choice.text) if choice.text else ():
+        say(line)

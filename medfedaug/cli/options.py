@@ -13,12 +13,12 @@ import typer
 import yaml
 from typer import Option
 
-from medfedaug.cli.docstrings import plain
 from medfedaug.config.options import Settings, default_of, hints_of, kinds_of, read_text
 from medfedaug.config.plan import PLAN_MEMORY, Plan
 from medfedaug.data.dataset_json import is_lone_site
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.job_folder import GLOBAL_MODEL, RESULTS
+from medfedaug.utils.printable import plain
 from medfedaug.utils.validation import check_keys
 
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
@@ -106,7 +106,7 @@ Assignments = Annotated[
 SiteNames = Annotated[bool, Option("--site-names", help="Name the sites in the model card.")]
 JsonFile = Annotated[Path | None, Option("--json", metavar="FILE", help="Also write JSON.")]
 Config = Annotated[Path | None, Option(metavar="FILE", help="YAML with settings, or a run's results.json.")]
-Tracking = Annotated[str | None, Option(help="Log metrics to tensorboard or mlflow.", hidden=True)]
+Tracking = Annotated[str | None, Option(help="Log metrics to tensorboard.", hidden=True)]
 
 
 def takes(
@@ -242,7 +242,7 @@ def _metavar(kinds: Sequence[Any], choices: Sequence[str]) -> str | None:
 
 
 def first_sentence(text: str) -> str:
-    """Return the first sentence of a setting's text: the rest is in its schema, and on the pages."""
+    """Return the first sentence of a setting's text: the rest is on the pages."""
     return text.partition(". ")[0].rstrip(".") + "."
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,10 +13,9 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
-    SpinnerColumn,
     Task,
-    TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 from rich.text import Text
 from typing_extensions import Self
@@ -28,8 +25,6 @@ from medfedaug.utils.event_text import EventLines
 from medfedaug.utils.printable import printable
 
 _MOST_LEFT_OUT = 20
-QUIET = 20.0
-"""Seconds without a line after which, without a terminal, a line says that the run continues."""
 
 _NOW = {
     "prepared": "{site} is ready",
@@ -56,48 +51,6 @@ class _DescriptionColumn(ProgressColumn):
         return Text(printable(task.description))
 
 
-def _bar(*more: ProgressColumn) -> Progress:
-    return Progress(
-        _DescriptionColumn(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        *more,
-        console=err_console,
-        disable=not err_console.is_terminal,
-    )
-
-
-class Clock:
-    """Estimate of the remaining time, from the finished part."""
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.restart()
-
-    def restart(self, done: int = 0) -> None:
-        """Count from now, with a number of units done before."""
-        self.begun = self.last = time.monotonic()
-        self.done = self.first = done
-
-    def count(self, done: int) -> None:
-        """Set the number of finished units."""
-        self.last, self.done = time.monotonic(), done
-
-    def left(self) -> str:
-        """Return the remaining time in words."""
-        if self.done >= self.total:  # rounds do not predict the time of tables, pictures and page
-            return "nearly done"
-        if self.done <= self.first:
-            return f"time left: known after the {'next' if self.first else 'first'}"
-        each = (self.last - self.begun) / (self.done - self.first)
-        # The current unit has used the seconds since the last one, and ends later than now.
-        remaining = each * (self.total - self.done) - min(time.monotonic() - self.last, each)
-        return (
-            f"about {duration(remaining)} left" if remaining else "the last one takes longer than the others"
-        )
-
-
 def duration(seconds: float) -> str:
     """Return a time in words.
 
@@ -110,170 +63,119 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
-class RoundProgress:
-    """A progress bar over the rounds, and the lines of `medfedaug.utils.event_text.EventLines`.
+class _Bar:
+    """A progress bar on a terminal, and lines above it."""
 
-    Without a terminal, a line says now and then that the run continues.
-    """
+    first = "starting"
 
-    unit = "round"
+    def __init__(self, total: int | None = None) -> None:
+        columns = (_DescriptionColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        terminal = err_console.is_terminal
+        self.total = total
+        self.bar = Progress(*columns, TimeRemainingColumn(), console=err_console, disable=not terminal)
 
-    def __init__(self, total: int) -> None:
-        self.bar = _bar(SpinnerColumn(), TextColumn("{task.fields[left]}"))
-        self.teller, self.clock = EventLines(total), Clock(total)
-        self.doing, self._said, self._over = "starting", time.monotonic(), threading.Event()
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> RoundProgress:
+    def __enter__(self) -> Self:
         self.bar.start()
-        self.task = self.bar.add_task(self.doing, total=self.clock.total, left="")
-        if self.bar.disable:
-            self._beat = threading.Thread(target=self._go_on, daemon=True)
-            self._beat.start()
+        self.task = self.bar.add_task(self.first, total=self.total)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
         self.bar.stop()
+
+    def update(
+        self, description: str | None = None, completed: int | None = None, of: int | None = None
+    ) -> None:
+        """Show the present work, the finished units, and their number."""
+        self.bar.update(self.task, description=description, completed=completed, total=of)
+
+
+class RoundProgress(_Bar):
+    """A progress bar over the rounds, and the lines of `medfedaug.utils.event_text.EventLines`."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__(total)
+        self.teller = EventLines(total)
 
     def show(self, event: dict[str, Any]) -> None:
         """Process an event of a run."""
         kind = event["event"]
         for line in self.teller.lines(event):
-            self._line(line)
+            say(line, err=True)
         if kind in _NOW:
-            self._now(_NOW[kind].format_map(event))
-        if kind == "round_started" and event["round"] == 1:
-            self._count(0, restart=True)
-        elif kind == "resumed":
-            self._count(event["round"], restart=True)
-        elif kind == "round_finished":
-            self._count(event["round"])
-            if event["round"] == self.clock.total:
-                self._now("validating and testing the model")
-
-    def _count(self, done: int, *, restart: bool = False) -> None:
-        with self._lock:
-            if restart:
-                self.clock.restart(done)
-            else:
-                self.clock.count(done)
-            self.bar.update(self.task, completed=done, left=self.clock.left() if done else "")
-
-    def _now(self, doing: str) -> None:
-        self.doing = doing
-        self.bar.update(self.task, description=doing)
-
-    def _line(self, text: str) -> None:
-        with self._lock:
-            self._said = time.monotonic()
-            say(text, err=True)
-
-    def _go_on(self) -> None:
-        begun = time.monotonic()
-        while not self._over.wait(min(1.0, QUIET / 4)):
-            now = time.monotonic()
-            if now - self._said < QUIET:
-                continue
-            done = f"{self.clock.done} of {self.clock.total} {self.unit}s"
-            self._line(f"... {self.doing}; {done} after {duration(now - begun)}; {self.clock.left()}")
+            self.update(_NOW[kind].format_map(event))
+        if kind in ("resumed", "round_finished"):
+            self.update(completed=event["round"])
 
 
-class SweepProgress(RoundProgress):
+class SweepProgress(_Bar):
     """A progress bar over the runs, and one line for each."""
-
-    unit = "run"
 
     def show(self, event: dict[str, Any]) -> None:
         """Process an event of the sweep, or of one of its runs."""
         kind = event["event"]
         if kind == "run":
-            # Runs that were finished before took no time, and predict nothing.
-            self._count(event["number"], restart=not event["made"])
-            self._line(f"{event['number']}/{event['of']} {event['folder']}  ({self.clock.left()})")
+            self.update(completed=event["number"])
+            say(f"{event['number']}/{event['of']} {event['folder']}", err=True)
         elif kind == "failed":
-            self._line(f"failed: {event['folder']}: {event['reason']}")
-            self._count(self.clock.done + 1, restart=not event["made"])
+            say(f"failed: {event['folder']}: {event['reason']}", err=True)
+            self.bar.advance(self.task)
         elif kind in ("round_started", "round_finished"):
-            self._now(f"round {event['round']}")
+            self.update(f"round {event['round']}")
 
 
-class CaseProgress:
+class CaseProgress(_Bar):
     """A progress bar over cases, and a line for each case to check."""
 
     first = "reading"
 
-    def __init__(self) -> None:
-        self.bar = _bar()
-
-    def __enter__(self) -> Self:
-        self.bar.start()
-        self.task = self.bar.add_task(self.first, total=None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def read(self, number: int, total: int) -> None:
-        """Show the number of cases that were read."""
-        self.bar.update(self.task, completed=number, total=total)
-
     def show(self, event: dict[str, Any]) -> None:
+        """Process an event of a prediction."""
         kind = event["event"]
         if kind == "reading":
-            self.read(event["number"], event["of"])
+            self.update(completed=event["number"], of=event["of"])
         elif kind in ("found", "fetched"):
             doing = "looking for studies" if kind == "found" else "fetching"
-            self.bar.update(self.task, description=doing, completed=event["number"], total=event["of"])
+            self.update(doing, event["number"], event["of"])
         elif kind == "start":
-            self.bar.update(self.task, description="predicting", completed=0, total=event["todo"])
+            self.update("predicting", 0, event["todo"])
             if event["there"]:
-                self._line(f"{event['there']} of {event['cases']} cases are there already")
+                say(f"{event['there']} of {event['cases']} cases are there already", err=True)
         elif kind == "case":
-            self.bar.update(self.task, description=event["case"])
+            self.update(event["case"])
         elif kind == "note":
-            self._line(event["text"])
+            say(event["text"], err=True)
         elif kind == "left_out":
             for file in event["left_out"][:_MOST_LEFT_OUT]:
-                self._line(f"left out: {file['path']}: {file['reason']}")
+                say(f"left out: {file['path']}: {file['reason']}", err=True)
             if (more := len(event["left_out"]) - _MOST_LEFT_OUT) > 0:
-                self._line(f"left out: {more} more, named in predictions.json")
+                say(f"left out: {more} more, named in predictions.json", err=True)
         elif kind in _WARNINGS:
-            self._line(_WARNINGS[kind].format_map(event), "yellow")
+            say(_WARNINGS[kind].format_map(event), "yellow", err=True)
         elif kind in ("predicted", "failed"):
             self.bar.advance(self.task)
 
-    def _line(self, text: str, style: str | None = None) -> None:
-        say(text, style, err=True)
 
-
-class ImportProgress(CaseProgress):
+class ImportProgress(_Bar):
     """A progress bar over studies, with the number of received objects."""
 
     first = "looking for studies"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._came = self._objects = 0
-        self._lock = threading.Lock()
+    _came = 0
 
     def show(self, event: dict[str, Any]) -> None:
         """Process an event of an import, from any thread."""
         kind = event["event"]
         if kind == "found":
-            self.bar.update(self.task, completed=event["number"], total=event["of"])
+            self.update(completed=event["number"], of=event["of"])
         elif kind == "start":
-            self._objects = event["objects"]
-            self.bar.update(self.task, description="importing", completed=0, total=event["todo"])
+            self.update("importing", 0, event["todo"])
             if event["there"]:
-                self._line(f"{event['there']} of {event['there'] + event['todo']} studies are there already")
+                there = f"{event['there']} of {event['there'] + event['todo']}"
+                say(f"{there} studies are there already", err=True)
         elif kind == "object":
-            with self._lock:
-                self._came += 1
-                count = f"{self._came} of {self._objects}" if self._came <= self._objects else f"{self._came}"
-            self.bar.update(self.task, description=f"importing: {count} objects")
+            self._came += 1
+            self.update(f"importing: {self._came} objects")
         elif kind in _WARNINGS:
-            self._line(_WARNINGS[kind].format_map(event), "yellow")
+            say(_WARNINGS[kind].format_map(event), "yellow", err=True)
         elif kind in ("imported", "failed"):
             self.bar.advance(self.task)
 

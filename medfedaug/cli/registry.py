@@ -25,14 +25,12 @@ class Entry(NamedTuple):
         layer: the layer of `LAYERS` that brings it.
         function: its module below `medfedaug.cli`, and its name there.
         example: an example, which begins with the command's name, or with those of its group and its own.
-        hidden: whether the list of commands leaves it out.
         in_a_row: whether its repeatable options take several values in a row.
     """
 
     layer: str
     function: str
     example: str
-    hidden: bool = False
     in_a_row: bool = False
 
 
@@ -50,7 +48,7 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
         Entry("core", "demo:demo", "demo --out demo --seed 1 --json demo.json"),
         Entry("core", "methods:methods", "methods fedrdn"),
         Entry("core", "methods:networks", "networks dynunet"),
-        Entry("research", "datasets:datasets", "datasets prostate_mri"),
+        Entry("research", "methods:datasets", "datasets prostate_mri"),
         Entry("core", "data:phantom", "phantom --out hospitals --sites 3"),
         Entry("core", "data:statistics", "statistics --data data/site_A --out statistics.json"),
         Entry("core", "data:plan", "plan --data data --out plan.json"),
@@ -63,8 +61,6 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
         ),
         Entry("core", "evaluate:evaluate", "evaluate --model runs/fedrdn --data data"),
         Entry("core", "report:report", "report runs/* --reference fedrdn"),
-        Entry("core", "clean:clean", "clean runs"),
-        Entry("core", "schema:schema", "schema experiment > experiment.schema.json", hidden=True),
     ),
     "For hospitals: own images, and a site of a federation": (
         Entry("hospital", "import_:import_", "import --folder dicom --studies studies.csv --out site_A"),
@@ -135,7 +131,6 @@ def _add(app: typer.Typer, name: str, entry: Entry, panel: str | None) -> None:
         epilog=f"Example: medfedaug {entry.example}",
         # Without the breaks of source lines, which Typer keeps in all paragraphs but the first.
         help=re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(command) or ""),
-        hidden=entry.hidden,
     )(with_help_all(command))
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Option
 
 from medfedaug.cli.catalogue import check_methods, check_network
-from medfedaug.cli.console import Table, err_console, out_console, print_scores, say
-from medfedaug.cli.loading import importing
+from medfedaug.cli.console import err_console, print_scores, say
 from medfedaug.cli.options import (
     Assignments,
     Bundle,
@@ -41,17 +39,13 @@ from medfedaug.config.machine import Machine
 from medfedaug.config.options import read_text
 from medfedaug.config.plan import Plan, load_plan, planning_settings
 from medfedaug.config.run import Execution, RunConfig, task_defaults
-from medfedaug.config.training_scripts import find_loop, loop_reference
+from medfedaug.config.training_scripts import loop_reference
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import check_choice
 
-if TYPE_CHECKING:
-    from medfedaug.simulate import Simulation
-
 _AUTO = "auto"
-_NVFLARE = "nvflare"
 
 
 @takes(
@@ -63,7 +57,6 @@ _NVFLARE = "nvflare"
     holdout="Site that is tested but does not train; repeatable.",
 )
 def simulate(
-    context: typer.Context,
     data: Data,
     out: Annotated[Path, Option(help="Folder for results, model and report.")],
     *,
@@ -75,14 +68,10 @@ def simulate(
     plan_memory: PlanMemory = None,
     bundle: Bundle = None,
     task: Annotated[str | None, Option(help="By default the data's task.", hidden=True)] = None,
-    engine: Annotated[str, Option(metavar="NAME", help="nvflare, inprocess, ...")] = _NVFLARE,
+    engine: Annotated[str, Option(metavar="NAME", help="nvflare, inprocess, ...")] = "nvflare",
     device: Device = "auto",
     init: Init = None,
     loop: Loop = None,
-    check: Annotated[
-        bool,
-        Option("--check", help="With --loop: run one batch and print its connections.", hidden=True),
-    ] = False,
     tracking: Tracking = None,
     pictures: Pictures = True,
     report: Report = True,
@@ -93,9 +82,7 @@ def simulate(
     options, arguments = _settings(
         given, methods, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
     )
-    if engine == _NVFLARE and not check:
-        _prepare_simulation(context, data, given[Execution].get("threads"))
-    with err_console.status("starting"), importing():
+    with err_console.status("starting"):
         from medfedaug.data.sites import describe_federation, num_patients
         from medfedaug.federation.job_folder import REPORT
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
@@ -127,9 +114,6 @@ def simulate(
     patients = [num_patients(site) for site in simulation.sites]
     dims = f"{settled.plan.spatial_dims}D"
     say(describe_federation(settled.task, dims, settled.classes, patients))
-    if check:
-        _check_loop(simulation)
-        return
     with resumable("--resume"), RoundProgress(settled.rounds) as progress:
         results = run_simulation(replace(simulation, on_event=progress.show))
     title = f"test, model of round {results['selected_round']}"
@@ -192,16 +176,14 @@ def export(
         _export_comparison(context, names, options, arguments, budget, execution, out, needed=bool(methods))
         return
     reference, script = loop_reference(loop) if loop is not None else (None, None)
-    with importing():
-        from medfedaug.federation.composition import (
-            Composition,
-            check_counted,
-            with_step_limit,
-            with_trimmed_mean,
-        )
-        from medfedaug.federation.messages.initial_weights import InitialWeights
-        from medfedaug.nvflare_jobs import MedFedAugRecipe
-        from medfedaug.simulate import usual_settings
+    from medfedaug.federation.composition import (
+        Composition,
+        check_counted,
+        with_trimmed_mean,
+    )
+    from medfedaug.federation.messages.initial_weights import InitialWeights
+    from medfedaug.nvflare_jobs import MedFedAugRecipe
+    from medfedaug.simulate import usual_settings
 
     options["methods"] = _methods(options, methods, arguments)
     if options["bundle"]:
@@ -209,8 +191,6 @@ def export(
         options |= {name: value for name, value in described.items() if not is_given(context, name)}
     settled = RunConfig.from_dict(usual_settings(options["task"], options, own_data=True))
     check_counted(settled)
-    if "max_step" not in options:
-        settled = with_step_limit(settled)
     plain, settled = settled, with_trimmed_mean(settled, min_sites)
     if settled is not plain:
         say("five sites or more: the trimmed mean averages the models (trimmed_mean)")
@@ -254,16 +234,14 @@ def _export_comparison(
     *,
     needed: bool,
 ) -> None:
-    with importing():
-        from medfedaug.federation.composition import (
-            Composition,
-            check_counted,
-            with_step_limit,
-            with_trimmed_mean,
-        )
-        from medfedaug.methods import parse_methods
-        from medfedaug.nvflare_jobs.job.comparison import ComparisonRecipe
-        from medfedaug.simulate import usual_settings
+    from medfedaug.federation.composition import (
+        Composition,
+        check_counted,
+        with_trimmed_mean,
+    )
+    from medfedaug.methods import parse_methods
+    from medfedaug.nvflare_jobs.job.comparison import ComparisonRecipe
+    from medfedaug.simulate import usual_settings
 
     if options["bundle"]:
         described = described_data(options["bundle"])
@@ -281,9 +259,6 @@ def _export_comparison(
         return with_trimmed_mean(config, execution.min_sites)
 
     configs, left_out = choose_methods(names, configure, needed=needed)
-    limited = [with_step_limit(config) for config in configs.values()]
-    if "max_step" not in options and all(config.max_step for config in limited):
-        run = replace(run, max_step=limited[0].max_step)
     comparison = ComparisonConfig(
         run=run,
         methods={name: list(config.methods) for name, config in configs.items()},
@@ -312,42 +287,6 @@ def _plan(file: str | None, memory: float | None, given: Given) -> dict[str, Any
     if file == _AUTO:
         settings["planning"] = planning_settings((*given[Plan], *given[RunConfig]), memory)
     return settings
-
-
-def _prepare_simulation(context: typer.Context, data: Path, threads: int | None) -> None:
-    """Let NVFlare's processes import their packages while this one does.
-
-    Without a given number of the sites' threads, the folders below ``data`` give an estimate.
-    """
-    from medfedaug.nvflare_jobs.simulator.simulator_process import discard, prepare
-
-    context.call_on_close(discard)
-    with suppress(OSError):
-        folders = sum(path.is_dir() for path in data.iterdir())
-        prepare(threads or max(1, (os.cpu_count() or 1) // max(1, folders)))
-
-
-def _check_loop(simulation: Simulation) -> None:
-    """Print the connections of a script's loop."""
-    loop, config, sites = simulation.loop, simulation.config, simulation.sites
-    if loop is None:
-        raise ConfigError("--check is for a custom training loop; give its file with --loop")
-    from medfedaug.loop_check import check_loop_script
-
-    reference, script = loop_reference(loop)
-    site = next((site for site in sites if site.trains and site.name not in config.holdout), None)
-    if site is None:
-        raise ConfigError("--check needs a site that trains")
-    path = script or find_loop(reference, Path())
-    check = check_loop_script(path, replace(config, loop=reference), site, simulation.device)
-    table = Table("call", "connection", title=f"{path.name}, one batch at {site.name}")
-    for call, text in check.connected.items():
-        table.add_row(call, text)
-    if check.connected:
-        out_console.print(table)
-    if check.problems:
-        raise ConfigError("; ".join(check.problems))
-    say("the loop is connected: the server takes its update")
 
 
 def _settings(

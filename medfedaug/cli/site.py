@@ -38,10 +38,6 @@ def configure(
         Path | None,
         Option(metavar="FILE", help="JSON like local/medfedaug.json; options take precedence."),
     ] = None,
-    describe: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="YAML about the site for the model card; leaves in every job."),
-    ] = None,
     allow_bundle: Annotated[
         list[Path] | None,
         _rule(
@@ -62,17 +58,13 @@ def configure(
 ) -> None:
     """Prepare an NVFlare kit: allow-list, validator, launcher, data folder, limits."""
     from medfedaug.config.bundle_reference import AllowedBundle
-    from medfedaug.config.site_description import SiteDescription
     from medfedaug.nvflare_jobs.kit.kit import open_kit
 
     opened = open_kit(kit)
     bundles = [AllowedBundle.of(folder) for folder in allow_bundle or []]
-    privacy = {
-        **given[PrivacyPolicy],
-        **({"description": SiteDescription.of_file(describe)} if describe else {}),
-    }
     allowed = {**given[SiteSettings].get("bundles", {}), **{bundle.name: bundle for bundle in bundles}}
-    changes = {**given[SiteSettings], "privacy": privacy, "jobs": given[JobRules], "bundles": allowed}
+    rules = {"privacy": given[PrivacyPolicy], "jobs": given[JobRules]}
+    changes = {**given[SiteSettings], **rules, "bundles": allowed}
     files = opened.plan(changes, forbid=forbid_code, only=only_medfedaug)
     if not check:
         if "data" in given[SiteSettings]:

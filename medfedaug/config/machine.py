@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator
 
 from medfedaug.config.options import Settings, hints_of, kinds_of, read_text, setting, settings
 
@@ -34,9 +34,7 @@ def _folder(value: Any) -> Path | None:
     return None if value is None else Path(value)
 
 
-_PATH = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}]}
-
-Folder = Annotated[Path | None, BeforeValidator(_folder), WithJsonSchema(_PATH)]
+Folder = Annotated[Path | None, BeforeValidator(_folder)]
 """A path, or text, or nothing."""
 
 

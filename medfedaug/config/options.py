@@ -1,9 +1,9 @@
 """Settings: dataclasses whose fields define text, limits and option once.
 
 `setting` makes a field, and `settings` a class of such fields, which pydantic checks. From the fields follow
-the docstring, the JSON Schema (`json_schema`), the options of commands (`medfedaug.cli.options.takes`), the
-variables of a site's environment and its kit's file (`medfedaug.hospital.privacy.site_settings`), and the
-tables of the pages (`settings_table`).
+the docstring, the options of commands (`medfedaug.cli.options.takes`), the variables of a site's environment
+and its kit's file (`medfedaug.hospital.privacy.site_settings`), and the tables of the pages
+(`settings_table`).
 """
 
 import dataclasses
@@ -17,15 +17,13 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError, model_validator
+from pydantic import ConfigDict, Strict, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
-from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ArgsKwargs, ErrorDetails
 from typing_extensions import Self, dataclass_transform
 
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_json
-from medfedaug.utils.printable import html_table
 from medfedaug.utils.validation import check_choice, check_keys, check_printable
 
 Class = TypeVar("Class", bound=type)
@@ -104,7 +102,6 @@ def setting(
         "unit": unit,
         "follows": follows,
         "rare": rare,
-        **({"json_schema_extra": {"enum": list(choices)}} if choices else {}),
         **{name: limit for name, limit in limits.items() if limit is not None},
     }
     if isinstance(default, type):
@@ -175,12 +172,6 @@ class Settings:
             return handler(values)
         except ValidationError as error:
             raise ConfigError(f"{cls.TITLE}{_line(cls, error)}") from error
-
-    def _repr_html_(self) -> str:
-        """Return the settings other than their defaults as a table, for a notebook; without secrets."""
-        usual, shown = defaults(type(self)), [e.name for e in dataclasses.fields(self) if e.repr]  # type: ignore[arg-type]
-        rows = [[name, str(value)] for name in shown if (value := getattr(self, name)) != usual.get(name)]
-        return html_table([type(self).__name__, "value"], rows or [["every setting", "its default"]])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain JSON types."""
@@ -344,25 +335,6 @@ def kinds_of(hint: Any) -> list[Any]:
     """
     union = get_origin(hint) in (Union, UnionType)
     return [one for one in (get_args(hint) if union else (hint,)) if one is not type(None)]
-
-
-def json_schema(cls: type) -> dict[str, Any]:
-    """Return the JSON Schema of settings, with the texts of their fields."""
-    schema: dict[str, Any] = TypeAdapter(cls).json_schema(schema_generator=_ShortSchema)
-    return {"$schema": GenerateJsonSchema.schema_dialect, **schema}
-
-
-class _ShortSchema(GenerateJsonSchema):
-    """Leave out titles, which repeat the names, and all but the first paragraph of a class."""
-
-    def field_title_should_be_set(self, schema: Any) -> bool:
-        return False
-
-    def dataclass_schema(self, schema: Any) -> Any:
-        result = super().dataclass_schema(schema)
-        summary = inspect.cleandoc(schema["cls"].__doc__ or "").split("\n\n")[0]
-        result["description"] = " ".join(summary.split())
-        return result
 
 
 def settings_table(cls: type) -> list[tuple[str, str, str]]:

@@ -65,13 +65,6 @@ class Plan(Settings):
         "linearly; so are the classes' shares of a label map, and the largest share wins. By default volumes "
         "keep their spacing.",
     )
-    crop: str = setting(
-        "none",
-        "none, or foreground: volumes are cut to the box of the voxels that are brighter, in any channel, "
-        "than the darkest one. The rest counts as background.",
-        choices=("none", "foreground"),
-        rare=True,
-    )
     patch_size: tuple[int, ...] | None = setting(
         None,
         "Patch size in voxels, also of the sliding window of evaluation. By default whole slices, or whole "
@@ -113,7 +106,7 @@ class Plan(Settings):
     deep_supervision: bool = setting(
         False,
         "Train heads at several levels of the decoder; each weighs half of the next finer one in the loss. "
-        "Networks with such heads are basicunetplusplus, dynunet, mednext and segresnetds.",
+        "Networks with such heads are dynunet, mednext and segresnetds.",
         rare=True,
     )
 
@@ -165,8 +158,8 @@ class Plan(Settings):
 
     @property
     def moves_voxels(self) -> bool:
-        """Return whether volumes are turned, cut or resampled."""
-        return self.orientation is not None or self.spacing is not None or self.crop != "none"
+        """Return whether volumes are turned or resampled."""
+        return self.orientation is not None or self.spacing is not None
 
     @property
     def left_to_right(self) -> int | None:

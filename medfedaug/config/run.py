@@ -27,7 +27,6 @@ __all__ = [
     "BY_PLAN",
     "DEFAULT_LOSSES",
     "MAX_SHARE",
-    "MAX_STEP",
     "SCALING",
     "TASK_DEFAULTS",
     "USUAL_AUGMENTATION",
@@ -64,12 +63,10 @@ BY_PLAN = "the plan"
 MAX_SHARE = 0.45
 """Default of ``max_share``: with three or more sites none has half of the average."""
 
-MAX_STEP = 2.0
-"""Default of ``max_step`` in a job for hospitals: few honest steps of real sites were longer."""
 
 _SET_BY_BUNDLE = (
     *("network_args", "loss", "loss_args", "planning", "image_size", "momentum", "weight_decay"),
-    *("augmentation", "surface_tolerance", "metrics", "without_metrics", "partial_loss"),
+    *("augmentation", "surface_tolerance", "partial_loss"),
 )
 
 
@@ -109,7 +106,7 @@ class RunConfig(Settings):
         "Name of the loss. For segmentation: dice_ce (the default, Dice plus cross-entropy), dice, "
         "generalized_dice, tversky, dice_focal, focal or cross_entropy. For classification: cross_entropy "
         "(the default) or focal. Or the class path of a loss of MONAI, such as "
-        "monai.losses.HausdorffDTLoss, or a name that another package adds.",
+        "monai.losses.HausdorffDTLoss.",
     )
     loss_args: dict[str, Any] = setting(dict, "Arguments of the loss, as a JSON object.", rare=True)
     partial_loss: str = setting(
@@ -176,13 +173,6 @@ class RunConfig(Settings):
         at_least=0,
         rare=True,
     )
-    test_every: int = setting(
-        0,
-        "Rounds between scores of the global model on the test cases of all sites, for the record and the "
-        "report's curves; 0 scores the selected model only. No selection uses these scores.",
-        at_least=0,
-        rare=True,
-    )
     local_epochs: int = setting(1, "Passes over a site's samples per round.", above=0)
     local_steps: int = setting(
         0,
@@ -226,15 +216,6 @@ class RunConfig(Settings):
         choices=("samples", "uniform"),
         rare=True,
     )
-    compare_sites: str = setting(
-        "updates",
-        "Values that the server holds until the end of a round to compare the sites: updates, or the "
-        "statistics that methods exchange. With statistics, each model is averaged as it arrives: memory "
-        "does not grow with the number of sites, the server does not compare the lengths of their steps, and "
-        "it limits a share by the samples of all sites that the round asks.",
-        choices=("updates", "statistics"),
-        rare=True,
-    )
     max_share: float = setting(
         MAX_SHARE,
         "Largest share of a site in the average and in the statistics that methods exchange, above 0 and up "
@@ -243,17 +224,6 @@ class RunConfig(Settings):
         "samples, as the papers do.",
         above=0,
         at_most=1,
-        rare=True,
-    )
-    max_step: float = setting(
-        0.0,
-        "Longest step of a site in a round, in multiples (1 or more) of the median of the other sites' "
-        "steps, each scaled by the root of the site's weight in the mean. Longer steps are shortened to it "
-        "(steps of running statistics to twice as many multiples). The report names a site whose step "
-        "stands out while the others' validation does not improve. The limit needs three visible updates. "
-        f"0 for no limit. A job of medfedaug export has {MAX_STEP:g} by default.",
-        at_least=0,
-        follows=True,
         rare=True,
     )
     secure_aggregation: bool = setting(
@@ -302,29 +272,11 @@ class RunConfig(Settings):
         at_least=0,
         rare=True,
     )
-    metrics: tuple[str, ...] = setting(
-        (),
-        "Further metric of the test, which an installed package adds (`medfedaug.metrics.base`); repeatable. "
-        "The server and every site need the package.",
-        rare=True,
-    )
-    without_metrics: tuple[str, ...] = setting(
-        (),
-        "Metric that the test leaves out, such as hd95; repeatable. The metric that selects the round stays.",
-        rare=True,
-    )
     bundle: dict[str, Any] = setting(
         dict,
         "Name and content hash of the MONAI Bundle that defines network, loss, optimiser, transforms, "
         "inference and metrics; empty for none.",
         flags=None,
-    )
-    normalise_at: str = setting(
-        "deterministic",
-        "Place of the methods' transforms, such as FedRDN's, among a Bundle's training transforms: "
-        "deterministic, before the first random transform; or end, after the last transform.",
-        choices=("deterministic", "end"),
-        rare=True,
     )
     init: str | None = setting(
         None, "Fingerprint of the weights from which the network starts; by default it is random.", flags=None
@@ -400,10 +352,6 @@ class RunConfig(Settings):
         self._check_bundle()
         self._check_plan()
         self._check_buffer()
-        if 0 < self.max_step < 1:
-            raise ConfigError(f"max_step is 0, or 1 or more, got {self.max_step}")
-        if self.max_step and self.compare_sites != "updates":
-            raise ConfigError("max_step compares whole updates: leave out compare_sites, or max_step")
 
     def _check_buffer(self) -> None:
         if not self.buffer:
@@ -415,13 +363,11 @@ class RunConfig(Settings):
             )
         if self.participation < 1:
             raise ConfigError("buffer takes the updates that come first: leave out participation, or buffer")
-        if self.compare_sites != "updates":
-            raise ConfigError("buffer holds the updates of a round: leave out compare_sites, or buffer")
 
     def _check_bundle(self) -> None:
         if not self.bundle:
-            if self.optimizer == "bundle" or self.normalise_at != "deterministic":
-                raise ConfigError("optimizer bundle, and normalise_at, need a Bundle (--bundle)")
+            if self.optimizer == "bundle":
+                raise ConfigError("optimizer bundle needs a Bundle (--bundle)")
             return
         check_reference(self.bundle)
         for name in _SET_BY_BUNDLE:
@@ -462,10 +408,6 @@ class RunConfig(Settings):
             [2, 4, 5]
         """
         return round_ > 0 and (round_ % self.validate_every == 0 or round_ == self.rounds)
-
-    def tests(self, round_: int) -> bool:
-        """Return whether the model of a round is scored on the test cases, selected or not."""
-        return self.test_every > 0 and round_ > 0 and round_ % self.test_every == 0
 
     @property
     def num_classes(self) -> int:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, check_below, patient_name
 from medfedaug.data.checks.duplicates import check_copies
-from medfedaug.data.io.formats import format_of, is_photograph
+from medfedaug.data.io.formats import is_photograph
+from medfedaug.data.io.photographs import check_photograph, read_photograph
 from medfedaug.data.preparation.decoded_cache import decoded
 from medfedaug.data.splits import split_by_class
 from medfedaug.errors import DataError, own, warn, withheld
@@ -58,13 +59,13 @@ class ImageFolder(SiteFolder):
             hint = "Put the file there or take it out of the list."
             raise self.error("a listed image is missing", case.image, hint=hint)
         with self.reading(case.image):
-            format_of(case.image).check_photograph(case.image)
+            check_photograph(case.image)
 
     def check_pixels(self, case: Case) -> None:
         """Check and decode a case's image as `load_image` does, without PyTorch."""
         self.check_image(case)
         with self.reading(case.image):
-            format_of(case.image).read_photograph(case.image)
+            read_photograph(case.image)
 
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
         """Return the image with values from 0 to 255, (3, H, W), or with ``"scale"`` as float32 in [0, 1].
@@ -79,7 +80,7 @@ class ImageFolder(SiteFolder):
         import torch
 
         with self.reading(case.image):
-            return torch.as_tensor(format_of(case.image).read_photograph(case.image))
+            return torch.as_tensor(read_photograph(case.image))
 
 
 def _published(

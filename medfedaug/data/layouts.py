@@ -2,8 +2,8 @@
 
 The layouts are ``imagesTr`` and ``labelsTr`` of nnU-Net and the decathlon (with ``imagesTs`` and
 ``labelsTs`` where test cases have label maps), and ``images`` beside ``labels`` or ``masks``. An image is a
-file, a folder with one file or one DICOM series at any depth, or nnU-Net's one file per channel:
-``NAME_0000``, ... This module needs no PyTorch, and a folder without DICOM needs no pydicom.
+file, a folder with one file or one DICOM series, or nnU-Net's one file per channel: ``NAME_0000``, ... This
+module needs no PyTorch, and a folder without DICOM needs no pydicom.
 """
 
 import re
@@ -19,15 +19,7 @@ import numpy as np
 from medfedaug.data.base import SPLITS, Case, by_patient, plain_name
 from medfedaug.data.checks.site_checks import check_classes
 from medfedaug.data.dataset_json import IGNORE, LARGEST_VALUE, LAYOUTS, UNNAMED, find_layout, unseen_note
-from medfedaug.data.io.formats import (
-    SERIES,
-    format_of,
-    image_suffix,
-    is_lossy,
-    is_volume_file,
-    without_suffix,
-)
-from medfedaug.data.io.series import LeftOut
+from medfedaug.data.io.formats import format_of, image_suffix, is_lossy, without_suffix
 from medfedaug.data.splits import shuffled, split_patients
 from medfedaug.data.volumes import VolumeFolder, is_black_and_white
 from medfedaug.errors import DataError, first_line
@@ -73,7 +65,6 @@ def propose(
     patient: str | None = None,
     labels: Sequence[str] | Mapping[int, str] = (),
     seed: int = 0,
-    series: str | None = None,
     on_label: Callable[[int, int], None] | None = None,
 ) -> Proposal:
     """Find the cases of a folder, and split them by patient.
@@ -97,17 +88,15 @@ def propose(
     name = folder.resolve().name
     existing = _existing(folder)
     notes: list[str] = []
-    channels = _pairs(folder, layout, name, series, notes)
+    channels = _pairs(folder, layout, name, notes)
     test_channels: dict[Case, tuple[str, ...]] = {}
     if layout == LAYOUTS[0] and all((folder / part).is_dir() for part in _TEST):
-        test_channels = _pairs(folder, _TEST, name, series, notes)
+        test_channels = _pairs(folder, _TEST, name, notes)
     _check_channels({**channels, **test_channels}, name)
     cases, tested = (_with_patients(listed, patient, name, folder) for listed in (channels, test_channels))
     if patient is None and (hint := _looks_grouped(cases)):
         notes.append(hint)
     classes = _classes([*cases, *tested], labels or _named(existing) or (), name, notes, on_label)
-    if not labels:
-        notes += _regions(existing)
     ignore = next((value for value, text in classes.items() if plain_name(text) == IGNORE), None)
     if ignore is not None:
         del classes[ignore]
@@ -169,65 +158,23 @@ def _existing(folder: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _visible(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
-
-
-def _labels(folder: Path) -> list[tuple[str, Path]]:
-    """List the label maps of a folder with their names: files of a known kind, and folders that hold one."""
-    label_maps = []
-    for path in _visible(folder):
+def _entries(folder: Path) -> list[tuple[str, Path]]:
+    """List the images or label maps of a folder with their names: files, and folders that hold one."""
+    entries = []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
         if path.is_dir():
             inside = [file for file in path.rglob("*") if image_suffix(file.name)]
-            label_maps.append((path.name, inside[0] if len(inside) == 1 else path))
+            entries.append((path.name, inside[0] if len(inside) == 1 else path))
         elif image_suffix(path.name):
-            label_maps.append((without_suffix(path.name), path))
-    return label_maps
+            entries.append((without_suffix(path.name), path))
+    return entries
 
 
-def _images(folder: Path, series: str | None, notes: list[str]) -> list[tuple[str, Path]]:
-    """List the images of a folder with their names; append a note for each entry that is left out."""
-    images = [
-        (without_suffix(path.name), path)
-        for path in _visible(folder)
-        if path.is_file() and image_suffix(path.name)
-    ]
-    if series is None and all(path.is_file() and is_volume_file(path) for path in folder.iterdir()):
-        return images
-    for below in (path for path in _visible(folder) if path.is_dir()):
-        content = SERIES.scan(below, take=is_volume_file)
-        selection = SERIES.select(content.series, series)
-        files = [file for file in content.others if image_suffix(file.name)]
-        places = [*files, *(SERIES.place(one, content.series) for one in selection.chosen)]
-        left_out = [*content.left_out, *selection.left_out, *selection.unclear]
-        if len(places) == 1 and places[0] is not None and not selection.unclear:
-            whole = len(content.series) == 1 and places[0].is_dir()
-            images.append((below.name, below if whole else places[0]))
-        else:
-            number = f"{len(places)} images" if places else "no image"
-            left_out.append(LeftOut(below, f"holds {number}, one was expected"))
-        notes += [_note(entry, folder) for entry in left_out]
-    loose = SERIES.scan(folder, skip=lambda below: "", take=is_volume_file)
-    selection = SERIES.select(loose.series, series)
-    for one in selection.chosen:
-        file = one.files[0]
-        stem = re.sub(r"\.(dcm|dicom|ima)$", "", file.name, flags=re.I)
-        images.append((stem if len(one.files) == 1 else one.uid, file))
-    notes += [_note(entry, folder) for entry in (*loose.left_out, *selection.left_out, *selection.unclear)]
-    return images
-
-
-def _note(left_out: LeftOut, folder: Path) -> str:
-    path = left_out.path
-    where = path.relative_to(folder.parent) if path.is_relative_to(folder.parent) else path
-    return f"left out: {where}: {left_out.reason}"
-
-
-def _pairs(
-    folder: Path, layout: tuple[str, str], site: str, series: str | None, notes: list[str]
-) -> dict[Case, tuple[str, ...]]:
+def _pairs(folder: Path, layout: tuple[str, str], site: str, notes: list[str]) -> dict[Case, tuple[str, ...]]:
     """Return the cases with image and label map, and the channels of each; append notes on the others."""
-    files, maps = _images(folder / layout[0], series, notes), _labels(folder / layout[1])
+    files, maps = _entries(folder / layout[0]), _entries(folder / layout[1])
     whole = {name for stem, _ in maps for name in (stem, _without_ending(stem))}
     images: dict[str, dict[str, Path]] = defaultdict(dict)
     for stem, path in files:
@@ -243,7 +190,6 @@ def _pairs(
     if not both:
         examples = ", ".join(stem for stem, _ in (*files[:2], *maps[:2]))
         hint = f"There are for instance {examples}." if examples else ""
-        hint += f" {notes[0][0].upper()}{notes[0][1:]}." if notes else ""
         problem = f"no image of {layout[0]} has a label map of its name in {layout[1]}"
         raise DataError(problem, site=site, path=folder, hint=hint)
     for missing, names in (("label map", set(images) - set(labels)), ("image", set(labels) - set(images))):
@@ -385,15 +331,6 @@ def _named(content: Mapping[str, Any]) -> dict[int, str]:
         except (TypeError, ValueError):  # the reverse, or nnU-Net's regions
             continue
     return {}
-
-
-def _regions(content: Mapping[str, Any]) -> list[str]:
-    """Return a note on nnU-Net's regions of several labels."""
-    labels = content.get("labels")
-    pairs = labels.items() if isinstance(labels, dict) else ()
-    regions = ", ".join(str(text) for text, values in pairs if isinstance(values, list))
-    note = f"regions of several labels ({regions}) are ignored: every label is a separate class, "
-    return [f"{note}to be named with --labels background,..."] if regions else []
 
 
 def _split(

@@ -17,7 +17,7 @@ import numpy as np
 
 from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder
 from medfedaug.data.checks.duplicates import check_copies
-from medfedaug.data.checks.site_checks import check_label_maps, compare_axes
+from medfedaug.data.checks.site_checks import compare_axes
 from medfedaug.data.dataset_json import read_listing
 from medfedaug.data.io.base import Header
 from medfedaug.data.io.formats import format_of, is_lossy, is_photograph, read_header
@@ -100,7 +100,6 @@ class VolumeFolder(SiteFolder):
             )
         compare_axes(self.name, self.upright_axes())
         check_copies([self])
-        check_label_maps(self)
         return len(self.federation_channels) or number
 
     def check_case(self, case: Case) -> Header:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from medfedaug.config.run import BY_PLAN, MAX_SHARE, MAX_STEP, RunConfig, derive_seed
+from medfedaug.config.run import BY_PLAN, MAX_SHARE, RunConfig, derive_seed
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, DataError, warn
 from medfedaug.federation.messages.messages import shared_keys
@@ -29,20 +29,13 @@ _SITES_FOR_TRIMMING = 5
 _OF_BUFFERED_ROUNDS = frozenset({"complete_state_dict", "separate_sites"})
 
 
-def with_step_limit(config: RunConfig) -> RunConfig:
-    """Return a run with `MAX_STEP`, the limit of jobs for hospitals, if single updates can be compared."""
-    if config.compare_sites != "updates" or config.secure_aggregation:
-        return config
-    return replace(config, max_step=MAX_STEP)
-
-
 def with_trimmed_mean(config: RunConfig, sites: int) -> RunConfig:
     """Return a run that averages models by the trimmed mean, for enough sites and where methods allow it.
 
     Of five sites one with exchanged labels costs the mean 0.66 Dice and the trimmed mean nothing
     (``docs/results/robustness``). With fewer sites it would leave out the honest site that differs most.
     """
-    if sites < _SITES_FOR_TRIMMING or config.compare_sites != "updates" or config.secure_aggregation:
+    if sites < _SITES_FOR_TRIMMING or config.secure_aggregation:
         return config
     robust = replace(config, methods=(*config.methods, {"name": "trimmed_mean", "args": {}}))
     try:
@@ -135,8 +128,6 @@ class Composition:
         self.sums: Any = None
         """The `medfedaug.hospital.secure.layout.SumLayout` under secure aggregation."""
         if config.secure_aggregation:
-            if config.max_step:
-                raise ConfigError("secure aggregation: max_step compares single updates, which nobody sees")
             layout = added_module("secure.layout", "secure_aggregation").SumLayout
             self.sums = layout(self.methods, self.server_context(task=task), self.sent, config.max_share)
 

@@ -23,7 +23,7 @@ class FederationRun:
         resume: continue from the state in ``state_dir``.
         machine: where every site keeps its prepared images.
         script: the file of the run's custom training loop, if any.
-        tracking: ``"tensorboard"``, ``"mlflow"`` or ``None``.
+        tracking: ``"tensorboard"`` or ``None``.
         lock: a file to lock while a process of the run is alive; ``None`` for a single process.
     """
 
@@ -46,13 +46,12 @@ class Engine(ABC):
     """Carries requests and replies between a server and its sites, all on one machine.
 
     `medfedaug.federation.protocol` makes all decisions about a run; an engine provides a
-    `medfedaug.federation.protocol.Carrier`. A package adds an engine by an entry point of the group
-    ``medfedaug.federation.engines``, and a script by `medfedaug.federation.engines.register`.
+    `medfedaug.federation.protocol.Carrier`. `medfedaug.federation.engines` lists the engines.
 
     Attributes:
         name: the value of ``--engine``.
         own_processes: whether each site is a process, so that the sites share the cores.
-        tracks: whether it can write for TensorBoard, MLflow and Weights & Biases.
+        tracks: whether it can write for TensorBoard.
         runs_scripts: whether it can run a custom training loop.
         travels: whether models travel between server and sites; otherwise all images are in one place.
         keeps_time: whether it can simulate sites of different speed.

@@ -1,4 +1,4 @@
-"""The engines by name: those of this package, of other packages, and of a script."""
+"""The engines by name."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -8,7 +8,6 @@ import torch
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.engine import Engine
 from medfedaug.federation.in_process import InProcessEngine
-from medfedaug.utils import plugins
 from medfedaug.utils.layers import added_module
 from medfedaug.utils.validation import not_known
 
@@ -23,35 +22,15 @@ def _nvflare() -> Engine:
 _ENGINES: dict[str, Callable[[], Engine]] = {"nvflare": _nvflare, "inprocess": InProcessEngine}
 
 
-def register(engine: type[Engine]) -> type[Engine]:
-    """Register an engine of a script under its name; a class decorator."""
-    if engine.name in _ENGINES:
-        raise ConfigError(f"an engine {engine.name!r} exists already; give the new one another name")
-    _ENGINES[engine.name] = engine
-    return engine
-
-
-def engine_names() -> list[str]:
-    """List the names that `find_engine` knows."""
-    return [*_ENGINES, *plugins.names(plugins.ENGINES, _ENGINES)]
-
-
 def find_engine(name: str) -> Engine:
     """Return the engine of a name.
 
     Raises:
-        ConfigError: for an unknown name, with similar names; for a package that cannot be loaded, or whose
-            entry point is no engine.
+        ConfigError: for an unknown name, with similar names.
     """
-    if name in _ENGINES:
-        return _ENGINES[name]()
-    plugin = plugins.find(plugins.ENGINES, name, _ENGINES)
-    if plugin is None:
-        raise ConfigError(f"engine {name!r} {not_known(name, engine_names())}")
-    engine = plugin.load()
-    if not (isinstance(engine, type) and issubclass(engine, Engine)):
-        raise ConfigError(f"{plugin.what} is not a subclass of medfedaug.federation.engine.Engine")
-    return engine()
+    if name not in _ENGINES:
+        raise ConfigError(f"engine {name!r} {not_known(name, [*_ENGINES])}")
+    return _ENGINES[name]()
 
 
 def check_device(device: str) -> None:

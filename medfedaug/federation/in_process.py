@@ -5,10 +5,9 @@ It does the computation of an NVFlare job, without its other features.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.machine import Machine
@@ -17,7 +16,7 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.federation.engine import Engine, FederationRun
 from medfedaug.federation.messages.checkpoint import server_checkpoint
 from medfedaug.federation.messages.initial_weights import InitialWeights
-from medfedaug.federation.messages.messages import TRAIN, Reply, Request
+from medfedaug.federation.messages.messages import TRAIN, Request
 from medfedaug.federation.protocol import Accept, Carrier, compare, run
 from medfedaug.federation.server.comparison import Comparison
 from medfedaug.federation.server.output import write_files
@@ -28,9 +27,6 @@ from medfedaug.federation.site.guard import Privacy
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.utils.event_text import OnEvent
-
-# Checkpoints that take fewer seconds are written after each round; others take at most this share of time.
-_BRIEF, _SHARE_FOR_CHECKPOINTS = 1.0, 0.1
 
 
 def run_in_process(
@@ -49,23 +45,18 @@ def run_in_process(
 ) -> FederationServer:
     """Run a federation to its end.
 
-    Models stay on the sites' device if the mean is the global model. The state is saved after every round, or
-    less often if saving takes more than a second, so that it takes at most a tenth of the time. A resumed run
-    repeats the rounds since the last save, with the same results bit for bit.
+    Models stay on the sites' device if the mean is the global model. The state is saved after every round. A
+    resumed run repeats the interrupted round, with the same results bit for bit.
 
     Args:
         config: the run.
         data_dir: the folder with the sites' folders.
         sites: their names, or their open data.
-        device: see `medfedaug.federation.SiteTrainer`.
-        on_event: see `medfedaug.federation.FederationServer`.
         state_dir: a folder for the state of server and sites; ``None`` keeps nothing.
         resume: continue from the state in ``state_dir``.
         privacy: makes the limits of what leaves each site; by default none.
-        execution: see `medfedaug.config.run.Execution`; its times apply if sites have speeds.
         carrier: turns requests into replies; by default each site answers by itself.
         machine: where every site keeps its prepared images.
-        initial: see `medfedaug.federation.FederationServer`.
 
     Returns:
         The server with its `FederationServer.results` and models.
@@ -105,17 +96,8 @@ def compare_in_process(
 ) -> dict[str, Any]:
     """Make the trainings of a comparison, or continue them.
 
-    Args:
-        config: the trainings.
-        sites: their open data.
-        folder: keeps the states of server and sites.
-        device: see `medfedaug.federation.SiteTrainer`.
-        on_event: see `medfedaug.federation.FederationServer`.
-        execution: see `medfedaug.config.run.Execution`.
-        machine: where every site keeps its prepared images.
-
-    Returns:
-        The content of ``compare.json``, see `medfedaug.federation.server.comparison.Comparison.results`.
+    ``folder`` keeps the states of server and sites. Returns the content of ``compare.json``
+    (`medfedaug.federation.server.comparison.Comparison.results`).
     """
     comparison = Comparison(config, folder, execution, on_event)
     threads = comparison.execution.threads
@@ -157,16 +139,10 @@ class InProcessEngine(Engine):
         return write_files(work, server)
 
 
-class Answers(Protocol):
-    """A site, in a federation or in a comparison."""
-
-    def answer(self, request: Request) -> Reply: ...
-
-
 class SitesInProcess(Carrier):
     """Asks one site after another."""
 
-    def __init__(self, sites: Mapping[str, Answers]) -> None:
+    def __init__(self, sites: Mapping[str, Site | ComparisonSite]) -> None:
         self.sites = dict(sorted(sites.items()))
 
     def connected(self) -> list[str]:
@@ -201,23 +177,10 @@ class InProcessCarrier(SitesInProcess):
             self.time.restore(server.carried, next(iter(trainers.values())).exchange_device)
 
     def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
-        """Ask the sites in the order of their answers; a late site trains in vain."""
-        if request.task != TRAIN:
-            return super().ask(request, sites, needed, accept)
-        time, good, silent = self.time, 0, dict[str, str]()
-        deadline, last = time.deadline(), time.now
-        for site in sorted(sites, key=time.finishes):
-            if time.starts(site) < deadline:
-                reply, hour = self.sites[site].answer(request), time.trains(site)
-                if hour <= deadline:
-                    last = hour
-                    good += accept(site, reply)
-                    if good == needed:
-                        deadline = min(deadline, time.after_enough(hour))
-                    continue
-            silent[site] = f"site {site} did not answer while the others were waited for"
-        time.now = deadline if silent else last
-        return silent
+        """Ask each site; a round of training lasts until the slowest site has answered."""
+        if request.task == TRAIN:
+            self.time.train_together(sites)
+        return super().ask(request, sites, needed, accept)
 
     def gather(
         self, request: Request, sites: Sequence[str], needed: int, accept: Accept
@@ -235,10 +198,10 @@ class InProcessCarrier(SitesInProcess):
         return self.time.coming()
 
     def round_done(self, server: FederationServer) -> None:
-        """Record the hour, and save if it is due."""
+        """Record the hour, and save."""
         if self.time.speeds:
             server.rounds[-1]["hours"] = self.time.now
-        self.saving.save(last=server.trained, carried=self.time.state())
+        self.saving.save(self.time.state())
 
 
 InProcessEngine.carrier = InProcessCarrier
@@ -251,7 +214,6 @@ class Checkpointing:
         self, server: FederationServer, trainers: Iterable[SiteTrainer], checkpoint: Path | None
     ) -> None:
         self.server, self.trainers, self.checkpoint = server, list(trainers), checkpoint
-        self.took, self.finished = 0.0, time.perf_counter()
         for trainer in self.trainers:
             trainer.saves_each_round = False
         self._pin()
@@ -261,17 +223,11 @@ class Checkpointing:
         for trainer in self.trainers:
             trainer.memory.checkpointed = (self.server.round, self.server.selected_round)
 
-    def save(self, *, last: bool, carried: Mapping[str, Any]) -> None:
-        """Save the states, unless saving takes too much time and this is not the last round."""
-        started = time.perf_counter()
+    def save(self, carried: Mapping[str, Any]) -> None:
+        """Save the states."""
         if self.checkpoint is None:
-            return
-        share = self.took / (started - self.finished)
-        if self.took > _BRIEF and share > _SHARE_FOR_CHECKPOINTS and not last:
             return
         for trainer in self.trainers:
             trainer.save()
         self.server.save(self.checkpoint, carried)
         self._pin()
-        self.finished = time.perf_counter()
-        self.took = self.finished - started

@@ -34,6 +34,8 @@ SESSION = "session.json"
 """File of a running job at a site, for its return after a reboot."""
 SPACING = "spacing"
 """The name of the summary of voxel edges, and its key in ``results.json``."""
+COUNTS = "counts"
+"""Numbers of a site's patients and studies, in its answer and in ``results.json``."""
 LEVELS = ("low", "median", "high")
 """The names of the quantiles of a spacing."""
 HASHES = "sha256"

@@ -166,9 +166,6 @@ def _round(server: FederationServer, carrier: Carrier) -> None:
     _record(server, request, silent)
     _ask_each(server, carrier, server.aggregation.confirm())
     server.finish_round()
-    if server.config.tests(server.round):
-        present = sorted(server.known & set(carrier.connected()).difference(carrier.under_way()))
-        _ask(server, carrier, server.test_round(), present, len(present), server.accept_round_test)
     carrier.round_done(server)
 
 

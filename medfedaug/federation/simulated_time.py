@@ -1,8 +1,7 @@
 """Simulated hours at which the sites of a simulation answer."""
 
 import heapq
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,8 +9,6 @@ import torch
 from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError
 from medfedaug.federation.messages.messages import Reply
-
-_SECONDS = 3600.0
 
 
 class SimulatedTime:
@@ -21,7 +18,7 @@ class SimulatedTime:
     at a time. Simultaneous replies arrive in the order of their requests. Without speeds no time passes.
 
     Args:
-        execution: speeds and waiting times.
+        execution: the speeds.
         sites: the sites of the simulation.
 
     Attributes:
@@ -33,31 +30,23 @@ class SimulatedTime:
         if unknown:
             raise ConfigError(f"site_speed: no site {unknown[0]}; there are {', '.join(sorted(sites))}")
         self.speeds, self.now = execution.site_speed, 0.0
-        self._timeout, self._grace = execution.round_timeout or math.inf, execution.grace
         self._free: dict[str, float] = {}
         self._coming: list[tuple[float, int, str, Reply]] = []
         self._sent = 0
 
-    def starts(self, site: str) -> float:
-        """Return the hour at which a site can begin to train."""
-        return max(self.now, self._free.get(site, 0.0))
-
     def finishes(self, site: str) -> float:
         """Return the hour at which a site finishes a training requested now."""
-        return self.starts(site) + (1 / self.speeds.get(site, 1.0) if self.speeds else 0.0)
+        start = max(self.now, self._free.get(site, 0.0))
+        return start + (1 / self.speeds.get(site, 1.0) if self.speeds else 0.0)
 
     def trains(self, site: str) -> float:
         """Let a site train; return the hour at which it finishes."""
         self._free[site] = self.finishes(site)
         return self._free[site]
 
-    def deadline(self) -> float:
-        """Return the hour until which the server waits for answers."""
-        return self.now + self._timeout / _SECONDS if self.speeds else math.inf
-
-    def after_enough(self, hour: float) -> float:
-        """Return the hour until which the server waits for more answers after enough of them."""
-        return hour + self._grace / _SECONDS if self.speeds and self._grace is not None else math.inf
+    def train_together(self, sites: Iterable[str]) -> None:
+        """Let sites train at the same time, and wait for the last."""
+        self.now = max((self.trains(site) for site in sites), default=self.now)
 
     def send(self, site: str, reply: Reply) -> None:
         """Let a site train; its reply arrives when it finishes."""

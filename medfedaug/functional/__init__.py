@@ -14,12 +14,6 @@ Sources:
     * FedFD: "Feature Diversification and Adaptation for Federated Domain Generalization".
     * FRAug: Chen et al., "FRAug: Tackling Federated Learning with Non-IID Features via Representation
       Augmentation".
-    * FPL: Huang et al., "Rethinking Federated Learning with Domain Shift: A Prototype View".
-    * FedRobust: Reisizadeh et al., "Robust Federated Learning: The Case of Affine Distribution Shifts".
-    * FedSR: Nguyen, Torr and Lim, "FedSR: A Simple and Effective Domain Generalization Method for Federated
-      Learning".
-    * FedDG: Liu et al., "FedDG: Federated Domain Generalization on Medical Image Segmentation via Episodic
-      Learning in Continuous Frequency Space".
     * HarmoFL: Jiang et al., "HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on
       Heterogeneous Medical Images".
     * Robust means: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates";
@@ -28,26 +22,20 @@ Sources:
 """
 
 from medfedaug.functional.features import (
-    affine_shift,
     augment_features,
     augmentation_spread,
-    normalise_features,
     perturb_features,
 )
 from medfedaug.functional.histogram import soft_histogram, symmetric_kl
 from medfedaug.functional.moments import (
     across_site_variance,
-    feature_moments,
     feature_statistics,
     mix_statistics,
     student_t_modulation,
 )
 from medfedaug.functional.passes import working_precision
 from medfedaug.functional.prototypes import (
-    first_neighbours,
-    gaussian_kl,
     gaussian_mmd,
-    prototype_contrast,
     ramp_up,
 )
 from medfedaug.functional.robust import (
@@ -57,31 +45,21 @@ from medfedaug.functional.robust import (
 )
 from medfedaug.functional.spectrum import (
     amplitude_spectrum,
-    low_amplitudes,
-    mix_low_amplitudes,
     normalise_amplitude,
 )
 
 __all__ = [
     "across_site_variance",
-    "affine_shift",
     "amplitude_spectrum",
     "augment_features",
     "augmentation_spread",
     "clip_factor",
     "coordinate_median",
-    "feature_moments",
     "feature_statistics",
-    "first_neighbours",
-    "gaussian_kl",
     "gaussian_mmd",
-    "low_amplitudes",
-    "mix_low_amplitudes",
     "mix_statistics",
     "normalise_amplitude",
-    "normalise_features",
     "perturb_features",
-    "prototype_contrast",
     "ramp_up",
     "soft_histogram",
     "student_t_modulation",

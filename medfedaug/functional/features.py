@@ -4,14 +4,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.functional.moments import feature_statistics
-from medfedaug.functional.passes import (
-    Affine,
-    affine,
-    check_features,
-    check_shape,
-    safe_sqrt,
-    working_precision,
-)
+from medfedaug.functional.passes import affine, check_features, check_shape, safe_sqrt, working_precision
 
 
 def augmentation_spread(statistic: Tensor, gamma: Tensor) -> Tensor:
@@ -101,11 +94,7 @@ def perturb_features(
     scale = noise_std.to(work.dtype) * spread_std / torch.where(varies, std, torch.ones_like(std))
     scale = torch.where(varies, scale, torch.zeros_like(scale)).to(work.dtype)
     shift = (noise_mean.to(work.dtype) * spread_mean - mean * scale).to(work.dtype)
-    if torch.jit.is_scripting() or torch.compiler.is_compiling():
-        moved = affine(work, 1.0 + scale, shift)
-    else:
-        moved = Affine.apply(work, 1.0 + scale, shift)
-    return moved.to(x.dtype)
+    return affine(work, 1.0 + scale, shift).to(x.dtype)
 
 
 def augment_features(
@@ -162,75 +151,18 @@ def augment_features(
     return perturb_features(x, mean, std, spread_mean, spread_std, noise_mean, noise_std)
 
 
-def normalise_features(
-    x: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
-) -> Tensor:
-    """Normalise every image with its statistics (FedFD section 3.1; statistics of Eq. 2 or 6).
-
-    ::
-
-        γ (a − μ)/σ + β
-
-    Args:
-        x: features, (B, C, *spatial).
-        mean: (B, C).
-        std: (B, C), positive.
-        weight: γ, (C,); 1 where ``None``.
-        bias: β, (C,); 0 where ``None``.
-
-    Returns:
-        The normalised features, shape and dtype of `x`.
-
-    Raises:
-        ValueError: when a shape does not fit, naming the argument.
-
-    Example:
-        >>> x = torch.tensor([[[1.0, 3.0]]])
-        >>> normalise_features(x, torch.tensor([[2.0]]), torch.tensor([[0.5]]))
-        tensor([[[-2.,  2.]]])
-    """
-    for name, value in (("mean", mean), ("std", std)):
-        check_shape(name, value, list(x.shape[:2]))
-    work = working_precision(x)
-    scale, shift = normalising(mean.to(work.dtype), std.to(work.dtype), weight, bias)
-    if torch.jit.is_scripting() or torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return affine(work, scale, shift).to(x.dtype)
-    normalised: Tensor = Affine.apply(work, scale, shift).to(x.dtype)
-    return normalised
-
-
 def normalising(
     mean: Tensor, std: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return scale and shift, (B, C) each, for `normalise_features`, with its arguments."""
+    """Scale and shift, (B, C) each, of ``γ (a − μ)/σ + β`` (FedFD section 3.1).
+
+    Args:
+        mean: μ, (B, C).
+        std: σ, (B, C), positive.
+        weight: γ, (C,); 1 where ``None``.
+        bias: β, (C,); 0 where ``None``.
+    """
     scale = std.reciprocal() if weight is None else weight.to(std.dtype) / std
     if bias is None:
         return scale, -mean * scale
     return scale, torch.addcmul(bias.to(std.dtype), mean, scale, value=-1)
-
-
-def affine_shift(x: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
-    """An affine map of every voxel's channels (FedRobust's ``Λ x + δ``).
-
-    Args:
-        x: images, (B, C, *spatial), or flattened, (B, N), for a map over all of an image.
-        matrix: Λ, (C, C).
-        shift: δ, (C,).
-
-    Returns:
-        The shifted images, shape of `x`.
-
-    Raises:
-        ValueError: when the shapes do not fit.
-
-    Example:
-        >>> affine_shift(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.ones(2))
-        tensor([[3., 2.]])
-    """
-    channels = x.shape[1]
-    if list(matrix.shape) != [channels, channels] or list(shift.shape) != [channels]:
-        raise ValueError(
-            f"expected matrix [{channels}, {channels}] and shift [{channels}] for images {list(x.shape)}, "
-            f"got {list(matrix.shape)} and {list(shift.shape)}"
-        )
-    return (x.movedim(1, -1) @ matrix.T + shift).movedim(-1, 1)

@@ -4,39 +4,12 @@ import torch
 from torch import Tensor
 
 from medfedaug.functional.passes import (
-    Moments,
     check_features,
-    moments_by_image,
-    plain_moments,
+    moments,
     safe_sqrt,
     visible_variance,
     working_precision,
 )
-
-
-def feature_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and population variance of every channel of every image, made fast for inference on a CPU.
-
-    The caller adds an eps: the variance of a constant channel may be a rounding error, which
-    `feature_statistics` sets to zero.
-
-    Args:
-        x: features, (B, C, *spatial) with at least one spatial dimension.
-
-    Returns:
-        `(mean, variance)`, (B, C) each, at least float32.
-
-    Example:
-        >>> feature_moments(torch.tensor([[[1.0, 3.0], [5.0, 5.0]]]))
-        (tensor([[2., 5.]]), tensor([[1., 0.]]))
-    """
-    work = working_precision(x)
-    if torch.jit.is_scripting() or torch.compiler.is_compiling():
-        return plain_moments(work)
-    if not torch.is_grad_enabled():
-        return moments_by_image(work)
-    _, mean, variance = Moments.apply(work)
-    return mean, variance
 
 
 def feature_statistics(x: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -66,11 +39,7 @@ def feature_statistics(x: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
         (tensor([[2., 5.]]), tensor([[1., 0.]]))
     """
     check_features(x)
-    work = working_precision(x)
-    if torch.jit.is_scripting() or torch.compiler.is_compiling():
-        mean, variance = plain_moments(work)
-    else:
-        _, mean, variance = Moments.apply(work)
+    mean, variance = moments(working_precision(x))
     return mean, safe_sqrt(visible_variance(mean, variance) + eps)
 
 

@@ -1,6 +1,4 @@
-"""Amplitudes and phases of an image's Fourier transform (HarmoFL, FedDG)."""
-
-import math
+"""Amplitudes and phases of an image's Fourier transform (HarmoFL)."""
 
 import torch
 from torch import Tensor
@@ -8,7 +6,7 @@ from torch import Tensor
 from medfedaug.functional.passes import working_precision
 
 
-def amplitude_spectrum(x: Tensor, band: float | None = None) -> Tensor:
+def amplitude_spectrum(x: Tensor) -> Tensor:
     """The amplitudes of an image's Fourier transform (HarmoFL, "amplitude normalization").
 
     ::
@@ -19,7 +17,6 @@ def amplitude_spectrum(x: Tensor, band: float | None = None) -> Tensor:
 
     Args:
         x: an image (C, H, W), or a volume (C, H, W, D) of slices along its last axis.
-        band: as for `normalise_amplitude`; amplitudes beyond it are zero.
 
     Returns:
         (C, H, W // 2 + 1), or (C, H, W // 2 + 1, D).
@@ -34,12 +31,10 @@ def amplitude_spectrum(x: Tensor, band: float | None = None) -> Tensor:
         6.0
     """
     x = working_precision(x)
-    spectrum = _spectrum(x)
-    within = _within_band(x.shape[1], x.shape[2], band, x.device)
-    return (spectrum.abs() * _over_slices(within, spectrum)).to(x.dtype)
+    return _spectrum(x).abs().to(x.dtype)
 
 
-def normalise_amplitude(x: Tensor, amplitude: Tensor, band: float | None = None) -> Tensor:
+def normalise_amplitude(x: Tensor, amplitude: Tensor) -> Tensor:
     """An image with other amplitudes and its own phases (HarmoFL, "amplitude normalization").
 
     ::
@@ -49,8 +44,6 @@ def normalise_amplitude(x: Tensor, amplitude: Tensor, band: float | None = None)
     Args:
         x: an image (C, H, W), or a volume (C, H, W, D) of slices along its last axis.
         amplitude: Ā as `amplitude_spectrum` gives it for an image, (C, H, W // 2 + 1).
-        band: replace the amplitudes of low frequencies alone, up to ⌊band · min(H, W)⌋ periods per image in
-            each direction; 0 for the mean of each channel, None for all frequencies.
 
     Returns:
         The image, of the shape of `x`.
@@ -78,96 +71,11 @@ def normalise_amplitude(x: Tensor, amplitude: Tensor, band: float | None = None)
     own = spectrum.abs()
     present = own > 1e-12 * own.amax(dim=(1, 2), keepdim=True)
     phase = spectrum / torch.where(present, own, torch.ones_like(own))
-    target = _over_slices(amplitude.to(own), spectrum) * torch.where(present, phase, torch.zeros_like(phase))
-    within = _over_slices(_within_band(x.shape[1], x.shape[2], band, x.device), spectrum)
-    replaced = torch.where(within, target, spectrum)
+    target = amplitude.to(own)[..., None] if x.dim() == 4 else amplitude.to(own)
+    replaced = target * torch.where(present, phase, torch.zeros_like(phase))
     size = (x.shape[1], x.shape[2])
     image: Tensor = torch.fft.irfft2(replaced, s=size, dim=(1, 2)).to(x.dtype)
     return image
-
-
-def low_amplitudes(x: Tensor, band: float) -> Tensor:
-    """The amplitudes of the low frequencies of images (FedDG, "continuous frequency space interpolation").
-
-    ::
-
-        A(u, v) = |F(u, v)| / (HW),   −r ≤ u ≤ r, 0 ≤ v ≤ r,   r = ⌊band · min(H, W)⌋
-
-    with F as in `amplitude_spectrum`; the other half follows by symmetry. The factor makes the first, u = v =
-    0, the mean of the image, whatever its size.
-
-    Args:
-        x: images (B, C, H, W).
-        band: from 0, the mean alone, to below 0.5, nearly everything.
-
-    Returns:
-        (B, C, 2r + 1, r + 1), float64; u from -r on.
-
-    Example:
-        >>> low_amplitudes(torch.tensor([[[[1.0, 2.0, 3.0]]]]), 0)
-        tensor([[[[2.]]]], dtype=torch.float64)
-    """
-    rows, columns = _low(x, band)
-    spectrum = torch.fft.rfft2(working_precision(x).double(), norm="forward")
-    amplitudes: Tensor = spectrum[:, :, rows[:, None], columns].abs()
-    return amplitudes
-
-
-def mix_low_amplitudes(x: Tensor, amplitudes: Tensor, share: Tensor, band: float) -> Tensor:
-    """Images whose low frequencies are between their own and other amplitudes (FedDG).
-
-    ::
-
-        x′ = F⁻¹(((1 − λ) A + λ A′) e^(iP)),   A = |F(x)|, P = arg F(x)
-
-    at the frequencies of `low_amplitudes`; the others stay as they are.
-
-    Args:
-        x: images (B, C, H, W).
-        amplitudes: A' of each, as `low_amplitudes` gives them, (B, C, 2r + 1, r + 1).
-        share: λ of each image, (B,).
-        band: as for `low_amplitudes`.
-
-    Returns:
-        The images, of the shape of `x`.
-
-    Raises:
-        ValueError: when the amplitudes have another number of frequencies (names both).
-
-    Deviations:
-        A frequency whose amplitude is zero in an image has no phase, and stays zero.
-
-    Example:
-        >>> x, other = torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.tensor([[[[4.0]]]])
-        >>> mix_low_amplitudes(x, other, torch.tensor([0.5]), 0)
-        tensor([[[[2., 3., 4.]]]])
-    """
-    rows, columns = _low(x, band)
-    expected = (*x.shape[:2], len(rows), len(columns))
-    if amplitudes.shape != expected:
-        raise ValueError(
-            f"amplitudes of shape {tuple(amplitudes.shape)} where {expected} are needed: images of other "
-            "sizes have other low frequencies"
-        )
-    spectrum = torch.fft.rfft2(working_precision(x).double(), norm="forward")
-    low = spectrum[:, :, rows[:, None], columns]
-    own = low.abs()
-    present = own > 1e-12 * spectrum.abs().amax(dim=(2, 3), keepdim=True)
-    share = share.to(own).reshape(-1, 1, 1, 1)
-    target = (1 - share) * own + share * amplitudes.to(own)
-    scale = torch.where(present, target / torch.where(present, own, torch.ones_like(own)), 0.0)
-    spectrum = spectrum.clone()
-    spectrum[:, :, rows[:, None], columns] = low * scale
-    mixed: Tensor = torch.fft.irfft2(spectrum, s=x.shape[2:], norm="forward").to(x.dtype)
-    return mixed
-
-
-def _low(x: Tensor, band: float) -> tuple[Tensor, Tensor]:
-    """Indices of rows and columns of the low frequencies."""
-    height, width = x.shape[2:]
-    reach = math.floor(band * min(height, width))
-    rows = torch.arange(-reach, reach + 1, device=x.device) % height
-    return rows, torch.arange(reach + 1, device=x.device)
 
 
 def _spectrum(x: Tensor) -> Tensor:
@@ -175,17 +83,3 @@ def _spectrum(x: Tensor) -> Tensor:
         raise ValueError(f"expected an image (C, H, W) or slices (C, H, W, D), got {list(x.shape)}")
     spectrum: Tensor = torch.fft.rfft2(x.double(), dim=(1, 2))
     return spectrum
-
-
-def _over_slices(values: Tensor, spectrum: Tensor) -> Tensor:
-    """(..., H, F) -> (..., H, F, 1) where the image is a stack of slices."""
-    return values[..., None] if spectrum.dim() == 4 else values
-
-
-def _within_band(height: int, width: int, band: float | None, device: torch.device) -> Tensor:
-    """A mask of the frequencies that are replaced, (H, W // 2 + 1)."""
-    rows = torch.fft.fftfreq(height, 1.0 / height, device=device).abs().round()
-    columns = torch.fft.rfftfreq(width, 1.0 / width, device=device).round()
-    reach = math.inf if band is None else math.floor(band * min(height, width))
-    mask: Tensor = (rows[:, None] <= reach) & (columns[None] <= reach)
-    return mask

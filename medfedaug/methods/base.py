@@ -160,7 +160,7 @@ class ServerExchange(ABC):
     """The server's half of an exchange, which takes the sites' payloads one by one.
 
     It need not keep payloads. The server holds the updates of a round until its end if entries have `kinds`,
-    to compare them between the sites; with ``compare_sites="statistics"`` it holds the payloads alone.
+    to compare them between the sites.
 
     The server calls `accept` once per site, with a payload that has the keys and shapes of `shapes`, is
     finite and has passed `check`. Then `result` returns the payload for every site, and the next `accept`
@@ -303,13 +303,6 @@ class SitePart:
 
     def start_round(self) -> None:
         """Called before local training, with the random state of the round."""
-
-    def continue_round(self) -> None:
-        """Called after `start_round` when a further process of a site joins a round.
-
-        A method makes the objects of its first step here. They then get the content that they have in the
-        first process, and so do all other tensors, numbers and random states in the attributes of this part.
-        """
 
     def end_round(self) -> None:
         """Called after local training, when the network has the trained weights."""

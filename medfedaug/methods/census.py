@@ -91,7 +91,6 @@ class Census:
 
     Args:
         owners: the patient of each training case.
-        samples: returns the number of training samples of each case.
         least: n, the fewest patients behind a number.
         silent: the cases from whose samples a step learns nothing, since nothing is annotated in them.
 
@@ -102,13 +101,12 @@ class Census:
     def __init__(
         self,
         owners: Sequence[Hashable],
-        samples: Callable[[], Sequence[int]] = tuple,
         least: int = 1,
         silent: Sequence[int] = (),
     ) -> None:
         names = {owner: index for index, owner in enumerate(dict.fromkeys(owners))}
         self.patient_of = torch.tensor([names[owner] for owner in owners], dtype=torch.long)
-        self.patients, self.least, self._samples, self._silent = len(names), least, samples, {*silent}
+        self.patients, self.least, self._silent = len(names), least, {*silent}
         self._passed: list[Tensor | None] = []  # the patient of each sample of a step
         self._steps: list[Tensor | None] = []  # the same; -1 for a silent case
         self._gradients: list[Tensor | None] = []  # of each sample of a step, their largest magnitude
@@ -253,8 +251,7 @@ class Census:
         Args:
             values: (N, D).
             classes: (N, K), the share of each class in a sample.
-            patients: of the samples, (N,), as `step` and `patients_of_samples` return them; ``None`` if
-                unknown.
+            patients: of the samples, (N,), as `step` returns them; ``None`` if unknown.
         """
         sums, counts = classes.T @ values, classes.sum(dim=0)
         if patients is None or len(patients) != len(values):
@@ -272,10 +269,6 @@ class Census:
     def like(self, value: Tensor, source: Tensor) -> Tensor:
         """Return a value that is computed from a marked tensor, row by row and from nothing else."""
         return _marked(value.detach().clone(), contributors_of(source))
-
-    def patients_of_samples(self) -> Tensor:
-        """Return the patient of each training sample, in the order of the samples."""
-        return self.patient_of.repeat_interleave(torch.tensor([*self._samples()], dtype=torch.long))
 
     def histogram(self, counts: Iterable[Tensor]) -> Tensor:
         """Return the histogram of a site, (C, L), whose rows add up to one, from those of its cases.

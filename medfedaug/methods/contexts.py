@@ -55,8 +55,6 @@ class SiteContext:
         training_batches: batches of `training_images` with the targets.
         training_loss: the mean of the task's loss over the training images, in evaluation mode, in the form
             that a method may send: `medfedaug.federation.site.model.SiteModel.training_loss`.
-        pass_own_images: runs the network in evaluation over the site's training images, or the test images of
-            a site without any, for the hooks of a method; targets play no part.
         local_entries: the state-dict entries that stay at the site.
         frozen: the state-dict entries that are not trained (`medfedaug.models.freezing`).
         missing_channels: the channels that the site lacks by its own list, 0 in all of its images.
@@ -84,7 +82,6 @@ class SiteContext:
     case_batches: Callable[[], Iterable[Iterable[Tensor]]] = _nothing
     training_batches: Callable[[], Iterable[tuple[Tensor, Tensor]]] = _nothing
     training_loss: Callable[..., float] = _nothing
-    pass_own_images: Callable[[], None] = _nothing
     local_entries: frozenset[str] = frozenset()
     frozen: frozenset[str] = frozenset()
     missing_channels: tuple[int, ...] = ()

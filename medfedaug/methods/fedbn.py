@@ -24,13 +24,10 @@ class FedBN(KeepsNorms):
     Args:
         unseen: ``"none"``: an unseen site gets no score, and no normalisation layer leaves its site.
             ``"average"``: the average of the sites' layers, with the weights of the models, as in the model
-            that FedAvg would make. ``"own"``: the average of the weights and biases, with running means and
-            variances of the unseen site's images (without labels), its training images or else its test
-            images. A site that sees one test image at a time cannot know statistics of all; report this with
-            the score.
+            that FedAvg would make.
 
     Exchange, every round, with ``"average"``: the normalisation layers up, their average down, so that they
-    leave the site; with ``"own"``: their weights and biases.
+    leave the site.
 
     Raises:
         ConfigError: for another ``unseen``, and for a network without normalisation layers that have entries.

@@ -13,13 +13,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Bounds, Contributions, Payload, ServerContext, SiteContext, Step, zeros
-from medfedaug.models.freezing import hold_norms
 from medfedaug.models.stages import Stage, find_stage
-from medfedaug.models.substitution import call_with
-
-# A histogram needs two passes over the features, for range and counts. Up to this many bytes they are kept;
-# beyond, the network runs over the training set twice, in constant memory.
-_KEPT_BYTES = 2**26
 
 
 class FedFAh(Method):
@@ -30,12 +24,10 @@ class FedFAh(Method):
     (Eq. 11-13); the server averages the sites' histograms to π; in the next round the loss gains
     λ·(KL(π_b‖π) + KL(π‖π_b))/2, with the mini-batch's histogram π_b (Eq. 14-15).
 
-    ``range`` chooses one of three readings of the range in Eq. 12, z_min and z_max of each channel, for a
+    ``range`` chooses one of two readings of the range in Eq. 12, z_min and z_max of each channel, for a
     mini-batch:
 
     - ``"batch"``: the mini-batch's smallest and largest value, through which the gradient passes;
-    - ``"received"``: over all training images, under the received model at the beginning of the round, in
-      training mode (batch statistics, and the perturbation of `FedFA`);
     - ``"stored"``: over all training images, in evaluation mode, under the site's trained model at the end of
       the previous round, or under the received model if it missed that round.
 
@@ -50,16 +42,16 @@ class FedFAh(Method):
         tau: τ of Eq. 12, at least 0.001.
         stage: number, counted from 1, or name of the stage whose output is aligned; the last by default.
         samples: ``"images"``: one sample per image, the mean over space; ``"pixels"``: one per pixel.
-        range: ``"batch"``, ``"received"`` or ``"stored"``, see above; ``"batch"`` had slightly the best
-            validation scores over phantom and retina.
+        range: ``"batch"`` or ``"stored"``, see above; ``"batch"`` had slightly the best validation scores
+            over phantom and retina.
 
     Raises:
         ConfigError: for arguments out of range, or a network whose stages are unknown.
 
     In our measurements the paper's λ = 0.1 loses to `FedFA` alone with every range: 0.058 to 0.077 Dice in
     the mean over five phantom federations, 0.041 to 0.048 over three trainings on retinal photographs.
-    λ = 0.01 showed no loss, and neither did λ = 0.1 after long training on
-    larger images in batches of 32 (Office-Caltech 10 at 192 x 192, three seeds).
+    λ = 0.01 showed no loss, and neither did λ = 0.1 after long training on larger images in batches of 32
+    (Office-Caltech 10 at 192 x 192, three seeds).
 
     A site that adds noise sends the histogram of the received network in evaluation mode, in the site's
     public range for ``feature_mean`` in every channel, as the mean over the training cases. Mini-batches then
@@ -68,13 +60,12 @@ class FedFAh(Method):
     Deviations:
         The paper does not define samples, here the mean over space, nor the values in the range of Eq. 12,
         which ``range`` decides; with ``"stored"`` a site that missed a round makes an extra pass over its
-        training images, with ``"received"`` every site does in every round. The divergence is the mean over
-        the channels. Eq. 12 gives ẑ the codomain [0, 1]; with ``"stored"`` and ``"received"`` samples of a
-        mini-batch leave it, and fall into the outermost bin on their side (`functional.soft_histogram`). The
-        first round of a federation has no histogram, and no term. The passes over the training set are
-        without augmentation. At τ = 0.01 the soft bins are so steep that the rounding of float32 grows to a
-        tenth of the update within three rounds: runs with another order of sums differ by as much, and
-        cannot be compared bit by bit.
+        training images. The divergence is the mean over the channels. Eq. 12 gives ẑ the codomain [0, 1];
+        with ``"stored"`` samples of a mini-batch leave it, and fall into the outermost bin on their side
+        (`functional.soft_histogram`). The first round of a federation has no histogram, and no term. The
+        passes over the training set are without augmentation. At τ = 0.01 the soft bins are so steep that the
+        rounding of float32 grows to a tenth of the update within three rounds: runs with another order of
+        sums differ by as much, and cannot be compared bit by bit.
     """
 
     name = "fedfa_h"
@@ -86,7 +77,7 @@ class FedFAh(Method):
         tau: Annotated[float, Interval(ge=1e-3)] = 0.01,
         stage: int | str = -1,
         samples: Literal["images", "pixels"] = "images",
-        range: Literal["batch", "received", "stored"] = "batch",
+        range: Literal["batch", "stored"] = "batch",
     ) -> None:
         self.weight, self.bins, self.tau, self.stage, self.samples = weight, bins, tau, stage, samples
         self.range = range
@@ -126,13 +117,11 @@ class FedFAhSite(SitePart, SiteExchange):
 
     @torch.no_grad()
     def start_round(self) -> None:
-        """Take the range under the received model, if ``range`` or a missed round needs it."""
+        """Take the stored range under the received model after a missed round."""
         before = self.context.round() - 1
         if self.target is None or self.range_of is None:
             return
-        if self.method.range == "received":
-            self._take_range(self._training_samples())
-        elif self.method.range == "stored" and self.range_of != before:
+        if self.method.range == "stored" and self.range_of != before:
             self._take_range(self._batches())
         self.range_of = before
 
@@ -152,28 +141,28 @@ class FedFAhSite(SitePart, SiteExchange):
 
         A site of a real federation merges adjacent bins of too few patients.
         """
+        self.range_of = self.context.round()
         if self.context.census.strict:
             self._take_range(self._batches())
-            self.range_of = self.context.round()
             return {"histogram": self.context.census.histogram(self._counts())}
-        batches = list(self._batches()) if self._fits() else None
-        self._take_range(batches if batches is not None else self._batches())
-        self.range_of = self.context.round()
-        total, count = torch.zeros(()), 0
-        for z in batches if batches is not None else self._batches():
-            part = F.soft_histogram(z, self.method.bins, self.method.tau, self.low, self.high)
-            total = total.to(part) + part * len(z)
-            count += len(z)
-        return {"histogram": total / count}
+        # Range and counts need two passes over the features; pixels are too many to keep.
+        kept = list(self._batches()) if self.method.samples == "images" else None
+        self._take_range(self._batches() if kept is None else kept)
+        counts = self._counts_of(self._batches() if kept is None else kept)
+        return {"histogram": (counts / counts.sum(dim=1, keepdim=True)).float()}
 
     def _counts(self) -> Iterator[Tensor]:
         """Yield the counts of each training case."""
         for batches in self.context.case_batches():
-            counts = torch.zeros(self.channels, self.method.bins, dtype=torch.float64)
-            for z in self._samples(batches):
-                part = F.soft_histogram(z, self.method.bins, self.method.tau, self.low, self.high)
-                counts += part.double().cpu() * len(z)
-            yield counts
+            yield self._counts_of(self._samples(batches))
+
+    def _counts_of(self, batches: Iterable[Tensor]) -> Tensor:
+        """Return the number of samples in each bin, (C, L), float64."""
+        counts = torch.zeros(self.channels, self.method.bins, dtype=torch.float64)
+        for z in batches:
+            part = F.soft_histogram(z, self.method.bins, self.method.tau, self.low, self.high)
+            counts += part.double().cpu() * len(z)
+        return counts
 
     def _take_range(self, batches: Iterable[Tensor]) -> None:
         self.low = self.high = None
@@ -194,37 +183,17 @@ class FedFAhSite(SitePart, SiteExchange):
             yield self._features
         self._features = None
 
-    def _training_samples(self) -> Iterator[Tensor]:
-        """Pass over the training images in training mode, without a change of running statistics."""
-        network = self.context.network
-        network.train()
-        hold_norms(network, self.context.frozen)
-        for images in self.context.training_images():
-            call_with(network, {name: buffer.clone() for name, buffer in network.named_buffers()}, images)
-            assert self._features is not None
-            yield self._features
-        self._features = None
-
     def contributions(self, bounds: Bounds) -> Contributions:
         """Return the histogram of each case in a public range, which no case can change."""
         return Contributions({"histogram": HISTOGRAM}, self._by_case(*bounds(FEATURE_MEAN)), True)
 
     @torch.no_grad()
     def _by_case(self, low: float, high: float) -> Iterator[Payload]:
-        channels, bins, tau = self.channels, self.method.bins, self.method.tau
         device = self.context.device
-        self.low, self.high = (torch.full((channels,), value, device=device) for value in (low, high))
+        self.low, self.high = (torch.full((self.channels,), value, device=device) for value in (low, high))
         self.range_of = None
-        for batches in self.context.case_batches():
-            total, count = torch.zeros(channels, bins, dtype=torch.float64), 0
-            for z in self._samples(batches):
-                total += F.soft_histogram(z, bins, tau, self.low, self.high).double().cpu() * len(z)
-                count += len(z)
-            yield {"histogram": total / count}  # NaN for a case without images
-
-    def _fits(self) -> bool:
-        size = self.context.num_samples() * self.channels * 4
-        return self.method.samples == "images" and size <= _KEPT_BYTES  # pixels are too many to keep
+        for counts in self._counts():  # NaN for a case without images
+            yield {"histogram": counts / counts.sum(dim=1, keepdim=True)}
 
     def apply(self, payload: Payload) -> None:
         self.target = payload["histogram"].to(self.context.device)

@@ -12,7 +12,7 @@ from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
 from medfedaug.methods.diversification import DiversifiedSite, Mixing, Reduction, Weights, mixing_range
 from medfedaug.models import adaptation
 
-_STATISTICS, _AFFINE = ("running_mean", "running_var"), ("weight", "bias")
+_STATISTICS = ("running_mean", "running_var")
 
 
 class FedFD(Method):
@@ -32,8 +32,9 @@ class FedFD(Method):
     network's.
 
     Exchange, every round and batch norm: the site's running mean and variance (C,) up, their average down,
-    with the weights of the models. It is separate from the sharing policy: with `FedBN` and `SiloBN`, which
-    keep the statistics at the site, an unseen site is scored with the federation's statistics.
+    with the weights of the models. It is separate from the sharing policy: with `SiloBN`, which keeps the
+    statistics at the site, an unseen site is scored with the federation's, and with `FedBN` if
+    ``fedbn.unseen="average"``.
 
     Args:
         lambda1: λ₁, the share of the diversified features' loss (CACL).
@@ -43,8 +44,6 @@ class FedFD(Method):
         high: upper end; beyond [0, 1] the statistics are extrapolated.
         distance: ``"sum"`` of the squared differences over the channels (Eq. 3 as printed), or ``"mean"``.
         head: dotted name of the module whose input the features are; by default the network's last layer.
-        affine: average the batch norms' weight and bias in the exchange too, so that an unseen site can be
-            scored with `FedBN`, which keeps them; ``fedbn.unseen="average"`` does the same.
 
     Raises:
         ConfigError: for arguments out of range.
@@ -77,11 +76,9 @@ class FedFD(Method):
         high: float = 1.0,
         distance: Reduction = "mean",
         head: str | None = None,
-        affine: bool = False,
     ) -> None:
         self.weights = Weights(lambda1, lambda2, distance, head)
         self.mix = adaptation.RandomMix(*mixing_range(self.name, mixing, low, high))
-        self.entries = _STATISTICS + (_AFFINE if affine else ())
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         return adaptation.adapt_batch_norm(network)
@@ -90,7 +87,7 @@ class FedFD(Method):
         return FedFDSite(self, context.network)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        return AverageServer(shared_entries(context.network, self.entries))
+        return AverageServer(shared_entries(context.network))
 
 
 class FedFDSite(DiversifiedSite, SiteExchange):
@@ -105,7 +102,7 @@ class FedFDSite(DiversifiedSite, SiteExchange):
         return adaptation.interpolating(self.network, self.method.mix)
 
     def collect(self) -> Payload:
-        return shared_entries(self.network, self.method.entries)
+        return shared_entries(self.network)
 
     def check(self, payload: Payload) -> None:
         for name in self.norms:
@@ -122,13 +119,12 @@ class FedFDSite(DiversifiedSite, SiteExchange):
         return self.received
 
 
-def shared_entries(network: nn.Module, entries: tuple[str, ...]) -> Payload:
-    """Return entries of the adaptive batch norms by state-dict key."""
+def shared_entries(network: nn.Module) -> Payload:
+    """Return the running statistics of the adaptive batch norms by state-dict key."""
     return {
         entry_key(name, entry): getattr(norm, entry).detach()
         for name, norm in adaptation.adaptive_norms(network).items()
-        for entry in entries
-        if getattr(norm, entry) is not None
+        for entry in _STATISTICS
     }
 
 

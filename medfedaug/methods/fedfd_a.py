@@ -39,7 +39,6 @@ class FedFDA(FedFD):
         high: see `FedFD`.
         distance: see `FedFD`.
         head: see `FedFD`.
-        affine: see `FedFD`.
         inference: ``"adapter"``, or another one of the paper's comparison (Table 3, c2): ``"instance"``
             (α = 1), ``"global"`` (α = 0), ``"fixed"``, ``"random"`` (α ~ U(0, 1)), ``"iabn"``, all without
             adapters.
@@ -73,14 +72,13 @@ class FedFDA(FedFD):
         high: float = 1.0,
         distance: Reduction = "mean",
         head: str | None = None,
-        affine: bool = False,
         inference: Inference = "adapter",
         alpha: Share = 0.5,
         iabn_k: NotNegative = 4.0,
         adapter_lr: Positive = 0.01,
         adapter_momentum: BelowOne = 0.5,
     ) -> None:
-        super().__init__(lambda1, lambda2, mixing, low, high, distance, head, affine)
+        super().__init__(lambda1, lambda2, mixing, low, high, distance, head)
         self.adapter_lr, self.adapter_momentum = adapter_lr, adapter_momentum
         strategies: dict[str, adaptation.Interpolation | None] = {
             "adapter": adaptation.LearnedAlpha(),
@@ -106,7 +104,7 @@ class FedFDA(FedFD):
 
     def every_round(self, context: ServerContext) -> ServerExchange:
         network = context.network
-        return AverageServer({**shared_entries(network, self.entries), **_adapters(network)})
+        return AverageServer({**shared_entries(network), **_adapters(network)})
 
 
 class FedFDASite(FedFDSite):

@@ -131,7 +131,7 @@ class FRAug(Method):
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         """Draw the generator's first weights from the run's seed, the same at all sites."""
-        head = linear_head(network, self.head, self.name)
+        head = linear_head(network, self.name, self.head)
         self._generator = Generator(self.noise, head.out_features, self.hidden, head.in_features)
         return network
 
@@ -159,7 +159,7 @@ class FRAugSite(SitePart, SiteExchange):
     """
 
     def __init__(self, method: FRAug, network: nn.Module) -> None:
-        self.method, self.head = method, linear_head(network, method.head, method.name)
+        self.method, self.head = method, linear_head(network, method.name, method.head)
         weight = self.head.weight
         classes, size = weight.shape
         self.generator = method.generator().to(weight)
@@ -184,9 +184,6 @@ class FRAugSite(SitePart, SiteExchange):
         """Drop the optimisers; the first step makes new ones."""
         self._optimisers, self._real = [], None
         self._means.clear()
-
-    def continue_round(self) -> None:
-        self._begin()
 
     def _begin(self) -> None:
         size = self.head.in_features

@@ -1,24 +1,6 @@
 """Exchange in which each site sends tensors and receives the tensors of all sites."""
 
-import torch
-from torch import Tensor
-
-from medfedaug.config.run import derive_seed
-from medfedaug.errors import DataError
-from medfedaug.methods.base import Payload, ServerExchange, Shapes, SiteContext
-
-
-def sample_groups(method: str, context: SiteContext, size: int) -> Tensor:
-    """Divide a site's training samples at random into groups of ``size`` or more, reproducibly."""
-    count = context.num_samples()
-    if count < size:
-        raise DataError(
-            f"{count} training samples, and {method} sends means of {size}",
-            site=context.name,
-            hint="Leave the site out or use another method.",
-        )
-    generator = torch.Generator().manual_seed(derive_seed(method, context.name))
-    return torch.randperm(count, generator=generator) % (count // size)
+from medfedaug.methods.base import Payload, ServerExchange, Shapes
 
 
 class GatheredServer(ServerExchange):

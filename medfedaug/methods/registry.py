@@ -24,9 +24,8 @@ _BUILT_IN = {cls.name: cls for cls in sorted(_CLASSES, key=lambda cls: cls.__mod
 COMBINATIONS: dict[str, list[dict[str, Any]]] = {
     "fedrdn_v": [{"name": "fedrdn", "args": {"average": True}}],
     "fedfa+": [{"name": "fedfa"}, {"name": "fedfa_h"}],
-    "harmofl": [{"name": "fedharmo"}],
 }
-"""Published names of combinations and of methods with arguments, and names from other papers."""
+"""Published names of combinations and of methods with arguments."""
 
 BUILT_IN_NAMES = (*_BUILT_IN, *COMBINATIONS)
 """The names that no other package may use."""

@@ -20,8 +20,7 @@ class SiloBN(KeepsNorms):
     Args:
         unseen: ``"none"``: an unseen site gets no score, unless another method has statistics, and no
             statistics leave their site. ``"average"``: the average of the sites' statistics, with the weights
-            of the models, as in the model that FedAvg would make. ``"own"``: statistics of the unseen site's
-            images (without labels), its training images or else its test images; nothing is exchanged.
+            of the models, as in the model that FedAvg would make.
 
     Exchange, every round, with ``"average"``: the statistics up, their average down, so that they leave the
     site.
@@ -30,9 +29,9 @@ class SiloBN(KeepsNorms):
         ConfigError: for another ``unseen``, and for a network without running statistics.
 
     Deviations:
-        The paper adapts to an unseen site by statistics of its images, which is ``"own"``; the default needs
-        no images. FedFD-A, which compares with SiloBN on unseen sites (Tables 1, 5, 7, 8), speaks of
-        statistics averaged over the sites, which is ``"average"``.
+        The paper adapts to an unseen site by statistics of its images, which is not offered. FedFD-A, which
+        compares with SiloBN on unseen sites (Tables 1, 5, 7, 8), speaks of statistics averaged over the
+        sites, which is ``"average"``.
     """
 
     name = "silobn"

@@ -1,18 +1,16 @@
 """`Metric`: name, unit, direction and computation of a score, and the form in which a site releases it.
 
-A metric is one file of this package with an object `METRIC`, or an object that another package names as an
-entry point of the group ``medfedaug.metrics``.
+A metric is one file of this package with an object `METRIC`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from medfedaug.errors import ConfigError, first_line, withheld
-from medfedaug.utils.validation import check_choice, check_printable
+from medfedaug.errors import ConfigError
+from medfedaug.utils.validation import check_choice
 
 if TYPE_CHECKING:
     from medfedaug.metrics.label_maps import LabelMaps
@@ -24,11 +22,6 @@ STAYS, MEAN, MEAN_OF_CLASSES = "stays", "mean", "mean of classes"
 over the classes, in which each case counts by the size of its class."""
 
 _PEOPLE = ("Dice", "Jaccard", "Hausdorff")
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
-# Other entries of a site's scores, or of a class's.
-_RESERVED = re.compile(
-    r"cases|case_metrics|case_classes|classes|missed|undivided|note|patients|scored_cases|seconds|unit|against|.*_(low|high)"
-)
 
 
 @dataclass(frozen=True)
@@ -116,18 +109,6 @@ class Metric:
         if self.leaves != STAYS and (self.largest > 1 or self.has_unit):
             raise ConfigError(f"metric {self.name}: a mean leaves a site only if scores lie between 0 and 1")
 
-    def check_addition(self) -> None:
-        """Check the attributes of another package's metric, which go into results and pages.
-
-        Raises:
-            ConfigError: naming the metric.
-        """
-        if not _NAME.fullmatch(self.name) or _RESERVED.fullmatch(self.name):
-            raise ConfigError(f"metric {self.name[:80]!r}: use a free name of small letters, digits and _")
-        check_printable(f"metric {self.name}", (self.title, self.cases, self.meaning))
-        if self.compute is None or not self.task:
-            raise ConfigError(f"metric {self.name}: task and compute are needed")
-
     @property
     def in_text(self) -> str:
         """The title within a sentence, in small letters unless it is a name or an abbreviation.
@@ -155,21 +136,9 @@ class Metric:
         return number and 0 <= value <= self.largest
 
     def scores(self, cases: Any) -> Any:
-        """Compute scores of `compute`'s cases, and check their limits, on which a release relies.
-
-        Raises:
-            ConfigError: naming the metric and no score, since the message leaves the site.
-        """
+        """Compute scores of `compute`'s cases."""
         assert self.compute is not None
-        try:
-            scores = self.compute(cases)
-        except Exception as error:  # any error of another package's metric
-            reason = withheld(f"{type(error).__name__}: {first_line(error)}")
-            raise ConfigError(f"metric {self.name} fails ({reason})") from error
-        values = [scores.score, *_all(scores)]
-        if not all(value is None or self.accepts(value) for value in values):
-            raise ConfigError(f"metric {self.name}: a score does not lie between 0 and {self.largest:g}")
-        return scores
+        return self.compute(cases)
 
 
 def mean_of_classes(score: Callable[[LabelMaps, int], float | None]) -> Callable[[LabelMaps], CaseScores]:
@@ -195,9 +164,3 @@ def mean_score(scores: Iterable[float | None]) -> float | None:
     """
     known = [score for score in scores if score is not None]
     return sum(known) / len(known) if known else None
-
-
-def _all(scores: CaseScores | SiteScores) -> Iterable[float | None]:
-    if isinstance(scores, CaseScores):
-        return scores.classes
-    return (*(scores.cases or {}).values(), *scores.classes.values())

@@ -7,10 +7,8 @@ from pathlib import Path
 from statistics import pstdev
 from typing import Any
 
-from medfedaug.errors import ConfigError
 from medfedaug.metrics.base import MEAN, STAYS, Metric, mean_score
-from medfedaug.utils import plugins
-from medfedaug.utils.validation import not_known, number_or_none
+from medfedaug.utils.validation import number_or_none
 
 GLOBAL, PERSONAL, LOCAL, UNSEEN = "global", "personal", "local", "unseen"
 """Kinds of scored models (`medfedaug.federation.composition.Composition.scored`)."""
@@ -26,64 +24,21 @@ def whose_model(parts: Collection[str]) -> str:
 
 
 METRICS: dict[str, Metric] = {}
-"""Metrics by name: of this package, and added by other packages, Bundles and records."""
+"""Metrics by name: of this package, and added by Bundles and records."""
 
 UNITS = ("mm", "px", "mixed")
 """Units of a site's lengths: ``"px"`` for images without spacing, ``"mixed"`` if some have one."""
 
 
-def metric_names(task: str, further: Sequence[str] = (), without: Sequence[str] = ()) -> tuple[str, ...]:
+def metric_names(task: str) -> tuple[str, ...]:
     """Return the names of the metrics of a task's test, the one that chooses the round first.
-
-    Args:
-        task: ``"segmentation"`` or ``"classification"``.
-        further: names of other packages' metrics, which this registers.
-        without: names of metrics to leave out.
-
-    Raises:
-        ConfigError: for an unknown name or a metric of another task, for a package that may not or cannot be
-            used, and if ``without`` has the metric that chooses the round.
 
     Example:
         >>> metric_names("segmentation")[0]
         'dice'
-        >>> "hd95" in metric_names("segmentation", without=["hd95"])
-        False
     """
     built_in = sorted((m for m in _BUILT_IN.values() if m.task == task), key=lambda m: (m.position, m.name))
-    for name in further:
-        plugin = plugins.find(plugins.METRICS, name, BUILT_IN_METRICS)
-        if plugin is None:
-            known = plugins.names(plugins.METRICS, BUILT_IN_METRICS)
-            problem = "is added by no package"
-            if name in _BUILT_IN:
-                problem = f"is one of every {_BUILT_IN[name].task}"
-            raise ConfigError(f"metric {name!r} {problem}; added ones: {', '.join(known) or 'none'}")
-        metric = plugin_metric(plugin)
-        if metric.task != task:
-            raise ConfigError(f"metric {name} is for {metric.task}, and the run is a {task}")
-        METRICS[name] = metric
-    names = (*(metric.name for metric in built_in), *dict.fromkeys(further))
-    for name in without:
-        if name not in names[1:]:
-            problem = "chooses the round and stays" if name == names[0] else not_known(name, names[1:])
-            raise ConfigError(f"without_metrics: metric {name!r} {problem}")
-    return tuple(name for name in names if name not in without)
-
-
-def plugin_metric(plugin: plugins.Plugin) -> Metric:
-    """Return the metric that a package adds.
-
-    Raises:
-        ConfigError: naming the package, when the object cannot be loaded or is no metric of that name.
-    """
-    metric = plugin.load()
-    if not isinstance(metric, Metric):
-        raise ConfigError(f"{plugin.what}: {metric!r} is no medfedaug.metrics.base.Metric")
-    if metric.name != plugin.name:
-        raise ConfigError(f"{plugin.what}: the metric must have that name, got {metric.name!r}")
-    metric.check_addition()
-    return metric
+    return tuple(metric.name for metric in built_in)
 
 
 def add_metric(metric: Metric) -> bool:
@@ -146,7 +101,7 @@ def described(names: Iterable[str]) -> dict[str, Any]:
         {}
     """
     entries: dict[str, dict[str, Any]] = {}
-    for metric in (METRICS[name] for name in names if name not in BUILT_IN_METRICS):
+    for metric in (METRICS[name] for name in names if name not in _BUILT_IN):
         meaning = {"meaning": metric.meaning} if metric.meaning else {}
         entries[metric.name] = {key: getattr(metric, key) for key in _RECORDED} | meaning
     return {"metrics": entries} if entries else {}
@@ -221,5 +176,3 @@ def _built_in() -> dict[str, Metric]:
 # Last, since some of these modules import this one.
 _BUILT_IN = _built_in()
 METRICS.update(_BUILT_IN)
-BUILT_IN_METRICS = frozenset(_BUILT_IN)
-"""Names of medfedaug's metrics, which no other package may use."""

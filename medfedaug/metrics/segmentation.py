@@ -6,7 +6,6 @@ from collections.abc import Hashable, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
-from medfedaug.errors import ConfigError
 from medfedaug.metrics.base import CaseScores, mean_score
 from medfedaug.metrics.label_maps import LabelMaps
 from medfedaug.metrics.registry import METRICS
@@ -76,9 +75,6 @@ class LabelMapScores:
             self.cases[metric.name][case] = scores.score
             if not self.full or not metric.by_class:
                 continue
-            if len(scores.classes) != len(self.by_class):
-                numbers = f"{len(scores.classes)} classes, expected {len(self.by_class)}"
-                raise ConfigError(f"metric {metric.name}: scores of {numbers}")
             for label_scores, score in zip(self.by_class.values(), scores.classes, strict=True):
                 label_scores[metric.name].append(score)
         if self.full:

@@ -146,24 +146,6 @@ class FinishedRun(RecordedRun):
         """The sites with layers or weights in `state`."""
         return sorted(path.parent.name for path in self.state.glob(f"*/{self.record['run']}.pt"))
 
-    def whole_weights(self, site: str) -> dict[str, Tensor]:
-        """Return the shared entries and the entries that a site kept in this run, without its statistics.
-
-        Raises:
-            ConfigError: when they are not a whole model.
-        """
-        network = self.composition.network
-        network.load_state_dict(self.weights, strict=False)
-        state = self.local_state(site)
-        if self.composition.personalising or (self.composition.kept_keys and state is None):
-            raise ConfigError(
-                f"{self.model}: the model of {site} is not whole: its run left layers or weights at the "
-                f"sites, and {self.state} has none of {site} that could be sent"
-            )
-        if state is not None:
-            network.load_state_dict(state.network, strict=False)
-        return {k: v.detach().clone() for k, v in network.state_dict().items() if v.is_floating_point()}
-
     def whose(self, site: str, split: str = "test") -> str:
         """Name the model of a site's scores, as in ``results.json``.
 

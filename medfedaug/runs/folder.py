@@ -5,11 +5,10 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from medfedaug.data.file_hashes import Fingerprint
 from medfedaug.errors import ConfigError, StorageError, first_line
 from medfedaug.federation.job_folder import (
     CARDS,
@@ -33,7 +32,7 @@ _FILES = (
     *(RESULTS, GLOBAL_MODEL, FINAL_MODEL, STATISTICS, REPORT, LOG, EVENTS, *CARDS),
     *(exchange_file(Path(model)).name for model in (GLOBAL_MODEL, FINAL_MODEL)),
 )
-_TRACKED = re.compile(r"(.*/)?(events\.out\.tfevents\..*|mlflow\.db)")
+_TRACKED = re.compile(r"(.*/)?events\.out\.tfevents\..*")
 # A checkpoint whose writer was killed (`medfedaug.utils.files.write_atomic`).
 _UNFINISHED = re.compile(r"\.(medfedaug|[0-9a-f]{32})\.pt\.[a-z0-9_]{8}")
 _SITES_LOCK = ".medfedaug.sites.lock"
@@ -47,7 +46,7 @@ def sites_lock(out: Path) -> Path:
     return out / _SITES_LOCK
 
 
-def keep_fingerprint(state: Path, fingerprint: Fingerprint) -> None:
+def keep_fingerprint(state: Path, fingerprint: Mapping[str, str]) -> None:
     """Record the data files with which a run begins."""
     file = server_checkpoint(state).with_name(_DATA)
     try:
@@ -57,11 +56,11 @@ def keep_fingerprint(state: Path, fingerprint: Fingerprint) -> None:
     write_versioned(file, _DATA_KIND, _DATA_VERSION, {"files": fingerprint})
 
 
-def kept_fingerprint(state: Path) -> Fingerprint:
+def kept_fingerprint(state: Path) -> dict[str, str]:
     """Read the file of `keep_fingerprint`."""
     file = server_checkpoint(state).with_name(_DATA)
     try:
-        fingerprint: Fingerprint = parse_versioned(file.read_text(), _DATA_KIND, _DATA_VERSION)["files"]
+        fingerprint: dict[str, str] = parse_versioned(file.read_text(), _DATA_KIND, _DATA_VERSION)["files"]
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{file}: {first_line(error)}") from error
     return fingerprint

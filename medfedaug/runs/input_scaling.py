@@ -26,12 +26,10 @@ class Input:
             ``"fixed"``: divided by 255, or by 65535 for 16 bits; ``"bundle"``: scaled by a Bundle's
             transforms.
         normalised_by: the method, or "the plan", that normalises the scaled images; ``None`` for none.
-        uneven: the sites whose volumes have very different scales, with a description.
     """
 
     scaling: str = "each volume"
     normalised_by: str | None = None
-    uneven: tuple[tuple[str, str], ...] = ()
 
     @property
     def scaled(self) -> str:
@@ -56,11 +54,9 @@ SCALED = Input()
 def recorded_input(content: Mapping[str, Any]) -> Input:
     """Return the input in a ``results.json``."""
     known = content["input"]
-    uneven = known.get("uneven")
     return Input(
         str(known.get("scaling", "each volume")),
         str(known["normalised_by"]) if known.get("normalised_by") else None,
-        tuple((site, str(text)) for site, text in (uneven if isinstance(uneven, dict) else {}).items()),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from medfedaug.config.bundle_reference import PREDICTS
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.statistics import ChannelStatistics, load_statistics, other_statistics
+from medfedaug.statistics import ChannelStatistics, check_intensity, load_statistics
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Origin:
 def _one_pair(path: Path, run: FinishedRun) -> ChannelStatistics:
     try:
         statistics = load_statistics(path)
-        other_statistics(path, run.composition.intensity)
+        check_intensity(path, run.composition.intensity)
     except ValueError as error:
         raise ConfigError(first_line(error)) from error
     except OSError as error:

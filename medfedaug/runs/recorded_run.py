@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from medfedaug.federation.job_folder import (
 )
 from medfedaug.runs.results_schema import check_record
 from medfedaug.utils.files import parse_json, sha256
-from medfedaug.utils.printable import counted, html_table, printable
+from medfedaug.utils.printable import counted, printable
 from medfedaug.utils.validation import is_number
 from medfedaug.utils.versions import other_version
 
@@ -138,11 +137,6 @@ class RecordedRun(Mapping[str, Any]):
         widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
         lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in (header, *rows)]
         return "\n".join([self._headline, *(lines if rows else [])])
-
-    def _repr_html_(self) -> str:
-        """Return the scores by site as a table, for a notebook."""
-        header, *rows = self._screen()
-        return f"<p>{escape(self._headline)}</p>" + (html_table(header, rows) if rows else "")
 
     @property
     def _headline(self) -> str:

@@ -66,7 +66,6 @@ def check_evaluation(content: Any) -> None:
 
 
 _TROUBLE = list_of(entries({"site": text, "reason": text, "task": text}))
-_DESCRIPTION = entries({"scanners": map_of(list_of(text)), "years": list_of(count)})
 _ROUND = entries(
     {
         **dict.fromkeys(("round", "bytes_up", "bytes_down"), count),
@@ -76,7 +75,6 @@ _ROUND = entries(
         "bytes": map_of(map_of(count)),
         "methods": map_of(map_of(anything)),
         "shares": map_of(number),
-        "steps": map_of(map_of(number)),
     },
 )
 _SCORES = entries(
@@ -114,7 +112,7 @@ _RECORD = entries(
             }
         ),
         **dict.fromkeys(("run", "job", "date", "engine", "data"), text),
-        **dict.fromkeys(("left_out", "suspected", "scored", "versions", "sha256"), map_of(text)),
+        **dict.fromkeys(("left_out", "scored", "versions", "sha256"), map_of(text)),
         **dict.fromkeys(("sites", "bytes_up_before_training"), map_of(count)),
         **dict.fromkeys(("input", "execution", "files", "metrics", "data_options", "init"), map_of(anything)),
         "rounds": list_of(_ROUND),
@@ -123,7 +121,7 @@ _RECORD = entries(
         "unseen": list_of(text),
         "shares": map_of(map_of(number)),
         "labelled": map_of(list_of(text)),
-        "descriptions": map_of(_DESCRIPTION),
+        "counts": map_of(map_of(count)),
         "test": _TEST,
         "seconds": number,
         "planned": entries({"fingerprints": map_of(_FINGERPRINT), "asked": map_of(anything)}),

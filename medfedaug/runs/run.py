@@ -52,7 +52,6 @@ class Run:
         patients: the number of the patient of each case by site, where the site named patients. Runs may
             number them in different orders.
         left_out: sites that could not take part, with the reason.
-        suspected: sites whose steps stood apart in most rounds, with the reason.
         untested: sites that could not be tested, with the reason.
         unscored: tested sites that sent no score, with their reason.
         options: options of the data, for example ``fold``.
@@ -83,7 +82,6 @@ class Run:
     case_scores: dict[str, dict[str, float | None]] = field(default_factory=dict)
     patients: dict[str, dict[str, int]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-    suspected: dict[str, str] = field(default_factory=dict)
     untested: dict[str, str] = field(default_factory=dict)
     unscored: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
@@ -191,11 +189,7 @@ class Run:
 
     def validation(self, site: str | None = None) -> list[float | None]:
         """Return the validation score by round, of one site or (``None``) the mean over the sites."""
-        return self.by_round("val", site)
-
-    def by_round(self, split: str, site: str | None = None) -> list[float | None]:
-        """Return the score by round on ``"val"`` or ``"test"``, of one site or (``None``) the mean."""
-        key, names = f"{split}_{self.chosen_by}", [site] if site else sorted(self.sites)
+        key, names = f"val_{self.chosen_by}", [site] if site else sorted(self.sites)
         curves = [[number_or_none(r["sites"].get(name, {}).get(key)) for name in names] for r in self.rounds]
         return [mean_score(scores) for scores in curves]
 

@@ -54,8 +54,7 @@ class Prediction:
 
     Args:
         label: the class, (), of an image; of a volume the label map, (1, X, Y, Z), on the grid of its file.
-        probabilities: probabilities of the classes, (K,) or (K, X, Y, Z), float32, if requested; the
-            background has 1 outside the box of a plan.
+        probabilities: probabilities of the classes, (K,) or (K, X, Y, Z), float32, if requested.
         confidence: `soft_dice_confidence` of each class of a label map but the background, (K - 1,).
     """
 

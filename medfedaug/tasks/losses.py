@@ -1,4 +1,4 @@
-"""Losses by name, which another package may add, or by the path of MONAI's class."""
+"""Losses by name, or by the path of MONAI's class."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from medfedaug.config.run import DEFAULT_LOSSES
 from medfedaug.errors import ConfigError, first_line
-from medfedaug.utils import plugins
 from medfedaug.utils.class_paths import check_arguments, constructor_parameters, public_class
 
 _OVERLAP: dict[str, Any] = {"include_background": False, "batch": True}
@@ -29,33 +28,11 @@ _LOSSES: dict[str, dict[str, tuple[type[nn.Module], dict[str, Any]]]] = {
     },
     "classification": {"cross_entropy": (nn.CrossEntropyLoss, {}), "focal": (FocalLoss, {})},
 }
-BUILT_IN_LOSSES = tuple(dict.fromkeys(name for names in _LOSSES.values() for name in names))
-"""Names that no other package may use."""
 _ONE_HOT = "to_onehot_y"
 # Names of the argument for logits, and arguments for other activations.
 _SOFTMAX, _OTHERS = ("softmax", "use_softmax"), ("sigmoid", "other_act")
 # Distances to the border of a class, which probabilities do not have.
 _WHOLE_LABELS = ("HausdorffDTLoss", "LogHausdorffDTLoss")
-
-
-def loss_names(task: str) -> tuple[str, ...]:
-    """Return the names of losses for a task; other packages' losses come last.
-
-    Example:
-        >>> loss_names("classification")
-        ('cross_entropy', 'focal')
-    """
-    return (*_LOSSES[task], *plugins.names(plugins.LOSSES, BUILT_IN_LOSSES))
-
-
-def loss_class(plugin: plugins.Plugin) -> type[nn.Module]:
-    """Return the class that a package adds as a loss."""
-    cls = plugin.load()
-    if not isinstance(cls, type) or not issubclass(cls, nn.Module):
-        raise ConfigError(f"{plugin.what}: {cls!r} is no subclass of torch.nn.Module")
-    if _ONE_HOT not in constructor_parameters(cls):
-        raise ConfigError(f"{plugin.what}: the class {cls.__name__} must take {_ONE_HOT}, as MONAI's do")
-    return cls
 
 
 class Loss:
@@ -103,16 +80,14 @@ def build_loss(
     """Build a loss by name.
 
     Args:
-        name: one of `loss_names`, or a class path such as ``monai.losses.TverskyLoss``, for segmentation any
+        name: a name of `_LOSSES`, or a class path such as ``monai.losses.TverskyLoss``, for segmentation any
             of MONAI's that takes label maps, with MONAI's defaults; ``None`` for the default of the task.
         args: further arguments of its class; lists of ``weight`` have a number for each class.
     """
     name, args = name or DEFAULT_LOSSES[task], args or {}
-    added = plugins.find(plugins.LOSSES, name, BUILT_IN_LOSSES)
-    added_class = None if added is None else loss_class(added)
     try:
         check_arguments(args)
-        cls, defaults = _find(task, name) if added_class is None else (added_class, dict[str, Any]())
+        cls, defaults = _find(task, name)
         loss = _make(name, cls, {**defaults, **args}, num_classes, dense=task == "segmentation")
     except Exception as error:  # classes check arguments in their own ways
         raise ConfigError(f"loss {name}: {first_line(error)}") from error
@@ -126,7 +101,7 @@ def _find(task: str, name: str) -> tuple[type[nn.Module], dict[str, Any]]:
         return known[name]
     if "." not in name:
         raise ValueError(
-            f"is not known for {task}; choose from {', '.join(loss_names(task))}"
+            f"is not known for {task}; choose from {', '.join(known)}"
             + (", or MONAI's by class path, for instance monai.losses.TverskyLoss" if dense else "")
         )
     cls = public_class(monai.losses, name, "loss")

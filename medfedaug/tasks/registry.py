@@ -3,7 +3,6 @@
 import dataclasses
 
 from medfedaug.config.run import RunConfig
-from medfedaug.metrics.registry import metric_names
 from medfedaug.tasks.base import Task
 from medfedaug.tasks.classification import ClassificationTask
 from medfedaug.tasks.segmentation import SegmentationTask
@@ -26,5 +25,4 @@ def make_task(config: RunConfig, *, normalised: bool) -> Task:
     config = dataclasses.replace(config, plan=config.prepared_plan(normalised=normalised))
     task = _TASKS[config.task].from_config(config, intensity)
     task.augments = config.augmentation
-    task.metrics = metric_names(config.task, config.metrics, config.without_metrics)
     return task

@@ -248,15 +248,12 @@ class SegmentationTask(Task):
         place = case.placement
         logits = self._case_logits(network, case, transform, device, batch_size)
         label = _label_map(logits, place).cpu()
-        # In the box that the plan keeps: the rest is certainly background.
         confidence = soft_dice_confidence(logits, logits.argmax(dim=0)).cpu()
         if not probabilities:
             return Prediction(label, confidence=confidence)
         shares = logits.float().softmax(dim=0).cpu()
         if place is not None:
-            inside = place.put_back(torch.ones_like(shares[:1]))
             shares = place.put_back(shares)
-            shares[0] += 1 - inside[0]
         return Prediction(label, shares, confidence)
 
     def _case_logits(
@@ -281,7 +278,7 @@ class SegmentationTask(Task):
         placement: Placement | None = None,
         plane: Sequence[int] | None = None,
     ) -> Tensor:
-        """Return the network's output with the voxels of the file, (K, X, Y, Z), in the box of the plan.
+        """Return the network's output with the voxels of the file, (K, X, Y, Z), along the prepared axes.
 
         Args:
             network: the network, in evaluation mode.

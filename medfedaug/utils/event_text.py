@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from medfedaug.errors import DataError
-from medfedaug.utils.event_schema import EVENTS, check_event
 from medfedaug.utils.printable import printable
 from medfedaug.utils.validation import is_number
 
@@ -46,13 +44,8 @@ def follow(path: Path, position: int = 0) -> Iterator[tuple[dict[str, Any], int]
                 event = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            if not isinstance(event, dict) or "event" not in event:
-                continue
-            try:
-                check_event(event)
-            except ValueError as error:
-                raise DataError(f"holds an event that is damaged ({error})", path=path) from error
-            yield event, position
+            if isinstance(event, dict) and "event" in event:
+                yield event, position
 
 
 _LINES: Mapping[str, str] = {
@@ -72,8 +65,6 @@ _LINES: Mapping[str, str] = {
     "share_lowered": "{site}: counts as {after:.0%} of the average, and not as the {before:.0%} of its "
     "samples; --max-share 1 lets it",
     "stage": "{text}",
-    "suspected": "suspected: {site}: {reason}",
-    "uneven": "{reason}",
     "unscored": "{site}: no validation score: {reason}",
     "unseen": "{site}: unseen, tested only",
     "warning": "warning: {text}",
@@ -102,50 +93,45 @@ class EventLines:
         kind = event["event"]
         if kind in _LINES:
             return [printable(_LINES[kind].format_map(event))]
-        describe = getattr(self, f"_{kind}", None) if kind in EVENTS else None
+        describe = getattr(self, f"_on_{kind}", None)
         return [printable(line) for line in describe(event)] if describe else []
 
     def _of(self, event: Mapping[str, Any]) -> str:
         return f"round {event['round']}/{self.rounds}"
 
-    def _round_started(self, event: Mapping[str, Any]) -> list[str]:
+    def _on_round_started(self, event: Mapping[str, Any]) -> list[str]:
         self.losses, self.round = {}, event["round"]
         self.rounds = event.get("rounds", self.rounds)
         return []
 
-    def _trained(self, event: Mapping[str, Any]) -> list[str]:
+    def _on_trained(self, event: Mapping[str, Any]) -> list[str]:
         if is_number(event.get("train_loss")):
             self.losses[event["site"]] = event["train_loss"]
         return []
 
-    def _planned(self, event: Mapping[str, Any]) -> list[str]:
+    def _on_planned(self, event: Mapping[str, Any]) -> list[str]:
         return [f"plan: {setting}: {reason}" for setting, reason in event["reasons"]]
 
-    def _labelled(self, event: Mapping[str, Any]) -> list[str]:
+    def _on_labelled(self, event: Mapping[str, Any]) -> list[str]:
         return [f"{event['site']}: has annotated for training {event['classes'] or 'nothing'}"]
 
-    def _init(self, event: Mapping[str, Any]) -> list[str]:
+    def _on_init(self, event: Mapping[str, Any]) -> list[str]:
         lines = [f"{event['loaded']} of {event['of']} entries of the network from {event['file']}"]
         return lines + [f"  not used: {name} ({reason})" for name, reason in event["skipped"].items()]
 
-    def _stalled(self, event: Mapping[str, Any]) -> list[str]:
+    def _on_stalled(self, event: Mapping[str, Any]) -> list[str]:
         return [f"ended after {self._of(event)}: {event['reason']}"]
 
-    def _step_shortened(self, event: Mapping[str, Any]) -> list[str]:
-        far = f"{event['parameters']:g} times as long as the others'"
-        far += f", and of running statistics {event['buffers']:g} times" if event["buffers"] > 1 else ""
-        return [f"round {event['round']}: {event['site']}: its step is shortened: {far} (max_step)"]
-
-    def _missing(self, event: Mapping[str, Any]) -> list[str]:
+    def _on_missing(self, event: Mapping[str, Any]) -> list[str]:
         if event["task"] == "test":
             return [f"not tested: {event['reason']}"]
         return [f"round {event['round']}: missing: {event['reason']}"]
 
-    def _waiting(self, event: Mapping[str, Any]) -> list[str]:
+    def _on_waiting(self, event: Mapping[str, Any]) -> list[str]:
         sites = ", ".join(event["sites"])
         return [f"waiting for {sites}: {event['answers']} of {event['needed']} needed answers are here"]
 
-    def _round_finished(self, event: Mapping[str, Any]) -> list[str]:
+    def _on_round_finished(self, event: Mapping[str, Any]) -> list[str]:
         losses = "  ".join(f"{site} {loss:.4f}" for site, loss in sorted(self.losses.items()))
         of_losses = f"loss {losses}" if losses else LOSSES_STAY
         parts = [f"{event['seconds']:.1f} s"]
@@ -157,17 +143,17 @@ class EventLines:
             ]
         return [f"{self._of(event)}  {of_losses}  ({'; '.join(parts)})"]
 
-    def _validated(self, event: Mapping[str, Any]) -> list[str]:
+    def _on_validated(self, event: Mapping[str, Any]) -> list[str]:
         scores = [(name[4:], value) for name, value in event.items() if name.startswith("val_")]
         return [f"{self._of(event)}  validation {name} {value:.4f}" for name, value in scores[:1]]
 
-    def _tested(self, event: Mapping[str, Any]) -> list[str]:
+    def _on_tested(self, event: Mapping[str, Any]) -> list[str]:
         scores = [f"{k} {v:.4f}" for k, v in event.items() if k not in ("event", "site") and is_number(v)]
         if not scores and event.get("reason"):
             return [f"{event['site']}: tested, no score: {event['reason']}"]
         return [f"{event['site']}: tested{': ' + ', '.join(scores) if scores else ''}"]
 
-    def _answered(self, event: Mapping[str, Any]) -> list[str]:
+    def _on_answered(self, event: Mapping[str, Any]) -> list[str]:
         """Describe a site's own work and messages."""
         self.round, self.rounds = max(self.round, event["round"]), event["rounds"]
         task = event["task"]

@@ -1,4 +1,4 @@
-"""Find and restrict the plugins of installed packages: methods, networks, losses, metrics and more.
+"""Find and restrict the plugins of installed packages: methods, networks, training loops.
 
 The ``pyproject.toml`` of a package lists its plugins under the names that a user writes::
 
@@ -22,13 +22,9 @@ from packaging.utils import canonicalize_name
 from medfedaug.errors import ConfigError, first_line
 
 __all__ = [
-    "ENGINES",
-    "FORMATS",
     "JOB_GROUPS",
     "LOOPS",
-    "LOSSES",
     "METHODS",
-    "METRICS",
     "NETWORKS",
     "Plugin",
     "find",
@@ -38,22 +34,17 @@ __all__ = [
 ]
 
 METHODS, NETWORKS = "medfedaug.methods", "medfedaug.networks"
-LOSSES, LOOPS = "medfedaug.losses", "medfedaug.loops"
-METRICS, FORMATS, ENGINES = "medfedaug.metrics", "medfedaug.formats", "medfedaug.federation.engines"
+LOOPS = "medfedaug.loops"
 """The groups of entry points."""
 
 _KINDS = {
     METHODS: "method",
     NETWORKS: "network",
-    LOSSES: "loss",
     LOOPS: "training loop",
-    METRICS: "metric",
-    FORMATS: "image format",
-    ENGINES: "engine",
 }
 
-JOB_GROUPS = (METHODS, NETWORKS, LOSSES, LOOPS, METRICS, FORMATS)
-"""The groups of names in jobs and in files of sites."""
+JOB_GROUPS = (METHODS, NETWORKS, LOOPS)
+"""The groups of names in jobs."""
 
 _allowed: frozenset[str] | None = None
 """Names of packages; ``None`` for all."""

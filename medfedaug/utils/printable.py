@@ -11,8 +11,6 @@ import logging
 import re
 import traceback
 import unicodedata
-from collections.abc import Iterable, Sequence
-from html import escape
 from typing import Any
 
 __all__ = [
@@ -40,15 +38,15 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table for a notebook.
+def plain(text: str) -> str:
+    r"""Return a text without line ends and the markup of code and links.
 
-    >>> html_table(["site"], [["A & B"]])
-    '<table><tr><th>site</th></tr><tr><td>A &amp; B</td></tr></table>'
+    Example:
+        >>> plain("As ``x`` in `this paper <https://arxiv.org>`_,\nand `medfedaug.config.run.RunConfig`.")
+        'As x in this paper, and medfedaug.config.run.RunConfig.'
     """
-    lines = (("th", header), *(("td", cells) for cells in rows))
-    rows_ = ("".join(f"<{tag}>{escape(printable(cell))}</{tag}>" for cell in cells) for tag, cells in lines)
-    return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows_)}</table>"
+    text = re.sub(r"\s*<https?://[^>]*>`?_{0,2}", "", re.sub(r"(?::\w+)+:`([^`]*)`", r"\1", text))
+    return " ".join(text.replace("`", "").split())
 
 
 def printable(text: object) -> str:

@@ -27,25 +27,10 @@ def kind(expected: str, accepts: Callable[[Any], bool]) -> Check:
     return checked
 
 
-def _is_whole(value: Any, last: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= last
-
-
 text = kind("a text", lambda value: isinstance(value, str))
 number = kind("a finite number", is_number)
 score = kind("a finite number or null", lambda value: value is None or is_number(value))
-count = kind("a whole number from 0 on", lambda value: _is_whole(value, 2**63 - 1))
-
-
-def count_to(last: int) -> Check:
-    """Accept a whole number from 0 to another."""
-    return kind(f"a whole number from 0 to {last}", lambda value: _is_whole(value, last))
-
-
-def number_from_to(first: float, last: float) -> Check:
-    """Accept a number in a range."""
-    expected = f"a number from {first:g} to {last:g}"
-    return kind(expected, lambda value: is_number(value) and first <= value <= last)
+count = kind("a whole number from 0 on", lambda value: type(value) is int and 0 <= value < 2**63)
 
 
 def one_of(choices: Sequence[str]) -> Check:
@@ -116,11 +101,6 @@ def row_of(check: Check, length: int) -> Check:
             fail(value, where, f"a list of {length}")
 
     return checked
-
-
-def pairs_of(check: Check) -> Check:
-    """Accept a list of pairs, each a list of two entries of one kind."""
-    return list_of(row_of(check, 2))
 
 
 def entries(known: Mapping[str, Check], other: Check = anything, needed: Sequence[str] = ()) -> Check:

@@ -13,7 +13,6 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.app_constant import AppConstants
-from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from medfedaug.config.run import Execution
@@ -35,8 +34,8 @@ class NVFlareCarrier(Carrier):
 
     The carrier waits for all sites of a task, for at most ``grace`` seconds after enough good answers, and
     never longer than ``round_timeout``. Every ``period`` seconds it checks the answers. It reports a silent
-    site, and does not wait for it after enough good answers, when all others have answered. It fires
-    NVFlare's events of a round for other components. A job without rounds has no checkpoint.
+    site, and does not wait for it after enough good answers, when all others have answered. Each training of
+    a comparison has a checkpoint elsewhere.
     """
 
     def __init__(
@@ -141,23 +140,18 @@ class NVFlareCarrier(Carrier):
 
     def round_done(self, server: FederationServer) -> None:
         """Write the checkpoint."""
-        self.controller.fire_event(AppEventType.AFTER_AGGREGATION, self.fl_ctx)
         if self.checkpoint is not None:
             server.save(self.checkpoint)
-        self.controller.fire_event(AppEventType.ROUND_DONE, self.fl_ctx)
 
     def _begin(self, request: Request) -> None:
         if request.task == TRAIN:
             self.fl_ctx.set_prop(AppConstants.CURRENT_ROUND, request.round, private=True, sticky=True)
-            self.controller.fire_event(AppEventType.ROUND_STARTED, self.fl_ctx)
 
     def _end(self, request: Request, silent: Mapping[str, str]) -> Mapping[str, str]:
         if self.abort_signal.triggered:
             raise Aborted
         for reason in silent.values():
             self._warn(f"{request.task}, round {request.round}: {reason}")
-        if request.task == TRAIN:
-            self.controller.fire_event(AppEventType.BEFORE_AGGREGATION, self.fl_ctx)
         return silent
 
     def _prepare(self, request: Request, sites: Sequence[str], accept: Accept) -> None:
@@ -227,11 +221,7 @@ class NVFlareCarrier(Carrier):
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
             site, result = self._names.name(client_task.client.name), client_task.result
             client_task.result = None  # a site's model is large
-            fl_ctx.set_prop(AppConstants.CURRENT_ROUND, request.round, private=True, sticky=True)
-            self.controller.fire_event(AppEventType.BEFORE_CONTRIBUTION_ACCEPT, fl_ctx)
-            used = accept(site, _reply(site, request, result))
-            fl_ctx.set_prop(AppConstants.AGGREGATION_ACCEPTED, used, private=True, sticky=False)
-            self.controller.fire_event(AppEventType.AFTER_CONTRIBUTION_ACCEPT, fl_ctx)
+            accept(site, _reply(site, request, result))
 
         data = FLModelUtils.to_shareable(request_to_model(request))
         timeout = _whole_seconds(self.execution.round_timeout)

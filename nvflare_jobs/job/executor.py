@@ -1,10 +1,9 @@
 """The site's component: a thin shell around the engine-neutral trainer."""
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
@@ -20,7 +19,8 @@ from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError, own
-from medfedaug.federation.messages.messages import Reply, Request
+from medfedaug.federation.messages.messages import Reply
+from medfedaug.federation.site.comparison import ComparisonSite
 from medfedaug.federation.site.gate import Gate
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
@@ -43,12 +43,6 @@ _LONGEST = 200
 _ROOT = "rootCA.pem"
 
 
-class Answers(Protocol):
-    """A site, in a federation or in a comparison."""
-
-    def answer(self, request: Request, should_stop: Callable[[], bool] | None = None) -> Reply: ...
-
-
 class AnsweringExecutor(Executor):
     """Give every task to the site, which is opened for the first one.
 
@@ -61,7 +55,7 @@ class AnsweringExecutor(Executor):
     def __init__(self) -> None:
         super().__init__()
         log_printable()
-        self._site: Answers | None = None
+        self._site: Site | ComparisonSite | None = None
         self._gate: Gate | None = None
         self._events: EventLog | None = None
 
@@ -69,7 +63,9 @@ class AnsweringExecutor(Executor):
         """Return the settings in the job."""
         raise NotImplementedError
 
-    def open_site(self, name: str, settings: SiteSettings, gate: Gate, events: EventLog) -> Answers:
+    def open_site(
+        self, name: str, settings: SiteSettings, gate: Gate, events: EventLog
+    ) -> Site | ComparisonSite:
         """Open the site with its settings."""
         raise NotImplementedError
 
@@ -118,7 +114,7 @@ class AnsweringExecutor(Executor):
             self.log_error(fl_ctx, reply.error, fire_event=False)
         return reply
 
-    def _opened(self, name: str, events: EventLog, fl_ctx: FLContext) -> Answers:
+    def _opened(self, name: str, events: EventLog, fl_ctx: FLContext) -> Site | ComparisonSite:
         kit = fl_ctx.get_workspace().get_root_dir()
         settings = SiteSettings.load(kit)
         plugins.restrict(settings.plugins)
@@ -158,9 +154,9 @@ class SiteExecutor(AnsweringExecutor):
         return Site(name, trainer, gate, events)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Pass the event to the script, too."""
-        if self._loop is not None:
-            self._loop.handle_event(event_type, fl_ctx)
+        """End the script with the job."""
+        if self._loop is not None and event_type == EventType.END_RUN:
+            self._loop.end()
         super().handle_event(event_type, fl_ctx)
 
     def execute(
@@ -168,7 +164,9 @@ class SiteExecutor(AnsweringExecutor):
     ) -> Shareable:
         """Answer a request."""
         if self._loop is not None:
-            self._loop.enter(fl_ctx, abort_signal)
+            job = fl_ctx.get_job_id()
+            self._loop.folder = Path(fl_ctx.get_workspace().get_app_custom_dir(job))
+            self._loop.should_stop = lambda: bool(abort_signal.triggered)
         return super().execute(task_name, shareable, fl_ctx, abort_signal)
 
 

@@ -1,128 +1,50 @@
-"""A script with a custom training loop, under NVFlare's Client API, in the process of the site's job."""
+"""A script with a custom training loop, in a thread of the site's job."""
 
-from dataclasses import asdict
-from itertools import count
+import logging
+import runpy
+import threading
+import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from queue import Queue
 
-from nvflare.apis.dxo import DXO
-from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import ReturnCode
-from nvflare.apis.fl_context import FLContext
-from nvflare.apis.signal import Signal
-from nvflare.app_common.abstract.fl_model import FLModel
-from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor, ExecutionMode
-from nvflare.app_common.utils.fl_model_utils import FLModelUtils
-from nvflare.client.config import ExchangeFormat
-from nvflare.client.in_process.api import TOPIC_ABORT
-from nvflare.fuel.data_event.data_bus import DataBus
-
-from medfedaug.client import META, SESSION_KEY
+from medfedaug.client import script_at
 from medfedaug.config.training_scripts import find_loop
 from medfedaug.errors import MedFedAugError, withheld
-from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.site.local_training import LocalRound
 from medfedaug.federation.site.script_training import CustomLoop, ScriptSession
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.job.ranks import Ranks
 
-_starts = count(1)
-
-
-class _ClientAPI(ClientAPIExecutor):
-    """NVFlare's executor for scripts. It is no component of the job: its results never leave the site."""
-
-    def __init__(self, script: Path) -> None:
-        super().__init__(
-            execution_mode=ExecutionMode.IN_PROCESS,
-            task_script_path=str(script.resolve()),
-            params_exchange_format=ExchangeFormat.RAW,
-            server_expected_format=ExchangeFormat.RAW,
-        )
-
-    def fire_log_analytics(self, fl_ctx: FLContext, dxo: DXO) -> None:
-        """Keep the script's logs by NVFlare's tracking at the site: they would bypass the site's guard."""
-        text = f"not sent: what the training script logs stays here ({dxo.data})"
-        self.log_warning(fl_ctx, text, fire_event=False)
-
-
-class _AbortSignal:
-    """An abort signal of NVFlare, which a lost rank triggers, too."""
-
-    def __init__(self, signal: Signal | None, ranks: Ranks) -> None:
-        self._signal, self._ranks = signal, ranks
-
-    @property
-    def triggered(self) -> bool:
-        """Return whether the script should stop."""
-        aborted = self._signal is not None and bool(self._signal.triggered)
-        return aborted or self._ranks.lost() is not None
+_PERIOD, _TO_END = 0.2, 10.0
+"""Seconds between two looks at lost ranks, and for a script after its last round."""
+_log = logging.getLogger("medfedaug")
 
 
 class ScriptLoop(CustomLoop):
     """The script of a run's training loop, by its name in the run (`medfedaug.config.training_scripts`).
 
-    The site starts it once the run is admitted, passes it rounds by NVFlare's Client API, and sends its own
-    collection of the trained network. The script's messages by the Client API mark the end of a round, and
-    are not sent.
+    The site starts it once the run is admitted, passes it rounds, and sends its own collection of the trained
+    network. Script and site wait for each other: only one of them works at a time.
 
     Attributes:
         settings: the site's settings, with the number of processes.
+        folder: the folder of the job's code.
+        should_stop: returns whether the job was stopped.
     """
 
-    _ranks: Ranks
-
     def __init__(self, loop: str) -> None:
-        self.loop, self.settings = loop, SiteSettings()
-        self._api: _ClientAPI | None = None
-        self._context: FLContext | None = None
-        self._signal: Signal | None = None
-        self._error = ""
-        DataBus().subscribe([TOPIC_ABORT], self._ended)
-
-    def _ended(self, _topic: str, message: Any, _bus: DataBus) -> None:
-        """Keep the last line of the script's traceback, with which NVFlare ends the task."""
-        lines = [line for line in str(message).splitlines() if line.strip()]
-        if any("Traceback" in line for line in lines):  # other messages report the end of the task
-            self._error = lines[-1]
-
-    def enter(self, fl_ctx: FLContext, abort_signal: Signal) -> None:
-        """Set the context of a request."""
-        self._context, self._signal = fl_ctx, abort_signal
-
-    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Pass the end of a task or of the job to the script; `start` starts it."""
-        if event_type == EventType.ABORT_TASK and self._api is not None:
-            self._api.handle_event(event_type, fl_ctx)
-        elif event_type == EventType.END_RUN:
-            self._end(fl_ctx)
-            DataBus().put_data(SESSION_KEY, None)
-            DataBus().unsubscribe(TOPIC_ABORT, self._ended)
-
-    def _end(self, fl_ctx: FLContext) -> None:
-        """End the script in all its processes, if it runs."""
-        if self._api is None:
-            return
-        self._ranks.over()
-        with self._ranks.in_group():
-            self._api.handle_event(EventType.END_RUN, fl_ctx)
-        self._ranks.close()
-        self._api = None
+        self.loop, self.settings, self.folder = loop, SiteSettings(), Path()
+        self.should_stop: Callable[[], bool] = lambda: False
+        self._script: _Running | None = None
 
     def start(self, session: ScriptSession) -> None:
         """Run the script until it waits for its first round."""
-        assert self._context is not None
-        workspace, job = self._context.get_workspace(), self._context.get_job_id()
-        script = find_loop(self.loop, Path(workspace.get_app_custom_dir(job)))
-        self._end(self._context)
-        self._error = ""
-        self._ranks = Ranks(script, session, self.settings)
-        DataBus().put_data(SESSION_KEY, (session, f"medfedaug-{next(_starts)}"))
-        self._api = _ClientAPI(script)
+        script = find_loop(self.loop, self.folder)
+        self.end()
+        self._script = _Running(script, session, self.settings)
         try:
-            with self._ranks.in_group():
-                self._api.handle_event(EventType.START_RUN, self._context)
-            self._hand_over({}, 0)
+            self._await(0)
         except MedFedAugError as error:
             if session.error is not None:
                 raise session.error from error
@@ -130,24 +52,77 @@ class ScriptLoop(CustomLoop):
 
     def train(self, round_: LocalRound) -> None:
         """Let the script train for a round."""
-        self._ranks.begin(round_)
-        self._hand_over(asdict(round_), round_.number)
-        self._ranks.finish()
+        assert self._script is not None
+        self._script.ranks.begin(round_)
+        self._script.hand_over(round_)
+        self._await(round_.number)
+        self._script.ranks.finish()
 
-    def _hand_over(self, meta: dict[str, Any], number: int) -> None:
-        assert self._api is not None
-        assert self._context is not None
-        model = FLModel(metrics={"round": float(number)}, meta={META: meta}, current_round=number)
-        shareable = FLModelUtils.to_shareable(model)
-        signal = _AbortSignal(self._signal, self._ranks)
-        with self._ranks.in_group():
-            result = self._api.execute(TRAIN, shareable, self._context, signal)
-        if result.get_return_code() != ReturnCode.OK or not self._ranks.collect(lambda: signal.triggered):
+    def end(self) -> None:
+        """End the script in all its processes, if it runs."""
+        if self._script is not None:
+            self._script.end()
+            self._script = None
+
+    def _await(self, number: int) -> None:
+        """Wait until the script asks for the next round in all its processes."""
+        assert self._script is not None
+        script, ranks = self._script, self._script.ranks
+        with ranks.in_group():
+            while not script.idle.wait(_PERIOD) and not self.should_stop() and ranks.lost() is None:
+                pass
+        waits = script.idle.is_set() and not script.ended
+        if not waits or not ranks.collect(self.should_stop):
             # With a lost peer rank 0 fails, too, and may fail first.
-            rank, cause = self._ranks.lost(1.0) or ("", self._error)
+            rank, cause = ranks.lost(1.0) or ("", script.error)
             when = f"before round {number} was over" if number else "before its first round"
             reason = f" ({withheld(cause)})" if cause else ""
             raise MedFedAugError(
-                f"site {self._context.get_identity_name()}: {rank}the training script "
-                f"{self.loop.split('@')[0]} ended {when}{reason}; the site's log says why"
+                f"site {script.session.site.name}: {rank}the training script {self.loop.split('@')[0]} ended "
+                f"{when}{reason}; the site's log says why"
             )
+
+
+class _Running:
+    """A started script, its thread and its ranks.
+
+    Attributes:
+        idle: set while the script waits for a round, or has ended.
+        ended: whether it has ended.
+        error: the last line of its traceback; empty without one.
+    """
+
+    def __init__(self, script: Path, session: ScriptSession, settings: SiteSettings) -> None:
+        self.session, self.ranks = session, Ranks(script, session, settings)
+        self.idle, self.ended, self.error = threading.Event(), False, ""
+        self._rounds: Queue[LocalRound | None] = Queue()
+        self._thread = threading.Thread(target=self._run, args=(script,), daemon=True)
+        self._thread.start()
+
+    def _run(self, script: Path) -> None:
+        try:
+            with script_at(self.session, self._wait):
+                runpy.run_path(str(script), run_name="__main__")
+        except BaseException as error:  # SystemExit of a script, too
+            self.error = traceback.format_exception_only(error)[-1].strip().splitlines()[-1]
+            _log.exception("the training script failed")
+        finally:
+            self.ended = True
+            self.idle.set()
+
+    def _wait(self) -> LocalRound | None:
+        self.idle.set()
+        return self._rounds.get()
+
+    def hand_over(self, round_: LocalRound | None) -> None:
+        """Let the script continue with a round, or after the last one."""
+        self.idle.clear()
+        self._rounds.put(round_)
+
+    def end(self) -> None:
+        """End the script; one that is stuck ends with the process."""
+        self.ranks.over()
+        with self.ranks.in_group():
+            self.hand_over(None)
+            self._thread.join(_TO_END)
+        self.ranks.close()

@@ -3,8 +3,8 @@
 Rank 0 is the process of the site's job. It alone has the site's guard and ledger, answers the server, and
 scores. Its peers, the other ranks, run the same script, as under ``torchrun``: all are one process group of
 PyTorch, in which the script's `DistributedDataParallel` averages gradients and its `DistributedSampler`
-distributes the samples. At the start of a round, rank 0 sends its peers the state of its network and methods.
-At the end they send it their losses, and nothing else of them counts.
+distributes the samples. A round begins in each peer as after a restart, with the network and the kept state
+of rank 0. At its end a peer reports a hash of its weights, and nothing else of it counts.
 """
 
 import os
@@ -40,7 +40,6 @@ from medfedaug.federation.site.local_training import LocalRound
 from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, ScriptSession
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy.site_settings import SiteSettings
-from medfedaug.nvflare_jobs.job.training_state import capture, restore
 from medfedaug.utils import plugins
 
 _PATIENCE = 600.0  # seconds that a rank waits for another one, in a step or at the end of a round
@@ -80,21 +79,13 @@ class _Start:
         )
 
 
-@dataclass(frozen=True)
-class _Report:
-    """Report of a peer that waits for a round, on the round before."""
-
-    losses: list[float]
-    steps: int
-    weights: str
-
-
 class _Peer:
     """Another rank and its process."""
 
     def __init__(self, rank: int) -> None:
         self.rank, self.lost = rank, ""
-        self.report: _Report | None = None
+        self.report: str | None = None
+        """The hash of its weights, while it waits for a round; empty before the first."""
         self._connection, remote = Pipe()
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import main; main()", str(remote.fileno())],
@@ -113,10 +104,9 @@ class _Peer:
         """Wait for a report; return whether it has come, or the rank is lost."""
         if self.report is None and not self.lost and self._connection.poll(seconds):
             try:
-                message = pickle.loads(self._connection.recv_bytes())
+                self.report, self.lost = pickle.loads(self._connection.recv_bytes())
             except (EOFError, OSError):
-                message = f"exit status {self._process.wait()}"
-            self.report, self.lost = (None, message) if isinstance(message, str) else (message, "")
+                self.lost = f"exit status {self._process.wait()}"
         return bool(self.lost) or self.report is not None
 
     def over(self) -> None:
@@ -197,8 +187,11 @@ class Ranks:
     def begin(self, round_: LocalRound) -> None:
         """Let the peers begin a round with the state of rank 0."""
         if self._peers:
-            state = capture(_roots(self._session.training))
-            message = pickle.dumps((round_, self._session.site.memory.once, state))
+            site, memory = self._session.site, self._session.memory
+            kept = memory.before(round_.number)
+            methods = kept.methods if kept is not None else {}
+            network = {key: value.cpu() for key, value in site.network.state_dict().items()}
+            message = pickle.dumps((round_, network, methods, site.payload, memory.once))
             for peer in self._peers:
                 peer.send(message)
 
@@ -218,25 +211,14 @@ class Ranks:
         return not any(peer.lost for peer in self._peers)
 
     def finish(self) -> None:
-        """Average the losses of a round over the ranks."""
-        if not self._peers:
-            return
-        training, losses = self._session.training, []
+        """Check that all ranks have the same weights after a round."""
         for peer in self._peers:
-            who = f"site {self._session.site.name}: rank {peer.rank} of {self._count}"
-            assert peer.report is not None
-            if peer.report.steps != training.steps:
+            if peer.report != _weights(self._session.training):
                 raise MedFedAugError(
-                    f"{who} took {peer.report.steps} steps in the round, and rank 0 took {training.steps}; "
-                    "all ranks have to take the same steps"
+                    f"site {self._session.site.name}: rank {peer.rank} of {self._count} has other weights "
+                    "than rank 0 after the round; take the same steps in all ranks, and pass each batch "
+                    "through DistributedDataParallel(network), which averages the gradients"
                 )
-            if peer.report.weights != _weights(training):
-                raise MedFedAugError(
-                    f"{who} has other weights than rank 0 after the round; pass each batch through "
-                    "DistributedDataParallel(network), which averages the gradients"
-                )
-            losses.append(peer.report.losses)
-        training.average(losses)
 
     def over(self) -> None:
         """Tell the peers that no round follows."""
@@ -281,14 +263,14 @@ class _SiteOfRank(CustomLoop):
                 self._messages.put(pickle.loads(self._connection.recv_bytes()))
         os._exit(1)
 
-    def send(self, message: Any) -> None:
-        """Send a message to rank 0."""
-        self._connection.send_bytes(pickle.dumps(message))
+    def send(self, weights: str | None, error: str = "") -> None:
+        """Report to rank 0."""
+        self._connection.send_bytes(pickle.dumps((weights, error)))
 
     def run(self) -> None:
         """Run the script to its end."""
         self.trainer.open(self._start.name)
-        self.send(_Report([], 0, ""))
+        self.send("")
         self._start.join_group()
         with script_at(self._session, self._wait):
             runpy.run_path(self._start.script, run_name="__main__")
@@ -305,19 +287,21 @@ class _SiteOfRank(CustomLoop):
         if self._began:
             for part in parts:
                 part.end_round()
-        losses = [float(loss) for loss in training.losses]
-        self.send(_Report(losses, training.steps, _weights(training)))
+        self.send(_weights(training))
         if (message := self._messages.get()) is None:
             return None
-        round_, once, state = message
-        self.trainer.receive({}, once=once)
+        round_, network, methods, payload, once = message
         self._began, self.trainer.round = True, round_.number
-        seed = derive_seed(round_.seed, "rank", self._start.rank)
-        torch.manual_seed(seed)
+        for name, state in methods.items():
+            if state:
+                self.trainer.parts[name].restore(state)
+        self.trainer.receive({}, payload, once)
+        training.network.load_state_dict(network)
+        torch.manual_seed(round_.seed)
         for part in parts:
             part.start_round()
-            part.continue_round()
-        restore(_roots(training), state)
+        seed = derive_seed(round_.seed, "rank", self._start.rank)
+        torch.manual_seed(seed)
         training.begin(self.trainer.training_dataset(seed))
         return round_
 
@@ -329,13 +313,9 @@ def main() -> None:
         site.run()
     except BaseException as error:
         traceback.print_exc()
-        site.send(traceback.format_exception_only(error)[-1].strip())
+        site.send(None, traceback.format_exception_only(error)[-1].strip())
         sys.stderr.flush()
         os._exit(1)
-
-
-def _roots(training: LoopTraining) -> dict[str, Any]:
-    return {"network": training.network, "parts": dict(training.parts)}
 
 
 def _weights(training: LoopTraining) -> str:

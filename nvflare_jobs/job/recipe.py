@@ -39,7 +39,7 @@ class MedFedAugRecipe(Recipe):
         resume: whether to continue the run of this name from the server's checkpoint.
         task_request_interval: seconds after which an idle site asks for work again. NVFlare's default of
             2 s would be most of the duration of a round with a small model.
-        tracking: the tracker for the sites' metrics of every round, ``"tensorboard"`` or ``"mlflow"``.
+        tracking: the tracker for the sites' metrics of every round: ``"tensorboard"``.
         execution: see `medfedaug.config.run.Execution`.
         initial: the initial weights, if the run is configured with them: a file of numbers in the job's
             folder of configuration.

@@ -1,9 +1,6 @@
-"""Send the sites' metrics of each round as NVFlare analytics to a tracker at the server."""
-
-from __future__ import annotations
+"""Send the sites' metrics of each round as NVFlare analytics to TensorBoard at the server."""
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.analytix import AnalyticsDataType
 from nvflare.apis.event_type import EventType
@@ -11,6 +8,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.recipe.spec import Recipe
 from nvflare.recipe.utils import add_experiment_tracking
 from nvflare.widgets.widget import Widget
 
@@ -21,30 +19,14 @@ from medfedaug.nvflare_jobs.job.messages import reply_from_model
 from medfedaug.runs.folder import SERVER_TRACKING
 from medfedaug.utils.validation import check_choice, is_number
 
-if TYPE_CHECKING:
-    from nvflare.recipe.spec import Recipe
-
-MLFLOW_FILE = "mlflow.db"
-"""MLflow's store in the server's run folder."""
-
-TRACKERS = {
-    "tensorboard": ["tensorboard"],
-    "mlflow": ["mlflow", "alembic"],  # mlflow-skinny has no store
-}
-"""The trackers with the packages that they need."""
-
-_CONFIG: dict[str, dict[str, Any]] = {"tensorboard": {"tb_folder": SERVER_TRACKING}, "mlflow": {}}
-
 
 def add_tracking(recipe: Recipe, tracker: str) -> None:
     """Let the sites of a job send their metrics, and the server write them to a tracker."""
-    check_choice("tracking", tracker, TRACKERS)
-    for package in TRACKERS[tracker]:
-        if find_spec(package) is None:
-            text = f"tracking with {tracker} needs the package {package}: pip install 'medfedaug[tracking]'"
-            raise ConfigError(text)
+    check_choice("tracking", tracker, ("tensorboard",))
+    if find_spec(tracker) is None:
+        raise ConfigError(f"tracking needs the package {tracker}: pip install 'medfedaug[tracking]'")
     recipe._job.to_clients(RoundMetrics(), id="round_metrics")
-    add_experiment_tracking(recipe, tracker, tracking_config=_CONFIG[tracker])
+    add_experiment_tracking(recipe, tracker, tracking_config={"tb_folder": SERVER_TRACKING})
 
 
 class RoundMetrics(Widget):

@@ -28,10 +28,7 @@ _EVERY_SERVER = (
     "nvflare.app_common.widgets.validation_json_generator.ValidationJsonGenerator",
 )
 _EVERY_SITE = ("nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent",)
-_SOME_SERVER = (
-    "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver",
-    "nvflare.app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver",
-)
+_SOME_SERVER = ("nvflare.app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver",)
 _SOME_SITE = (
     # A site's kit adds it to every job, unless the site forbids sending its logs.
     "nvflare.app_common.logging.job_log_streamer.JobLogStreamer",

@@ -19,7 +19,6 @@ from packaging.utils import canonicalize_name
 from medfedaug.config.bundle_reference import AllowedBundle, short_hash
 from medfedaug.data.base import SPLITS, Case, SiteFolder
 from medfedaug.data.dataset_json import unseen_note
-from medfedaug.data.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import open_site
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, MedFedAugError, MedFedAugWarning
@@ -257,8 +256,6 @@ def _data(kit: Kit | None, folder: Path | None, settings: SiteSettings) -> Itera
     decoding = _decoding(site)
     yield decoding
     yield from _labels(site)
-    if decoding.ok and site.scaling == "each volume":
-        yield _scales(site)
     yield from _numbers(site, settings)
 
 
@@ -368,17 +365,6 @@ def _labels(site: SiteFolder) -> Iterator[Check]:
     if unseen := [name for name in site.annotated() if numbers[name] not in present]:
         text, _, advice = unseen_note(unseen, f"none of {len(shown)} label maps").partition("; ")
         yield Check("outlines", None, text, f"{advice[:1].upper()}{advice[1:]}.")
-
-
-def _scales(site: SiteFolder) -> Check:
-    try:
-        scales = find_uneven_scales(site)
-    except MedFedAugError as error:
-        return Check("intensities", False, str(error), "Replace the file or take the case out of the list.")
-    if scales is None:
-        return Check("intensities", True, "the volumes lie on one scale")
-    text, advice = scales.sentence().split(". ")
-    return Check("intensities", None, text, advice)
 
 
 def _disk(name: str, folder: Path, low: bool | None = False) -> Check:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 
 import yaml
@@ -20,12 +20,6 @@ _NAMES = {
     "simple_name": "a name for a project: letters, digits and '_'",
     "admin": "an e-mail address, by which NVFlare knows administrators",
 }
-_RELAY = """  # A relay passes messages on. Sites connect to its one port, and it connects to the server.
-  - name: {name}
-    type: relay
-    org: coordination
-    listening_host: {{scheme: http, default_host: {host}, port: {port}, connection_security: mtls}}
-"""
 _SITES = re.compile(r"(  - name: \S+\n    type: client\n    org: \S+\n)+")
 
 
@@ -45,15 +39,12 @@ def project_file(
     admin: str = "admin@example.org",
     lead: str = "lead@example.org",
     name: str = "medfedaug",
-    relays: Mapping[str, Collection[str]] | None = None,
 ) -> str:
     """Return the text of ``project.yml`` for `nvflare provision`.
 
     Sites have their names in results, logs and data folders, and the server its host name for the sites.
-    ``lead`` is the e-mail address of the lead, who submits jobs. ``relays`` has, by the host name of a relay,
-    the sites that connect to it instead of the server.
+    ``lead`` is the e-mail address of the lead, who submits jobs.
     """
-    relay_of = _check_relays(relays or {}, sites)
     _check(sites, server=server, port=port, admin=admin, lead=lead, name=name)
     replacements = {
         "fl-server.example.org": server,
@@ -68,13 +59,8 @@ def project_file(
     text = re.sub("|".join(map(re.escape, replacements)), lambda match: replacements[match[0]], text)
     clients = "".join(
         f"  - name: {_text(site)}\n    type: client\n    org: {_text(_organisation(site))}\n"
-        + (f"    connect_to: {{name: {_text(relay_of[site])}}}\n" if site in relay_of else "")
         for site in sites
     )
-    if relays:  # without the first line NVFlare 2.9 lets a relay talk without encryption
-        text = text.replace(f"_port: {port}\n", f"_port: {port}\n    connection_security: mtls\n", 1)
-        entries = (_RELAY.format(name=_text(_relay(host)), host=_text(host), port=port) for host in relays)
-        clients = "".join(entries) + clients
     text = _SITES.sub(lambda _: clients, text)
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("# To be changed"))
 
@@ -121,27 +107,6 @@ def _check(sites: Sequence[str], *, server: str, port: int, admin: str, lead: st
         _check_name("admin", person)
     if admin == lead:
         raise ConfigError(f"admin and lead need two addresses, both are {admin}")
-
-
-def _check_relays(relays: Mapping[str, Collection[str]], sites: Sequence[str]) -> dict[str, str]:
-    """Return the relay of each site below a relay."""
-    relay_of: dict[str, str] = {}
-    for host, below in relays.items():
-        _check_name("server", host)
-        name = _relay(host)
-        check_site_name(name)
-        if name in sites or name in relay_of.values():
-            raise ConfigError(f"two participants have the name {name}, the first part of the relay's {host}")
-        for site in below:
-            if site not in sites or site in relay_of:
-                raise ConfigError(f"relay {host}: {site!r} must be one of the sites, below one relay")
-            relay_of[site] = name
-    return relay_of
-
-
-def _relay(host: str) -> str:
-    """Return the name of a relay: NVFlare separates a site from its relay by a dot."""
-    return host.split(".", 1)[0]
 
 
 def _check_project(*, port: int, name: str, server: str | None = None) -> None:

@@ -1,11 +1,10 @@
 """NVFlare's simulator in forks of a process that has imported all packages.
 
-``python -m medfedaug.nvflare_jobs.simulator.forked_simulator`` imports the packages of server and sites,
-waits for one line on standard input (`Start`), and then supervises the simulator
-(`medfedaug.nvflare_jobs.simulator.supervised`). It computes nothing itself and has one thread, so that it can
-be forked at any time. The simulator is its first fork. It requests each site through a private socket pair,
-and each site is a fork, too: a fork shares the memory of PyTorch, MONAI and NVFlare, which a fresh process
-would import again.
+``python -m medfedaug.nvflare_jobs.simulator.forked_simulator START`` imports the packages of server and
+sites, and then supervises the simulator (`medfedaug.nvflare_jobs.simulator.supervised`). It computes nothing
+itself and has one thread, so that it can be forked at any time. The simulator is its first fork. It requests
+each site through a private socket pair, and each site is a fork, too: a fork shares the memory of PyTorch,
+MONAI and NVFlare, which a fresh process would import again.
 """
 
 from __future__ import annotations
@@ -48,44 +47,19 @@ _MODULES = (
 )
 
 
-def main() -> int:
-    """Prepare, wait, run; return the exit code of the simulator, 0 without a request."""
+def main(start: Start) -> int:
+    """Prepare and run; return the exit code of the simulator."""
     gc.disable()
     for name in _MODULES:
         importlib.import_module(name)
     gc.enable()
-    line = _read_line(0, 4096)  # the buffer of sys.stdin would withhold later input
-    if not line:
-        return 0
-    start = Start.from_json(line)
-    os.environ.update(start.environment)
-    _write_to(start.log)
     if reason := _no_forks():
-        print(f"server and sites import their packages afresh: {reason}")
+        print(f"server and sites import their packages afresh: {reason}", flush=True)
         os.execv(sys.executable, start.fresh)
     gc.collect()
     gc.freeze()  # a fork that collects garbage does not copy shared memory
     sites = ForkedSites(start)
     return supervise(start.lock, sites.start_simulator, sites)
-
-
-def _read_line(source: int, size: int) -> bytes:
-    """Read to the end of a line; empty at the end of the file."""
-    text = b""
-    while not text.endswith(b"\n"):
-        if not (more := os.read(source, size)):
-            return b""
-        text += more
-    return text
-
-
-def _write_to(log: str) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    for stream in (1, 2):
-        os.dup2(file, stream)
-    os.close(file)
 
 
 def _no_forks() -> str | None:
@@ -214,6 +188,16 @@ class _Processes:
         return SiteProcess(self._forks, json.dumps(request).encode())
 
 
+def _read_line(source: int) -> bytes:
+    """Read to the end of a line; empty at the end of the file."""
+    text = b""
+    while not text.endswith(b"\n"):
+        if not (more := os.read(source, 1)):
+            return b""
+        text += more
+    return text
+
+
 class SiteProcess:
     """A site as a fork of another process, with the part of `subprocess.Popen` that the simulator uses."""
 
@@ -221,7 +205,7 @@ class SiteProcess:
         self._report, write = os.pipe()
         socket.send_fds(forks, [request], [write])
         os.close(write)
-        self.pid = int(_read_line(self._report, 1) or -1)
+        self.pid = int(_read_line(self._report) or -1)
         self.returncode: int | None = -signal.SIGKILL if self.pid < 0 else None
 
     def poll(self) -> int | None:
@@ -236,7 +220,7 @@ class SiteProcess:
             if not select.select([self._report], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(WORKER, timeout or 0)
             # Without a code the parent of all is gone, and this process with it.
-            self.returncode = int(_read_line(self._report, 1) or -signal.SIGKILL)
+            self.returncode = int(_read_line(self._report) or -signal.SIGKILL)
             os.close(self._report)
         return self.returncode
 
@@ -254,6 +238,6 @@ class SiteProcess:
 
 
 if __name__ == "__main__":
-    code = main()
+    code = main(Start(**json.loads(sys.argv[1])))
     sys.stdout.flush()
     os._exit(code)  # the command waits for this process, which has nothing left to do

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,15 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import MedFedAugWarning, RunFailed
 from medfedaug.federation.engine import Engine, FederationRun
 from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER, RESULTS
-from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.hospital.privacy import PrivacyPolicy
 from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
 from medfedaug.nvflare_jobs.job.events import WARNING
 from medfedaug.nvflare_jobs.job.recipe import MedFedAugRecipe
 from medfedaug.nvflare_jobs.job.site_names import VARIABLE, identifiers
-from medfedaug.nvflare_jobs.job.tracking import MLFLOW_FILE
 from medfedaug.nvflare_jobs.kit.allowed import needed_classes
 from medfedaug.nvflare_jobs.simulator.simulator_process import SimulatorProcess, Start, no_fast_start
-from medfedaug.runs.folder import SERVER_TRACKING
 from medfedaug.utils import plugins
-from medfedaug.utils.event_text import follow
+from medfedaug.utils.event_text import OnEvent, follow
 
 LOG_FILE = "nvflare.log"
 
@@ -87,34 +84,24 @@ def run_in_simulator(
     sites: Sequence[str],
     work_dir: str | Path,
     device: str = "auto",
-    on_event: Callable[[dict[str, Any]], None] | None = None,
+    *,
+    on_event: OnEvent | None = None,
     state_dir: str | Path | None = None,
-    resume: bool = False,
-    tracking: str | None = None,
     execution: Execution | None = None,
     machine: Machine | None = None,
-    initial: InitialWeights | None = None,
     lock: str | Path | None = None,
-    script: str | Path | None = None,
+    **of_job: Any,
 ) -> Path:
-    """Export a job, and run it in NVFlare's simulator.
+    """Export the job of a run, and run it in NVFlare's simulator.
 
     Args:
         config: the run.
         data_dir: the folder with the sites' folders.
         sites: the sites' names, with unseen sites.
         work_dir: an empty folder for the job, the simulator's workspace and its log, `LOG_FILE`.
-        device: the sites' device.
-        on_event: see `medfedaug.federation.FederationServer`.
         state_dir: a folder for the state of server and sites; by default in ``work_dir``.
-        resume: whether to continue from ``state_dir``.
-        tracking: see `medfedaug.nvflare_jobs.MedFedAugRecipe`.
-        execution: see `medfedaug.config.run.Execution`.
-        machine: settings of the machine, such as the cache of prepared images; by default from the
-            environment.
-        initial: see `medfedaug.nvflare_jobs.MedFedAugRecipe`.
         lock: a file that is locked while a process of the run is alive; by default in ``work_dir``.
-        script: see `medfedaug.nvflare_jobs.MedFedAugRecipe`.
+        **of_job: further arguments of `medfedaug.nvflare_jobs.MedFedAugRecipe`.
 
     Returns:
         The folder with ``results.json``, the models and, below ``tracking``, the tracked metrics.
@@ -123,17 +110,9 @@ def run_in_simulator(
         RunFailed: when the run ended without results, with the reason if it is known.
     """
     execution = execution or Execution()
-    recipe = MedFedAugRecipe(
-        config=config,
-        min_clients=execution.min_sites or len(sites),
-        resume=resume,
-        tracking=tracking,
-        execution=execution,
-        initial=initial,
-        script=script,
-    )
+    least = execution.min_sites or len(sites)
     return run_job(
-        recipe,
+        MedFedAugRecipe(config=config, min_clients=least, execution=execution, **of_job),
         data_dir,
         sites,
         work_dir,
@@ -155,7 +134,7 @@ def run_job(
     result: str,
     *,
     device: str = "auto",
-    on_event: Callable[[dict[str, Any]], None] | None = None,
+    on_event: OnEvent | None = None,
     state_dir: str | Path | None = None,
     execution: Execution,
     machine: Machine | None = None,
@@ -171,18 +150,20 @@ def run_job(
         job=str(work / "job" / recipe.name),
         workspace=str(workspace),
         sites=[*known.values()],
-        environment={
-            VARIABLE: json.dumps({identifier: name for name, identifier in known.items()}),
-            DATA_VARIABLE: str(Path(data_dir).resolve()),
-            DEVICE_VARIABLE: device,
-            **(machine.variables() if machine else {}),
-            STATE_VARIABLE: str(Path(state_dir or work / "state").resolve()),
-        },
         lock=str(lock or work / "processes.lock"),
-        log=str(log),
     )
+    environment = {
+        VARIABLE: json.dumps({identifier: name for name, identifier in known.items()}),
+        DATA_VARIABLE: str(Path(data_dir).resolve()),
+        DEVICE_VARIABLE: device,
+        **(machine.variables() if machine else {}),
+        STATE_VARIABLE: str(Path(state_dir or work / "state").resolve()),
+    }
+    if execution.threads:
+        # If each site starts as many threads as there are cores, sites mostly wait for each other.
+        environment["OMP_NUM_THREADS"] = str(execution.threads)
     output, failure = output_folder(work), ""
-    process = SimulatorProcess.start(start, execution.threads)
+    process = SimulatorProcess(start, environment, log)
     try:
         for event in _events(work, [*known.values()], process):
             if event["event"] == WARNING:
@@ -200,10 +181,6 @@ def run_job(
         raise RunFailed(
             f"NVFlare's simulator ended without results (exit code {process.returncode}): {_tail(log)}"
         )
-    if (store := output.parent / MLFLOW_FILE).is_file():
-        tracking = output.parent / SERVER_TRACKING
-        tracking.mkdir(exist_ok=True)
-        store.rename(tracking / MLFLOW_FILE)
     return output
 
 

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any
 
 import psutil
 from filelock import FileLock
@@ -27,27 +27,17 @@ _GRACE = 10.0  # seconds in which sites may end by themselves after the command
 _PERIOD = 0.05
 
 
-class RequestHandler(Protocol):
-    """Answers requests while processes are supervised."""
-
-    def fileno(self) -> int:
-        """Return the file descriptor of requests."""
-
-    def answer(self) -> bool:
-        """Answer one request; return whether more may come."""
-
-    def ended(self, pid: int, code: int) -> None:
-        """Note the end of a process."""
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run the command."""
     lock, *command = arguments
     return supervise(lock, lambda: subprocess.Popen(command, stdin=subprocess.DEVNULL).pid)
 
 
-def supervise(lock: str, start: Callable[[], int], handler: RequestHandler | None = None) -> int:
+def supervise(lock: str, start: Callable[[], int], handler: Any = None) -> int:
     """Start a process, wait until it and all its children have ended, and return its exit code.
+
+    Requests to ``handler`` (`medfedaug.nvflare_jobs.simulator.forked_simulator.ForkedSites`) are answered
+    meanwhile.
 
     This process has one thread only, so that it can be forked at any time.
     """
@@ -62,9 +52,10 @@ def supervise(lock: str, start: Callable[[], int], handler: RequestHandler | Non
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     with FileLock(lock), selectors.PollSelector() as selector:
         first, code = start(), None
-        sources: list[int | RequestHandler] = [_LIFELINE, woken, *([handler] if handler else [])]
-        for source in sources:
+        for source in (_LIFELINE, woken):
             selector.register(source, selectors.EVENT_READ)
+        if handler is not None:
+            selector.register(handler, selectors.EVENT_READ, handler.answer)
         deadline = float("inf")  # for all remaining processes
         while True:
             for pid, exit_code in _ended():
@@ -77,8 +68,8 @@ def supervise(lock: str, start: Callable[[], int], handler: RequestHandler | Non
             if time.monotonic() >= deadline:
                 _kill_all()
             for key, _ in selector.select(None if deadline == float("inf") else _PERIOD):
-                if key.fileobj is handler:
-                    more = handler.answer()
+                if key.data is not None:
+                    more = key.data()
                 else:
                     more = bool(_read(key.fd))
                     deadline = deadline if more else 0

@@ -177,28 +177,6 @@ def test_patients_studies_and_edges_are_those_of_each_site(finished):
     found = section(model_card(FinishedRun.open(finished)), "Training data")
     record = json.loads((finished / "results.json").read_text())
     for number, (site, samples) in enumerate(sorted(record["sites"].items()), start=1):
-        told, edges = record["descriptions"][site], record["spacing"][site]["median"]
+        told, edges = record["counts"][site], record["spacing"][site]["median"]
         counts = f"{told['patients']} | {told['studies']} | {samples}"
         assert f"| site {number} | {counts} | {' x '.join(f'{edge:.3g}' for edge in edges)} |" in found
-    assert "No site describes" in found
-
-
-def test_what_sites_say_of_themselves_is_on_the_card_and_what_they_do_not_too(finished, tmp_path):
-    def change(record):
-        record["descriptions"]["site_A"] |= {
-            "modality": "MR, FLAIR",
-            "scanners": {"Siemens": ["Prisma", "Skyra <b>"]},
-            "years": [2019, 2024],
-            "inclusion": "adults with a glioma",
-            "annotators": "two neuroradiologists",
-            "contact": "trials@example.org",
-        }
-
-    run = changed(finished, tmp_path, change)
-    hidden, named = (model_card(run, site_names=names).markdown() for names in (False, True))
-    assert "| site 1 | MR, FLAIR | not said | Siemens Prisma, Skyra \\<b\\> | 2019 to 2024 |" in hidden
-    assert "| site 1 | adults with a glioma | two neuroradiologists |" in hidden
-    assert "| site 2 | not said | not said |" in hidden
-    assert "trials" not in hidden
-    assert "names of the sites (--site-names)" in hidden
-    assert "Contact at site_A: trials@example.org" in named.replace("\\", "")

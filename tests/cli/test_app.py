@@ -4,7 +4,6 @@ import io
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,18 +28,6 @@ def test_help_names_every_command(run):
     assert run("--version")[1].strip() == medfedaug.__version__
     module = subprocess.run([sys.executable, "-m", "medfedaug", "--version"], capture_output=True, text=True)
     assert module.stdout == run("--version")[1]
-
-
-def test_a_checkout_beside_another_is_noticed_in_one_line(run, tmp_path, monkeypatch):
-    (tmp_path / "medfedaug").mkdir()
-    for name in ("pyproject.toml", "medfedaug/_version.py"):
-        assert "checkout" not in run("--version")[2]
-        (tmp_path / name).touch()
-        monkeypatch.chdir(tmp_path)
-    _, _, err = run("--version")
-    assert " ".join(err.split()).startswith("medfedaug: warning: this folder is a checkout of medfedaug")
-    monkeypatch.chdir(Path(medfedaug.__file__).parents[1])  # its own folder
-    assert not run("--version")[2]
 
 
 def test_a_traceback_is_in_lines_that_no_text_of_others_can_forge():

@@ -273,13 +273,13 @@ def test_the_project_file_provisions_the_sites_that_were_named(run, tmp_path):
         "--lead",
         "l@example.com",
     )
-    sites, relay = ("--sites", "basel, site-8002, ulm"), ("--relay", "south.example.com=basel, ulm")
-    code, printed, err = run("enrol", "project", *sites, *relay, "--out", out, *options, "--name", "brain")
+    sites = ("--sites", "basel, site-8002, ulm")
+    code, printed, err = run("enrol", "project", *sites, "--out", out, *options, "--name", "brain")
     assert code == 0, err
     assert f"nvflare provision -p {out} -w kits" in printed
     people = {p["name"]: p for p in yaml.safe_load(out.read_text())["participants"]}
     assert list(people) == [
-        *("fl.example.com", "south", "basel", "site-8002", "ulm", "a@example.com", "l@example.com")
+        *("fl.example.com", "basel", "site-8002", "ulm", "a@example.com", "l@example.com")
     ]
     assert people["fl.example.com"]["fed_learn_port"] == 9002
     command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", str(out), "-w", "kits"]
@@ -289,12 +289,6 @@ def test_the_project_file_provisions_the_sites_that_were_named(run, tmp_path):
     kits = tmp_path / "kits/brain/prod_00"
     code, _, err = run("site", "configure", kits / "basel")
     assert code == 0, err
-    to_relay = json.loads((kits / "basel/local/relay__resources.json").read_text())["relay_config"]
-    to_server = json.loads((kits / "south/startup/fed_relay.json").read_text())["connect_to"]
-    assert (to_relay["address"], to_server["address"]) == ("south.example.com:9002", "fl.example.com:9002")
-    # NVFlare leaves both without encryption where nothing is said of it.
-    assert to_relay["connection_security"] == to_server["connection_security"] == "mtls"
-    assert not (kits / "site-8002/local/relay__resources.json").exists()
     assert "exists already" in run("enrol", "project", "--sites", "a,b", "--out", out)[2]
 
 
@@ -307,11 +301,6 @@ def test_the_project_file_provisions_the_sites_that_were_named(run, tmp_path):
         (["--sites", "a,b", "--lead", "lead"], "'lead' is not an e-mail address"),
         (["--sites", "a,b", "--port", "0"], "0 is not a port"),
         (["--sites", "a,b", "--server", "x y"], "'x y' is not a host name"),
-        (["--sites", "a,b", "--relay", "r.org=c"], "'c' must be one of the sites"),
-        (["--sites", "a,b", "--relay", "r.org=a", "--relay", "r.com=b"], "two participants have the name r"),
-        (["--sites", "a,b", "--relay", "a.org=b"], "two participants have the name a"),
-        (["--sites", "a,b", "--relay", "a"], "--relay takes NAME=VALUE"),
-        (["--own-keys", "keys", "--relay", "a=b"], "leave out --own-keys"),
     ],
 )
 def test_a_project_that_cannot_be_is_one_line(run, tmp_path, arguments, words):
@@ -341,16 +330,6 @@ def test_labels_of_nnu_net_that_are_no_classes_are_not_taken_for_some(run, tmp_p
     written = json.loads((site / "dataset.json").read_text())
     assert (written["labels"], written["ignore"]) == ({"0": "background", "1": "tumour"}, 2)
     (site / "dataset.before.json").unlink()
-    assert run("init", site, "--yes", "--replace", "--labels", "background,tumour")[0] == 0
-    regions = {
-        "labels": {"background": 0, "whole tumour": [1, 2], "core": [2]},
-        "regions_class_order": [1, 2],
-    }
-    (site / "dataset.json").write_text(json.dumps(regions))
-    (site / "dataset.before.json").unlink()
-    code, out, err = run("init", site, "--yes", "--replace")
-    assert code == 0, err
-    assert "regions of several labels (whole tumour, core) are ignored" in " ".join((out + err).split())
     (site / "dataset.json").write_text(json.dumps({"modality": ["MRI"]}))
     code, _, err = run("init", site, "--yes", "--replace")
     assert code == 2

@@ -6,22 +6,11 @@ import shlex
 from cli_arguments import simulate_args
 from rich.console import Console
 
-from medfedaug.cli import progress
-from medfedaug.cli.progress import Clock, RoundProgress
+from medfedaug.cli.progress import RoundProgress
 from medfedaug.cli.watch import _shown
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.kit.watched import Watched
 from medfedaug.utils.event_text import follow
-
-
-def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is(run, phantom_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "QUIET", 0.01)
-    arguments = simulate_args(phantom_dir, tmp_path / "out", "fedavg")
-    code, _, err = run(*arguments, "--rounds", 2, "--local-epochs", 10)
-    assert code == 0, err
-    going_on = [line for line in err.splitlines() if line.startswith("... ")]
-    assert any("0 of 2 rounds after" in line and "known after the first" in line for line in going_on)
-    assert any("1 of 2 rounds after" in line and line.endswith(" left") for line in going_on)
 
 
 def test_ctrl_c_says_in_one_line_how_to_go_on_and_that_command_does(run, phantom_dir, tmp_path, monkeypatch):
@@ -44,27 +33,6 @@ def test_ctrl_c_says_in_one_line_how_to_go_on_and_that_command_does(run, phantom
     assert code == 0, err
     assert "resumed after round 1" in err
     assert "test, model of round" in out
-
-
-def test_the_remaining_time_follows_from_the_rounds_that_were_run_here(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    clock = Clock(10)
-    assert clock.left() == "time left: known after the first"
-    clock.restart(4)  # a run that is continued
-    assert clock.left() == "time left: known after the next"
-    now[0] = 160.0
-    clock.count(7)
-    assert clock.left() == "about 60 s left"
-    now[0] = 170.0
-    assert clock.left() == "about 50 s left"
-    now[0] = 300.0  # the next one is late
-    assert clock.left() == "about 40 s left"
-    clock.count(9)
-    now[0] = 900.0
-    assert clock.left() == "the last one takes longer than the others"
-    clock.count(10)  # the page is still to be drawn
-    assert clock.left() == "nearly done"
 
 
 def test_where_sites_send_no_loss_it_says_that_losses_stay_there(tmp_path):

@@ -142,7 +142,6 @@ OTHER = {
     "network_args": {"channels": "$import os"},
     "loss_args": {"_target_": "os.system", "command": "touch $MARKER"},
     "loss": "$__import__('os').system('touch $MARKER')",
-    "normalise_at": "$import os",
     "optimizer": "os.system",
 }
 

@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from medfedaug.cli.options import Given, read_groups, takes
-from medfedaug.config.options import json_schema, read_text, setting, settings, settings_table
+from medfedaug.config.options import read_text, setting, settings, settings_table
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError
@@ -40,10 +40,7 @@ def test_a_new_field_is_checked_in_one_line(extended):
         extended.from_dict({"warmt": 3})
 
 
-def test_a_new_field_is_in_the_schema_the_documentation_and_the_table(extended):
-    field = json_schema(extended)["properties"]["warmth"]
-    assert field["description"].startswith(TEXT)
-    assert (field["minimum"], field["maximum"], field["default"]) == (0, 40, 20.5)
+def test_a_new_field_is_in_the_documentation_and_the_table(extended):
     assert f"warmth: {TEXT}" in extended.__doc__
     (row,) = [row for row in settings_table(extended) if row[0] == "warmth"]
     assert row == ("warmth", "20.5", f"{TEXT} Cold rooms are slow.")

@@ -1,7 +1,6 @@
 """Buffered rounds: the first updates that come make the next model, and late ones count in a later round."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -123,18 +122,9 @@ def test_a_slow_site_counts_late_and_nobody_waits_for_it(tiny_config, three_site
     assert all(torch.equal(runs[0].state[key], runs[1].state[key]) for key in runs[0].state)
 
 
-def test_synchronous_rounds_take_as_long_as_the_slowest_site_or_the_grace(tiny_config, three_sites):
-    config = tiny_config()
-    server = run_in_process(config, three_sites, NAMES, "cpu", execution=SLOW)
+def test_synchronous_rounds_take_as_long_as_the_slowest_site(tiny_config, three_sites):
+    server = run_in_process(tiny_config(), three_sites, NAMES, "cpu", execution=SLOW)
     assert [one["hours"] for one in server.rounds] == [2.5, 5.0]
-    execution = Execution(site_speed=SLOW.site_speed, min_sites=2, grace=1800.0)
-    server = run_in_process(tiny_config(rounds=4), three_sites, NAMES, "cpu", execution=execution)
-    assert [one["hours"] for one in server.rounds] == [1.5, 3.0, 4.5, 6.0]
-    # Its first answer comes at 2.5 h, its second at 5 h: rounds 2 and 4 have begun without it by then.
-    assert [[one["site"] for one in entry["missing"]] for entry in server.rounds] == [["site_C"]] * 4
-    timeout = Execution(site_speed=SLOW.site_speed, min_sites=2, round_timeout=7200.0)
-    server = run_in_process(config, three_sites, NAMES, "cpu", execution=timeout)
-    assert [one["hours"] for one in server.rounds] == [2.0, 4.0]
 
 
 def test_a_late_answer_is_checked_as_one_of_its_own_round(tiny_config):
@@ -166,8 +156,7 @@ def test_methods_that_cannot_do_with_late_updates_are_refused_by_what_they_decla
 
 
 def test_other_settings_that_do_not_go_with_a_buffer_are_refused(tiny_config):
-    others = ({"participation": 0.5}, {"compare_sites": "statistics"})
-    for setting in ({"secure_aggregation": True}, *others):
+    for setting in ({"secure_aggregation": True}, {"participation": 0.5}):
         with pytest.raises(ConfigError, match="buffer"):
             tiny_config(buffer=2, **setting)
     with pytest.raises(ConfigError, match="this engine has no buffered rounds"):
@@ -193,16 +182,11 @@ def test_speeds_are_read_from_the_command_and_checked(three_sites, tmp_path, run
         "of the first 2 updates. Updates were late by this many rounds on average: site_A 0.0, at most 0"
         in page
     )
-    shutil.rmtree(out)
-    for speed, words in (("site_Z=1", "no site site_Z"), ("site_C=0", "1e-6"), ("site_C=fast", "number")):
-        code, _, err = run("simulate", "--data", three_sites, "--out", out, "--site-speed", speed, *options)
-        assert code
-        assert words in err
     with pytest.raises(ConfigError, match="--engine inprocess"):
-        simulate(three_sites, out, RunConfig(**{"rounds": 1}), execution=SLOW)
+        simulate(three_sites, tmp_path / "other", RunConfig(**{"rounds": 1}), execution=SLOW)
     pooled = RunConfig(methods=tuple(parse_methods("pooled")))
     with pytest.raises(ConfigError, match="a federation"):
-        simulate(three_sites, out, pooled, execution=SLOW, engine="inprocess")
+        simulate(three_sites, tmp_path / "other", pooled, execution=SLOW, engine="inprocess")
 
 
 def test_a_clock_orders_answers_by_hour_and_then_by_request():

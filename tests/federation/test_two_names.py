@@ -11,10 +11,7 @@ SITES = ["site_A", "site_B"]
 FILTERS = {"filters": (4, 4, 8, 8, 8)}
 KEEPING = {
     **dict.fromkeys(("fedbn", "silobn", "single")),
-    **{
-        f"partialfed {name}": {"partialfed": {"strategy": name}}
-        for name in ("bottom_up", "head", "norm+head")
-    },
+    **{f"partialfed {name}": {"partialfed": {"strategy": name}} for name in ("head", "norm+head")},
 }
 
 

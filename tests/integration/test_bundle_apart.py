@@ -102,7 +102,7 @@ def test_a_fresh_environment_with_monai_alone_runs_it_as_the_readme_says(federat
     given = {"BUNDLE": bundle, "IMAGES": images, "PREDICTIONS": tmp_path / "predictions"}
     readme = (bundle / "docs/README.md").read_text()
     lines = bash_lines(readme, "python -m monai.bundle")
-    assert [line.split()[3] for line in lines] == ["run", "verify_metadata", "verify_net_in_out"]
+    assert [line.split()[3] for line in lines] == ["run", "verify_net_in_out"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONNOUSERSITE": "1"}
     for line in lines:
         words = line

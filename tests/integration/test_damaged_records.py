@@ -11,8 +11,6 @@ from finished_runs import simulated
 from running import TINY_OPTIONS, command
 
 from medfedaug.config.plan import Plan
-from medfedaug.utils.event_schema import EVENTS
-from medfedaug.utils.event_text import EventLines
 
 FEW = 3  # of what takes half a second or more
 
@@ -147,72 +145,6 @@ def test_a_changed_list_of_images_is_used_or_refused(run, make_photos, tmp_path,
         (splits / f"A_{part}.json").write_text(json.dumps(changed))
         result = run("inspect", "--data", tmp_path / "photos", "--out", tmp_path / "inspect.html")
         used_or_one_line(result, f"A_{part}.json", place)
-
-
-EVENTS_OF_A_JOB: list[dict[str, object]] = [
-    {"event": "stage", "text": "preparing"},
-    {"event": "unseen", "site": "D"},
-    {"event": "prepared", "site": "A", "samples": 12},
-    {"event": "planned", "reasons": [["spacing", "the median"]]},
-    {"event": "constant_channels", "site": "A", "channels": [0]},
-    {"event": "missing_channels", "site": "A", "channels": ["T1"]},
-    {"event": "init", "loaded": 3, "of": 4, "file": "a.pt", "skipped": {"head": "its shape"}},
-    {"event": "uneven", "site": "A", "reason": "two scales"},
-    {"event": "left_out", "site": "E", "reason": "it is down"},
-    {"event": "resumed", "round": 1, "rounds": 3},
-    {"event": "share_lowered", "site": "A", "before": 0.6, "after": 0.4},
-    {"event": "round_started", "round": 2, "rounds": 3},
-    {"event": "trained", "round": 2, "site": "A", "train_loss": 0.5, "samples": 12},
-    {"event": "refused", "round": 2, "site": "B", "reason": "NaN"},
-    {"event": "step_shortened", "round": 2, "site": "B", "parameters": 9.0, "buffers": 2.0, "cosine": 0.5},
-    {"event": "suspected", "round": 2, "site": "B", "reason": "backwards"},
-    {"event": "missing", "round": 2, "task": "train", "site": "B", "reason": "no answer"},
-    {"event": "away", "site": "B", "seconds": 60},
-    {"event": "waiting", "sites": ["B"], "answers": 1, "needed": 2},
-    {"event": "returned", "site": "B"},
-    {"event": "unscored", "site": "A", "reason": "few cases"},
-    {
-        "event": "round_finished",
-        "round": 2,
-        "seconds": 3.5,
-        "samples": 12,
-        "bytes": {"w": {"up": 1, "down": 2}},
-    },
-    {"event": "validated", "round": 2, "val_dice": 0.4},
-    {"event": "warning", "text": "odd"},
-    {"event": "not_answered", "task": "test", "reason": "no"},
-    {
-        **{"event": "answered", "task": "train", "round": 2, "rounds": 3, "samples": 12, "cases": 4},
-        **{"scores": {"train_loss": 0.4, "val_dice": 0.3}, "seconds": 2.5, "model": 100},
-        **{"statistics": {"fedfa": 10}, "unscored": "few"},
-    },
-    {"event": "tested", "site": "A", "dice": 0.5},
-    {"event": "labelled", "site": "A", "classes": "lesion"},
-    {"event": "stalled", "round": 2, "reason": "flat"},
-    {"event": "ended"},
-    {"event": "failed", "message": "no site"},
-    {"event": "finished"},
-]
-"""One of each kind, as server and sites write them."""
-
-
-def test_every_event_with_a_line_has_a_structure():
-    events = {name.removeprefix("_") for name in vars(EventLines) if name.startswith("_") and name[1] != "_"}
-    assert events - {"of"} <= set(EVENTS)
-    assert {event["event"] for event in EVENTS_OF_A_JOB} == set(EVENTS)
-
-
-@pytest.mark.parametrize("event", EVENTS_OF_A_JOB, ids=lambda event: event["event"])
-def test_a_changed_event_is_shown_or_refused(run, tmp_path, event):
-    job = tmp_path / "job/medfedaug"
-    job.mkdir(parents=True)
-    for place, changed in changes(event, event["event"], 15):
-        lines = [*EVENTS_OF_A_JOB[:13], event, changed, event, *EVENTS_OF_A_JOB[20:22]]
-        (job / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        result = run("site", "watch", tmp_path, "--once")
-        if result[0] == 1 and not result[2]:
-            continue  # the job failed, which is no fault of the file
-        used_or_one_line(result, "events.jsonl", place)
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -1,14 +1,10 @@
 """The page for an ethics board says no more and no less than what a site's defaults let leave."""
 
-import json
 from pathlib import Path
 
 import pytest
 from hospitals import Deployment, Hospital
 
-from medfedaug.cli.console import out_console, print_scores
-from medfedaug.errors import RunFailed
-from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER
 from medfedaug.federation.messages.messages import PREPARE, TEST, TRAIN, VALIDATE
 from medfedaug.hospital.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy
 
@@ -17,7 +13,7 @@ ONCE = {
     "cases": "the number of cases in each part",
     "input": "how images are scaled and which channels they lack",
     "spacing": "quantiles of voxel sizes",
-    "description": "the numbers of patients and studies, and the hospital's description of itself",
+    "counts": "the numbers of patients and studies",
 }
 
 
@@ -65,37 +61,3 @@ def test_what_leaves_a_site_by_default_is_what_the_page_says(hospitals, tiny_con
     assert (kinds.count("weights"), kinds.count("scores"), kinds.count("statistics")) == (2, 3, 3)
     scored = [entry.release.shape for entry in ledger.entries() if entry.release.kind == "scores"]
     assert scored == ["dice", "dice", "dice, nsd"]  # HD95 never left, and is not listed
-
-
-def test_a_site_with_fewer_patients_sends_no_statistics_and_no_score_and_everybody_is_told_why(
-    hospitals, tiny_config, run, tmp_path
-):
-    few = {"privacy": {"min_images": 11}}
-    with pytest.raises(RunFailed, match="would summarise … images"):
-        Deployment(hospitals("few", privacy={"min_images": 13})).run(tiny_config("fedrdn", rounds=1))
-    deployment = Deployment(hospitals("fewer", **few))
-    server = deployment.run(tiny_config(rounds=1))
-    for _, reply in deployment.replies:
-        assert not {"val_dice", "dice"} & {k for k, v in reply.metrics.items() if v is not None}
-        assert "scored_cases" not in reply.metrics
-        assert "train_loss" not in reply.metrics
-    entries = PrivacyLedger(deployment.hospitals["A"].kit / "medfedaug" / LEDGER_FILE).entries()
-    assert not any(entry.release.kind == "scores" for entry in entries)
-    reason = "fewer than 11 patients would be behind it"
-    assert reason in server.results()["unvalidated"]["A"]
-    assert reason in server.results()["test"]["sites"]["A"]["note"]
-    # A site's own log says it, and so does the server's.
-    code, out, err = run("site", "watch", deployment.hospitals["A"].kit)
-    assert code == 0, err
-    assert f"no score leaves: {reason}" in " ".join(out.split())
-    log = tmp_path / "job" / JOB_FOLDER / EVENTS
-    log.parent.mkdir(parents=True)
-    log.write_text("".join(json.dumps(event) + "\n" for event in [*deployment.events, {"event": "finished"}]))
-    code, out, err = run("site", "watch", tmp_path / "job")
-    assert code == 0, err
-    out = " ".join(out.split())
-    assert f"A: no validation score: {reason}" in out
-    assert f"B: tested, no score: {reason}" in out
-    with out_console.capture() as printed:
-        print_scores(server.results()["test"], "test", {})
-    assert f"A: no score: {reason}" in " ".join(printed.get().split())

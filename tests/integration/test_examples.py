@@ -1,19 +1,15 @@
 """The examples run, and before and after differ by no more than they promise."""
 
 import difflib
-import importlib
-import json
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 from monai.bundle import ConfigWorkflow
 from running import command
 
 from medfedaug.data.phantom import make_phantom
-from medfedaug.federation import engines
 from medfedaug.models import ffa_layers
 from medfedaug.statistics import load_statistics
 from medfedaug.transforms import FedRDNd
@@ -83,29 +79,6 @@ def test_the_bundle_runs(config, root, capsys):
             transforms = workflow.parser.get_parsed_content(f"{part}#transforms")
             (normalise,) = [t for t in transforms if isinstance(t, FedRDNd)]
             assert normalise.normalizer.site == site
-
-
-@pytest.mark.slow  # a process for each site
-def test_an_engine_of_ones_own_gives_the_same_models(root, tmp_path, monkeypatch):
-    """It registers an engine, and starts a process for each site."""
-    monkeypatch.setattr(engines, "_ENGINES", dict(engines._ENGINES))
-    monkeypatch.syspath_prepend(EXAMPLES)
-    script = importlib.import_module("process_engine")
-    options = ("--data", root, "--rounds", 1, "--network-args", '{"features": [4, 8, 8, 8, 8, 4]}')
-    monkeypatch.setattr(
-        sys, "argv", list(map(str, ("process_engine.py", *options, "--out", tmp_path / "own")))
-    )
-    script.main()
-    assert json.loads((tmp_path / "own/results.json").read_text())["engine"] == "processes"
-    ours = ("--methods", "fedrdn,fedfa", "--engine", "inprocess", "--out", tmp_path / "ours", "--no-report")
-    assert command("simulate", *options, *ours)[0] == 0
-    for name in ("global_model.pt", "final_model.pt", "global_exchange.pt"):
-        own, ours = (
-            torch.load(tmp_path / run / name, weights_only=True) if (tmp_path / run / name).exists() else {}
-            for run in ("own", "ours")
-        )
-        assert own.keys() == ours.keys()
-        assert all(torch.equal(own[key], ours[key]) for key in ours)
 
 
 def test_an_unknown_engine_is_refused_with_what_may_be_meant(root, tmp_path):

@@ -177,9 +177,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(phantom_dir, tmp_path
     check_resumed(config, phantom_dir, ["site_A", "site_B", "site_C"], tmp_path, execution)
 
 
-@pytest.mark.parametrize("share", [True, False])
-def test_a_resumed_classification_is_the_uninterrupted_one_to_the_bit(photo_config, tmp_path, share):
-    config = photo_config("fedsr,fpl,fedrobust", {"fedsr": {"share_references": share}}, rounds=4)
+def test_a_resumed_classification_is_the_uninterrupted_one_to_the_bit(photo_config, tmp_path):
+    config = photo_config("fedsr,fpl,fedrobust", rounds=4)
     check_resumed(config, tmp_path / "photos", ["A", "B", "C"], tmp_path / "state")
 
 

@@ -1,10 +1,6 @@
 """From DICOM to a trained model: flat memory, and no identity on the way."""
 
 import gzip
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -69,54 +65,3 @@ def test_no_planted_tag_is_in_jobs_ledgers_and_pages(run, tiny_config, tmp_path)
     assert [*(tmp_path / "made/kits").rglob("ledger.sqlite")]
     leaks = {(value, name) for name, text in texts for value in values() if value.encode() in text}
     assert sorted(leaks) == []
-
-
-_MEASURED = """
-from pathlib import Path
-from medfedaug.cli import main
-try:
-    main()
-except SystemExit as stop:
-    assert not stop.code, stop.code
-# Of this program alone: the one that started it counts in what getrusage says.
-(line,) = [one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("VmHWM")]
-print(line.split()[1])
-"""
-
-
-@pytest.mark.slow  # fifty studies
-@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs /proc")
-def test_fifty_studies_in_one_call_take_the_memory_of_ten(orthanc, tmp_path):
-    shape, per_study = (192, 192, 20), 192 * 192 * 20 * 4 / 2**20  # MiB of float32
-    rng = np.random.default_rng(0)
-    for number in range(50):
-        voxels = rng.integers(0, 900, shape).astype(np.int16)
-        called = lambda header, k, n=number: setattr(header, "PatientID", f"FIFTY-{n}")  # noqa: E731
-        write_slices(tmp_path / f"in/{number}", voxels, change=called)
-    orthanc.put(tmp_path / "in")
-    peaks = {}
-    for count in (10, 50):
-        names = "\n".join(f"FIFTY-{n}" for n in range(count))
-        (tmp_path / f"{count}.csv").write_text(f"PatientID\n{names}\n")
-        out = tmp_path / f"out{count}/site"
-        given = (
-            "import",
-            "--dicomweb",
-            orthanc.dicomweb,
-            "--studies",
-            tmp_path / f"{count}.csv",
-            "--out",
-            out,
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", _MEASURED, *map(str, given)],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert done.returncode == 0, done.stderr
-        assert len([*(out / "images").iterdir()]) == count
-        assert not [*(tmp_path / f"out{count}/site.state/fetching").iterdir()]
-        peaks[count] = int(done.stdout.split()[-1]) / 2**10
-    # Forty more studies would be 40 volumes, if they were kept; the headers of their slices are a few MiB.
-    assert peaks[50] - peaks[10] < 10 * per_study, peaks

@@ -48,30 +48,3 @@ def test_a_site_that_has_no_case_of_a_class_trains_and_has_no_score_of_it(run, t
     assert absent.get("dice") is None
     assert absent.get("hd95") is None
     assert scores["B"]["dice"] == pytest.approx(scores["B"]["classes"]["tumour"]["dice"])
-
-
-def labels(folder, *names):
-    content = json.loads((folder / "dataset.json").read_text())
-    content["labels"] = {str(index): name for index, name in enumerate(names)}
-    (folder / "dataset.json").write_text(json.dumps(content))
-
-
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        (
-            ("background", "tumour"),
-            "2 classes, without edema, site A has 3. All sites need the same classes: annotate",
-        ),
-        (("background", "edema"), "2 classes, without tumour, site A has 3."),
-        (("background", "tumour", "edema", "necrosis"), "4 classes, site A has 3."),
-    ],
-)
-def test_partial_and_other_labels_are_refused(run, three_classes, tmp_path, names, words):
-    labels(three_classes / "B", *names)
-    code, _, err = simulate(run, three_classes, tmp_path / "out")
-    message = " ".join(err.split())
-    assert code == 2
-    assert message.startswith("medfedaug: site B, ")
-    assert words in message
-    assert not (tmp_path / "out").exists()

@@ -3,15 +3,7 @@
 import datetime
 import importlib.util
 import json
-import re
 import shutil
-import subprocess
-import sys
-import threading
-import zipfile
-from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -59,44 +51,6 @@ def test_files_say_the_version_of_the_package():
     assert f"({'.'.join(medfedaug.__version__.split('.')[:2])} today)" in (ROOT / "SECURITY.md").read_text()
     with pytest.raises(SystemExit, match="is not a version"):
         RELEASE.set_version("3")
-
-
-@pytest.fixture
-def released(tmp_path) -> Iterator[tuple[Path, str]]:
-    """A folder as `make dist` leaves it, with an empty wheel, and the address that serves it."""
-    with zipfile.ZipFile(tmp_path / "medfedaug-9.8.7-py3-none-any.whl", "w") as wheel:
-        info = "medfedaug-9.8.7.dist-info"
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: medfedaug\nVersion: 9.8.7\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
-    (tmp_path / "medfedaug-9.8.7.tar.gz").touch()
-    (tmp_path / "notes.md").write_text("## 9.8.7\n")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    RELEASE.page(tmp_path, address)
-    yield tmp_path, address
-    server.shutdown()
-    server.server_close()
-
-
-def pip_finds(*arguments: str) -> str:
-    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed"]
-    done = subprocess.run([*pip, "--no-index", *arguments], capture_output=True, text=True)
-    return done.stdout + done.stderr
-
-
-@pytest.mark.slow  # pip, in processes
-def test_pip_finds_a_release_by_its_page_and_by_its_address_and_no_other_file(released):
-    folder, address = released
-    notes = (folder / "notes.md").read_text()
-    assert notes.startswith("## 9.8.7\n")
-    (by_address,) = re.findall(r"pip install '(.*)'", notes)
-    assert "Would install medfedaug-9.8.7" in pip_finds("--find-links", address, "medfedaug")
-    assert "Would install medfedaug-9.8.7" in pip_finds(by_address)
-    with zipfile.ZipFile(folder / "medfedaug-9.8.7-py3-none-any.whl", "a") as wheel:
-        wheel.writestr("medfedaug/planted.py", "")
-    assert "DO NOT MATCH THE HASHES" in pip_finds(by_address)
 
 
 def test_pages_of_all_versions_stay_and_the_newest_is_the_first(tmp_path):

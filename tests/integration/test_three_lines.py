@@ -118,32 +118,6 @@ def test_a_supervised_trainer_trains_with_both_and_its_evaluator_sees_the_plain_
     assert torch.equal(outputs["with"], outputs["plain"])
 
 
-def test_gradients_are_accumulated_over_batches_that_the_layers_see_one_by_one():
-    network, batches = unet(prob=1.0), list(DataLoader(Dataset(cases(8)), batch_size=4))
-    by_hand = copy.deepcopy(network)
-    engine = trainer(network, batches, accumulation_steps=2)
-    engine.state.max_epochs = 1
-    torch.manual_seed(7)
-    engine.run()
-
-    torch.manual_seed(7)
-    by_hand.train()
-    optimiser = torch.optim.SGD(by_hand.parameters(), lr=0.1)
-    seen = {name: [] for name in ffa_layers(by_hand)}
-    for name, layer in ffa_layers(by_hand).items():
-        layer.register_forward_pre_hook(lambda _, args, name=name: seen[name].append(args[0].detach()))
-    for batch in batches:
-        (criterion()(by_hand(batch["image"]), batch["label"]) / 2).backward()
-    optimiser.step()
-    for key, value in by_hand.state_dict().items():
-        torch.testing.assert_close(network.state_dict()[key], value)
-    for name, layer in ffa_layers(network).items():
-        mean = torch.zeros(layer.num_channels)
-        for features in seen[name]:  # Eq. 5, once for each batch
-            mean = 0.99 * mean + 0.01 * features.mean(dim=(0, 2, 3))
-        torch.testing.assert_close(layer.statistics()[0], mean)
-
-
 # ------------------------------------------------------------------ several processes
 
 

@@ -15,7 +15,7 @@ from medfedaug.methods import build_methods, registry
 from medfedaug.methods.compatibility import constraints
 
 # For a site of few cases.
-SMALL = {"fedmix": {"group": 2}, "feddg": {"group": 1}}
+SMALL = {"fedmix": {"group": 2}}
 
 
 def specs(*names: str) -> list[dict]:

@@ -98,7 +98,7 @@ def test_a_network_without_batch_norm_is_refused_with_the_way_out(tiny_config, m
 
 
 def test_the_exchange_is_the_average_weighted_as_the_models_are():
-    method, networks = FedFD(affine=True), []
+    method, networks = FedFD(), []
     for seed in range(2):
         torch.manual_seed(seed)
         network = method.prepare_network(BasicUNet(2, 1, 2, features=(4, 8, 8, 8, 8, 4), norm="batch"))
@@ -150,13 +150,6 @@ def test_an_unseen_site_is_scored_by_the_selected_model_and_its_entries(tiny_con
     cases = trainer.task.evaluation_cases(trainer.folder, "test")
     transform = trainer.evaluation_transform()
     assert trainer.task.evaluate(network, cases, transform, trainer.device, 4, full=True) == scores
-
-
-def test_with_fedbn_an_unseen_site_needs_the_affine_parameters_too(tiny_config, phantom_dir):
-    for settings, known in (({}, False), ({"fedfd": {"affine": True}}, True)):
-        config = tiny_config("fedfd,fedbn", settings=settings, rounds=1)
-        server = run_in_process(config, phantom_dir, SITES, "cpu")
-        assert (server.results()["test"]["unseen"]["site_C"]["dice"] is not None) == known
 
 
 def test_the_selected_payload_survives_a_restart_of_the_server(tiny_config, phantom_dir, tmp_path):

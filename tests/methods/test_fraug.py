@@ -41,9 +41,6 @@ def test_mmd_is_the_means_over_all_pairs():
     unbiased = sum(s.var(dim=0).sum() for s in (x, z)) / 4
     monai = MMDMetric()(x, z)
     assert float(F.gaussian_mmd(x, z, 1e4) * 1e8 - unbiased) == pytest.approx(float(monai), rel=1e-5)
-    for wrong in (lambda: F.gaussian_mmd(x, y[:, :2], 1.0), lambda: F.gaussian_mmd(x, y, 0.0)):
-        with pytest.raises(ValueError):
-            wrong()
 
 
 def test_the_ramp_is_exponential_and_ends():

@@ -27,7 +27,6 @@ CASES = [
     ("moex", {"moex": {"prob": 0}}, "fedavg", {}, {}),
     # Passes without gradients draw nothing and change no statistics, also of layers that do.
     ("randaugment", {"randaugment": {"num_ops": 0}}, "fedavg", {}, {}),
-    ("randconv", {"randconv": {"mixing": False, "probability": 1.0, "consistency": 0.0}}, "fedavg", {}, {}),
 ]
 
 

@@ -7,13 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from medfedaug import functional as F
 from medfedaug.models import (
     build_network,
     insert_ffa,
     insert_instance_adapters,
     instance_adapters,
-    remove_instance_adapters,
     training_adapters,
 )
 from medfedaug.models.adaptation import (
@@ -23,7 +21,6 @@ from medfedaug.models.adaptation import (
     RandomAlpha,
     RandomMix,
     adapt_batch_norm,
-    adaptive_norms,
     interpolating,
 )
 
@@ -202,16 +199,6 @@ def test_a_resnet_18_gains_as_many_parameters_as_the_paper_says():
     net.load_state_dict(build_network("resnet18", in_channels=3, out_channels=7).state_dict())
 
 
-def test_one_image_at_a_time_gives_what_the_batch_gives():
-    torch.manual_seed(0)
-    net = build_network("basicunet", spatial_dims=3, features=(4, 8, 8, 8, 8, 4))
-    moved_adapters(insert_instance_adapters(net)).eval()
-    x = torch.randn(3, 1, 16, 16, 16) * torch.tensor([0.5, 1.0, 3.0]).reshape(3, 1, 1, 1, 1)
-    with torch.no_grad():
-        together, alone = net(x), torch.cat([net(image[None]) for image in x])
-    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
-
-
 def test_the_network_stands_still_while_the_adapters_train_and_the_other_way_round():
     torch.manual_seed(0)
     net = insert_instance_adapters(build_network("lenet5", in_channels=3, out_channels=4))
@@ -248,7 +235,7 @@ def test_the_network_stands_still_while_the_adapters_train_and_the_other_way_rou
     assert not same(before, network)
 
 
-def test_adapters_come_out_again_and_survive_copies():
+def test_adapters_survive_copies():
     torch.manual_seed(0)
     net = build_network("basicunet", features=(4, 8, 8, 8, 8, 4))
     plain, x = copy.deepcopy(net).eval(), torch.rand(2, 1, 32, 32)
@@ -258,24 +245,6 @@ def test_adapters_come_out_again_and_survive_copies():
         assert not torch.allclose(adapted, plain(x))
         for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
             assert torch.equal(other(x), adapted)
-        remove_instance_adapters(net)
-        assert torch.equal(net(x), plain(x))
-    assert [type(m) for m in net.modules()] == [type(m) for m in plain.modules()]
-    assert [n for n, _ in net.named_buffers()] == [n for n, _ in plain.named_buffers()]
-    insert_instance_adapters(net)
-
-
-def test_a_network_in_half_precision_adapts():
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
-    moved_adapters(insert_instance_adapters(net)).eval()
-    x = torch.rand(2, 1, 8, 8)
-    rounded = copy.deepcopy(net).half()
-    with torch.no_grad():
-        torch.testing.assert_close(rounded(x.half()).float(), net(x), rtol=0, atol=0.01)
-        for how in (FixedAlpha(0.5), InstanceAware()):
-            with interpolating(net, how), interpolating(rounded, how):
-                torch.testing.assert_close(rounded(x.half()).float(), net(x), rtol=0, atol=0.01)
 
 
 def test_what_cannot_be_adapted_says_why():
@@ -287,22 +256,3 @@ def test_what_cannot_be_adapted_says_why():
         insert_instance_adapters(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     with pytest.raises(ValueError, match="no batch norm with running"):
         adapt_batch_norm(nn.BatchNorm2d(2, track_running_stats=False))
-
-
-def test_normalising_has_the_gradient_of_the_equation():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64, requires_grad=True)
-    rest = [
-        torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5 for shape in ((2, 3), (2, 3), 3, 3)
-    ]
-    for tensor in rest:
-        tensor.requires_grad_()
-    assert torch.autograd.gradcheck(F.normalise_features, (x, *rest))
-    with pytest.raises(ValueError, match="std"):
-        F.normalise_features(x, rest[0], rest[2])
-
-
-def test_adaptive_norms_are_named_as_the_modules_are():
-    net = adapt_batch_norm(build_network("resnet18", in_channels=3, out_channels=2))
-    assert list(adaptive_norms(net))[:2] == ["bn1", "layer1.0.bn1"]
-    assert len(adaptive_norms(net)) == 20

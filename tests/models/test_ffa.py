@@ -170,15 +170,6 @@ def test_half_precision_networks_keep_exact_statistics(dtype):
     assert FFALayer(3).double().running_mean.dtype == torch.float64
 
 
-def test_no_entry_in_the_state_dict():
-    layer = FFALayer(3)
-    assert not layer.state_dict()
-    assert not list(layer.parameters())
-    assert {buffer.shape for name, buffer in layer.named_buffers() if "count" not in name} >= {
-        torch.Size([3])
-    }
-
-
 def test_copies_are_independent():
     layer = FFALayer(3, prob=1.0, variance="client")
     layer(features())

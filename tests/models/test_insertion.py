@@ -179,8 +179,6 @@ class Blocks(nn.ModuleDict):
         (["layer2.3"], [3]),
         (["blocks"], [6]),
         (["layer1.1", "layer2.1"], [4, 6]),
-        ({"layer1": 4, "layer2.3": 6}, [4, 6]),
-        ({"layer1.2": 4}, [4]),
     ],
 )
 def test_any_network_by_module_names(stages, widths):
@@ -214,42 +212,14 @@ def test_a_bare_sequential_network():
     torch.testing.assert_close(net(x), expected)
 
 
-def test_wrong_number_of_channels_shows_at_the_first_training_step():
-    net = insert_ffa(Encoder(), stages={"layer1": 5})
-    net.eval()(image(size=16))
-    with pytest.raises(
-        ValueError, match=r"FFA layer layer1: expected .*\(B, 5, \*spatial\), got \[2, 4, 16, 16\]"
-    ):
-        net.train()(image(size=16))
-
-
-def test_modules_that_do_not_return_a_tensor():
-    class Pair(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(1, 4, 3)
-
-        def forward(self, x):
-            return self.conv(x), x
-
-    net = nn.Sequential(Pair())
-    insert_ffa(net, stages=["0"])
-    with pytest.raises(
-        TypeError, match="stage '0': FFA needs the output of the module to be a tensor, got tuple"
-    ):
-        net(image(size=8))
-
-
 @pytest.mark.parametrize(
     ("make", "stages", "message"),
     [
         (basic_unet, [6], "unknown stage 6 of BasicUNet, known: 1 to 5, enc1, enc2, enc3, enc4, enc5"),
         (basic_unet, [0], "unknown stage 0"),
-        (basic_unet, [True], "unknown stage True"),
         (basic_unet, ["enc6"], "unknown stage 'enc6' of BasicUNet.*conv_0"),
         (basic_unet, [""], "unknown stage ''"),
         (basic_unet, [], "stages is empty"),
-        (basic_unet, "enc1", "expected a list of stages"),
         (basic_unet, [1, "enc1"], "occurs twice"),
         (Encoder, None, "stages of Encoder are not known .*BasicUNet.*layer1, .*blocks"),
         (Encoder, [1], "unknown stage 1 of Encoder, modules are for example: layer1"),
@@ -276,11 +246,7 @@ def compiled_in_place(net):
     [
         (lambda net: torch.compile(net, backend="eager"), "OptimizedModule is compiled.*compile.insert_ffa"),
         (compiled_in_place, "UNet is compiled and would ignore FFA layers"),
-        (lambda net: nn.Sequential(torch.jit.script(nn.ReLU())), "Sequential is TorchScript"),
-        (
-            nn.DataParallel,
-            r"DataParallel are not known, but the stages of its part UNet .* insert_ffa\(net.module\)",
-        ),
+        (lambda net: nn.Sequential(torch.jit.script(nn.ReLU())), "Sequential is compiled"),
     ],
 )
 def test_wrapped_networks_are_refused_with_the_call_that_works(wrap, message):
@@ -308,16 +274,9 @@ def test_layers_that_the_network_class_builds_stay():
     assert isinstance(net[1], FFALayer)
 
 
-@pytest.mark.parametrize("name", ["attentionunet", "dynunet", "lenet5", "unetr"])
+@pytest.mark.parametrize("name", ["dynunet", "lenet5", "unetr"])
 def test_stages_are_the_same_with_layers_in_place(name):
     net = build_small(name, in_channels=1, out_channels=4)
     before = known_stages(net)
     assert before
     assert known_stages(insert_ffa(net)) == before
-
-
-def test_torchscript_says_what_to_do():
-    net = insert_ffa(BasicUNet(2, 1, 2, features=(4,) * 6))
-    with pytest.raises(AttributeError, match=r"cannot compile FFA layers.*call remove_ffa\(net\) before"):
-        torch.jit.script(net)
-    torch.jit.script(remove_ffa(net))

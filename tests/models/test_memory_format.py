@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from medfedaug.models import build_network, insert_instance_adapters
+from medfedaug.models import build_network
 from medfedaug.models.memory_format import FASTER_LAST, lay_out, norm_of
 
 NORMS = {"batch": "batch", "instance": "instance", "group": ("group", {"num_groups": 2})}
@@ -38,9 +38,3 @@ def test_what_was_not_measured_keeps_its_own_layout():
     assert is_last(lay_out(own.to("meta")))
     assert not is_last(lay_out(nn.Sequential(nn.Conv2d(2, 2, 3)).to("meta")))
     lay_out(nn.Linear(2, 2))
-
-
-def test_layers_of_a_method_do_not_change_the_kind_of_norm():
-    assert (
-        norm_of(insert_instance_adapters(build_network("resnet18", in_channels=3, out_channels=2))) == "batch"
-    )

@@ -15,7 +15,7 @@ from medfedaug.models import (
     insert_layers,
     training_adapters,
 )
-from medfedaug.research.layers.phase_norms import control_shortcuts
+from medfedaug.research.methods.dac_sc import control_shortcuts
 
 pytestmark = pytest.mark.filterwarnings("ignore:FFA layer")  # of small features
 

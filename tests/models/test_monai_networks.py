@@ -22,8 +22,8 @@ OTHER_NORMS = {
 
 
 # Of 16 voxels one is left at the bottom, which batch norm can normalise and instance norm cannot.
-SIZES = dict.fromkeys(("dynunet", "flexibleunet", "swinunetr", "unetr"), 32)
-LARGE = ("flexibleunet", "swinunetr", "vnet")  # whatever their arguments
+SIZES = dict.fromkeys(("dynunet", "swinunetr", "unetr"), 32)
+LARGE = ("swinunetr",)  # whatever its arguments
 
 
 def image(name, spatial_dims):
@@ -145,8 +145,7 @@ def test_a_class_path_gives_monais_own_network():
         ("monai.networks.nets.UNet", {"strides": [2]}, "UNet needs the argument channels"),
         ("monai.networks.nets.UNet", {"chanels": [8]}, "UNet has no argument chanels; it takes spatial_dims"),
         ("unetr", {}, "UNETR needs the argument img_size: .* images of one size"),
-        ("flexibleunet", {"pretrained": True}, "pretrained: weights are neither read from a file nor"),
-        ("flexibleunet", {"pretrained_url": "http://x"}, "pretrained_url: weights are neither read"),
+        ("monai.networks.nets.FlexibleUNet", {"pretrained": True}, "pretrained: weights are neither read"),
         ("monai.networks.nets.HoVerNet", {"adapt_standard_resnet_path": "x"}, "are neither read from a file"),
         ("segresnet", {"in_channels": 2}, "in_channels follows from the data"),
         ("monai.networks.nets.DenseNet121", {"spatial_dims": 3}, "spatial_dims is 3"),
@@ -165,29 +164,24 @@ def test_sizes_that_a_network_takes(tiny_config):
     }
     four, sixteen = (4, 4, 4), (16, 16, 16)
     assert sizes == {
-        **dict.fromkeys(("attentionunet", "mednext", "segresnet", "segresnetds", "unet"), four),
-        **dict.fromkeys(("basicunet", "basicunetplusplus", "dynunet", "unetr", "vnet"), sixteen),
-        "flexibleunet": (32, 32, 32),
+        **dict.fromkeys(("mednext", "segresnet", "segresnetds", "unet"), four),
+        **dict.fromkeys(("basicunet", "dynunet", "unetr"), sixteen),
     }
     anisotropic = build_network("dynunet", spatial_dims=3, strides=(1, (2, 2, 1), 2, 2, 2))
     assert size_multiple(anisotropic, 3) == (16, 16, 8)
     # Images are padded to what the network needs, and at least as they always were.
-    for name, divisor in (("unet", 16), ("flexibleunet", 32)):
-        config = tiny_config(network=name, network_args=SEGMENTING[name])
+    flexible = {"network": "monai.networks.nets.FlexibleUNet", "network_args": {"backbone": "resnet10"}}
+    small = {"network": "unet", "network_args": SEGMENTING["unet"]}
+    for changes, divisor in ((small, 16), (flexible, 32)):
+        config = tiny_config(**changes)
         assert Composition(config).task().divisor == divisor
 
 
-@pytest.mark.parametrize(
-    ("name", "patch", "words"),
-    [
-        ("segresnet", (20, 16, 18), "multiples of 4 x 4 x 4, not 20 x 16 x 18"),
-        ("vnet", (32, 32, 24), "multiples of 16 x 16 x 16, not 32 x 32 x 24"),
-    ],
-)
-def test_patches_that_a_network_cannot_take_are_refused(tiny_config, name, patch, words):
-    plan = Plan(spatial_dims=3, patch_size=patch)
-    with pytest.raises(ConfigError, match=f"patch_size: with the network {name}, images must have .*{words}"):
-        Composition(tiny_config(network=name, network_args=SEGMENTING[name], plan=plan))
+def test_patches_that_a_network_cannot_take_are_refused(tiny_config):
+    plan = Plan(spatial_dims=3, patch_size=(20, 16, 18))
+    words = "patch_size: with the network segresnet, images must have .*of 4 x 4 x 4, not 20 x 16 x 18"
+    with pytest.raises(ConfigError, match=words):
+        Composition(tiny_config(network="segresnet", network_args=SEGMENTING["segresnet"], plan=plan))
 
 
 def test_unetr_is_made_for_the_patches_of_the_plan(tiny_config):

@@ -1,7 +1,5 @@
 """Mixed precision: where bfloat16 begins and ends."""
 
-import copy
-
 import pytest
 import torch
 from monai.networks.nets import UNet
@@ -37,30 +35,12 @@ def test_convolutions_see_bfloat16_and_everybody_else_float32():
         assert tensor.dtype in (torch.float32, torch.int64)
 
 
-def test_close_to_float32_and_not_equal_to_it():
-    x = torch.rand(4, 1, 16, 16)
-    exact, net = small_unet(), run_in_bfloat16(small_unet())
-    for network in (exact, net):
-        network(x).square().mean().backward()
-    first, second = (torch.cat([p.grad.flatten() for p in n.parameters()]) for n in (exact, net))
-    # Eight bits of mantissa, through a dozen layers.
-    assert (first - second).norm() <= 0.1 * first.norm()
-    assert not torch.equal(exact(x), net(x))
-
-
 def test_an_error_in_the_network_leaves_nothing_switched_on():
     net = run_in_bfloat16(small_unet())
     with pytest.raises(RuntimeError):
         net(torch.rand(2, 3, 16, 16))
     assert not torch.is_autocast_enabled("cpu")
     assert net(torch.rand(2, 1, 16, 16)).dtype == torch.float32
-
-
-def test_a_copy_has_hooks_of_its_own():
-    net = run_in_bfloat16(small_unet())
-    other = copy.deepcopy(net)
-    x = torch.rand(2, 1, 16, 16)
-    assert torch.equal(other.eval()(x), net.eval()(x))
 
 
 def test_statistics_of_ffa_layers_keep_their_precision():

@@ -21,10 +21,12 @@ from medfedaug.models.networks import supervises
 from medfedaug.models.precision import run_in_bfloat16
 from medfedaug.models.supervision import DeepSupervision, head_weights, network_heads
 
+PLUS = "monai.networks.nets.BasicUNetPlusPlus"
+SMALL = {**SEGMENTING, PLUS: {"features": (4, 4, 4, 8, 8, 4), "norm": "batch"}}
 DEEP = {
     "dynunet": {"deep_supervision": True, "deep_supr_num": 2},
     "segresnetds": {"dsdepth": 2},
-    "basicunetplusplus": {"deep_supervision": True},
+    PLUS: {"deep_supervision": True},
     "mednext": {"deep_supervision": True},
 }
 SITES = ["site_A", "site_B"]
@@ -34,7 +36,7 @@ def heads_of(name, raw):
     """Written out for each network: the finest first."""
     if name == "dynunet":
         return [raw[:, 0], raw[:, 1], raw[:, 2]]
-    return raw[::-1] if name == "basicunetplusplus" else list(raw)
+    return raw[::-1] if name == PLUS else list(raw)
 
 
 def reference(heads, labels):
@@ -54,11 +56,11 @@ def reference(heads, labels):
 @pytest.mark.parametrize(("name", "spatial_dims"), [*((name, 2) for name in DEEP), ("dynunet", 3)])
 def test_the_loss_is_the_weighted_sum_over_the_heads(name, spatial_dims):
     torch.manual_seed(0)
-    net = build_small(name, spatial_dims=spatial_dims, **DEEP[name])
+    net = build_small(name, spatial_dims=spatial_dims, **{**SMALL[name], **DEEP[name]})
     x = torch.rand(2, 1, *(32, 32, 16)[:spatial_dims])
     labels = torch.randint(2, x.shape)
     expected = heads_of(name, net.train()(x))
-    assert len(expected) == {"dynunet": 3, "basicunetplusplus": 4, "segresnetds": 2, "mednext": 3}[name]
+    assert len(expected) == {"dynunet": 3, PLUS: 4, "segresnetds": 2, "mednext": 3}[name]
     loss = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True, batch=True)
     criterion = DeepSupervision(net).criterion(loss)
     outputs = net(x)
@@ -84,11 +86,11 @@ def test_weights_are_halved_per_level_and_add_up_to_one():
 def test_a_plan_gives_a_network_its_heads(name):
     """The number of heads is nnU-Net's, whose coarsest level has no weight."""
     shared = {"spatial_dims": 2, "in_channels": 1, "out_channels": 2}
-    net = build_network(name, supervised=True, **shared, **SEGMENTING[name]).train()
+    net = build_network(name, supervised=True, **shared, **SMALL[name]).train()
     heads = network_heads(net, net(torch.rand(2, 1, 32, 32)))
-    assert len(heads) == {"dynunet": 3, "basicunetplusplus": 4, "segresnetds": 2, "mednext": 3}[name]
+    assert len(heads) == {"dynunet": 3, PLUS: 4, "segresnetds": 2, "mednext": 3}[name]
     assert supervises(name)
-    config = RunConfig(network=name, network_args=SEGMENTING[name], plan=Plan(deep_supervision=True))
+    config = RunConfig(network=name, network_args=SMALL[name], plan=Plan(deep_supervision=True))
     assert set(Composition(config).network.state_dict()) == set(net.state_dict())
 
 

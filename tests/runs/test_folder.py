@@ -84,7 +84,7 @@ def test_overwriting_deletes_the_earlier_run_and_no_more(run, phantom_dir, tmp_p
         out / "state" / "site_A" / "mine",
     ]
     foreign += [out / "tracking" / "debug.log", tmp_path / ".out-abcdefgh" / "mine"]
-    tracked = [out / "tracking/mlflow.db", out / "tracking/site_A/events.out.tfevents.1"]
+    tracked = [out / "tracking/site_A/events.out.tfevents.1"]
     for path in foreign + tracked:
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text("mine")

@@ -2,16 +2,12 @@
 
 import json
 
-import nibabel
-import numpy as np
 import pytest
 import torch
-from running import TINY_NETWORK, TINY_OPTIONS
+from running import TINY_NETWORK
 
 from medfedaug.analysis import summary_table
 from medfedaug.config.run import RunConfig
-from medfedaug.data.intensity_scales import find_uneven_scales
-from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import open_site, site_statistics
 from medfedaug.methods import parse_methods
 from medfedaug.runs.load_results import load_run
@@ -43,18 +39,6 @@ def runs(phantom_dir, tmp_path_factory):
         return made[name]
 
     return make
-
-
-@pytest.fixture
-def three_scales(tmp_path):
-    """Two sites whose volumes are stored on one scale, on thirty times and on nine hundred times that."""
-    root = tmp_path / "uneven"
-    for folder in make_phantom(root, sites=2, patients=9, shape=(32, 32, 6), seed=0):
-        for index, file in enumerate(sorted((folder / "images").iterdir())):
-            stored = nibabel.load(file)
-            values = np.asarray(stored.dataobj, np.float32) * 30.0 ** (index % 3)
-            nibabel.save(nibabel.Nifti1Image(values, stored.affine), file)
-    return root
 
 
 def test_raw_is_as_stored_and_scale_is_scaled_for_every_method(runs):
@@ -113,44 +97,3 @@ def test_a_method_is_compared_with_the_fedavg_that_saw_the_same_input(runs):
     scaled = [load_run(runs("fedavg", "scale")), load_run(runs("fedfa", "by_method"))]
     assert not any("‡" in note for note in summary_table(scaled).notes)
     assert [row.other_input for row in summary_table(scaled).rows] == [False, False]
-
-
-def test_statistics_names_a_site_with_several_scales(run, three_scales, phantom_dir, tmp_path):
-    out = run.ok("statistics", "--data", three_scales, "--out", tmp_path / "s.json")
-    for site in ("site_A", "site_B"):
-        assert f"{site}: its volumes lie on wildly different scales of intensity" in out
-    assert "use --intensity scale" in out
-    assert json.loads((tmp_path / "s.json").read_text())["intensity"] == "raw"
-    _, out, _ = run("statistics", "--data", phantom_dir, "--out", tmp_path / "t.json", "--intensity", "scale")
-    assert "wildly" not in out
-    assert json.loads((tmp_path / "t.json").read_text())["intensity"] == "scale"
-
-
-def test_simulate_names_a_site_with_several_scales(run, three_scales, tmp_path):
-    options = ("--methods", "fedrdn", "--rounds", 1, *TINY_OPTIONS, "--threads", 1, "--limit", 3)
-    engine = ("--engine", "inprocess", "--device", "cpu", "--no-pictures")
-    engine += ("--intensity", "raw", "--out", tmp_path / "run")
-    code, out, err = run("simulate", "--data", three_scales, *options, *engine)
-    assert code == 0, err
-    assert "site_A: its volumes lie on wildly different scales" in err
-    assert "use --intensity scale" in err
-    assert "normalised by fedrdn" in out
-    page = (tmp_path / "run/report.html").read_text()
-    assert "Sites whose volumes lie on wildly different scales of intensity: site_A (patient_" in page
-    assert page.count("site_B (patient_") == 1
-
-
-def test_one_hot_voxel_and_an_empty_channel_make_no_scale(make_site):
-    folder = make_site("A", channels=2, cases=(3, 1, 1))
-    assert find_uneven_scales(open_site(folder)) is None
-    file = folder / "images/0.nii.gz"
-    stored = nibabel.load(file)
-    values = np.array(stored.dataobj, np.float32)
-    values[0, 0, 0, 0] = 1e6
-    values[..., 1] = 0
-    nibabel.save(nibabel.Nifti1Image(values, stored.affine), file)
-    assert find_uneven_scales(open_site(folder)) is None
-    nibabel.save(nibabel.Nifti1Image(values * 40, stored.affine), file)
-    found = find_uneven_scales(open_site(folder))
-    assert found.wide == "0"
-    assert found.ratio == pytest.approx(40, rel=0.2)

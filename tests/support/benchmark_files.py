@@ -51,14 +51,6 @@ def write_pacs(root: Path) -> None:
         files = [f"{site}/{label}/pic_{i:03d}.jpg" for label in ("dog", "house") for i in range(5)]
         for file in files:
             picture(root / "kfold" / file, len(file))
-        lines = [f"{file} {1 + ('house' in file)}" for file in files]
-        held = [lines[0], lines[4], lines[5], lines[9]]
-        parts = {"train": [line for line in lines if line not in held], "crossval": held, "test": lines}
-        if site == "sketch":  # an image that the archive does not have
-            parts["train"].append("sketch/dog/n02103406_4068-1.png 1")
-        (root / "pacs_label").mkdir(exist_ok=True)
-        for part, listed in parts.items():
-            (root / f"pacs_label/{site}_{part}_kfold.txt").write_text("\n".join(listed) + "\n")
 
 
 def write_vlcs(root: Path, times: int = 1) -> None:
@@ -143,17 +135,6 @@ def write_cifar(root: Path, batch: int = 40, test: int = 50) -> dict[str, np.nda
         )
         written[name] = images
     return written
-
-
-def leaf(writers: dict[str, int], offset: int = 0) -> str:
-    data = {
-        name: {
-            "x": [(np.full(784, ((i + offset) % 256) / 255)).tolist() for i in range(number)],
-            "y": [(i + offset) % 62 for i in range(number)],
-        }
-        for name, number in writers.items()
-    }
-    return json.dumps({"users": list(writers), "num_samples": list(writers.values()), "user_data": data})
 
 
 def write_fedscale(root: Path, lists: dict[str, dict[str, int]]) -> None:

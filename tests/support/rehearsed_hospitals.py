@@ -12,19 +12,18 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import psutil
+from running import command
 
 from medfedaug.data.phantom import make_phantom
-from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.errors import RunFailed
 from medfedaug.hospital.privacy import JOBS_FOLDER
-
-__all__ = ["HOSPITALS", "PATIENT", "Rehearsal"]
 
 PATIENT = "Grotewohl_Alma"
 """Invented name: part of all file names at the hospitals, and of nothing that leaves them."""
@@ -46,22 +45,16 @@ class Rehearsal:
 
     Args:
         work: a folder that does not exist yet, or is empty.
-        say: takes a line for each step.
         hospitals: those of the project that take part.
     """
 
-    def __init__(
-        self, work: str | Path, say: Callable[[str], None] = print, hospitals: Sequence[str] = HOSPITALS
-    ) -> None:
-        self.work, self.say, self.hospitals = Path(work).resolve(), say, tuple(hospitals)
-        if self.work.exists() and any(self.work.iterdir()):
-            raise ConfigError(f"{work} is not empty; choose a new folder")
+    def __init__(self, work: Path, hospitals: Sequence[str] = HOSPITALS) -> None:
+        self.work, self.hospitals = work.resolve(), tuple(hospitals)
         self.home = self.work / "home"
         self.home.mkdir(parents=True)
         self.port = _free_port()
         self.kits = self.work
         self.data: dict[str, Path] = {}
-        self.phases: dict[str, float] = {}
         self.environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("MEDFEDAUG_", "NVFLARE_", "NVFL_"))},
             # NVFlare keeps settings in the home folder, and starts the `python3` that it finds on the path.
@@ -83,14 +76,6 @@ class Rehearsal:
 
     # ------------------------------------------------------------------ means
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Measure the duration of a phase."""
-        started = time.perf_counter()
-        yield
-        self.phases[name] = time.perf_counter() - started
-        self.say(f"{name}: {self.phases[name]:.1f} s")
-
     def run(self, *command: str | Path, timeout: float = 300, fails: bool = False) -> str:
         """Run a command and return its output."""
         shown = " ".join(map(str, command))
@@ -111,8 +96,10 @@ class Rehearsal:
         return done.stdout
 
     def medfedaug(self, *arguments: str | Path) -> str:
-        """Run the command ``medfedaug``."""
-        return self.run(sys.executable, "-c", "from medfedaug.cli import main; main()", *arguments)
+        """Run the command ``medfedaug`` in this process, which has imported everything already."""
+        code, out, err = command(*arguments)
+        assert code == 0, (out, err)
+        return out
 
     def nvflare(self, *arguments: str | Path, timeout: float = 300, fails: bool = False) -> dict[str, Any]:
         """Run the command ``nvflare`` and return the data of its answer."""
@@ -200,7 +187,7 @@ class Rehearsal:
     def start_kits(self) -> None:
         """Start server and sites with the start scripts of their kits, and wait until all have joined."""
         for name in (SERVER, *self.hospitals):
-            self._start_kit(self.kit(name))
+            self.switch_on(name)
         self.wait_for_clients()
 
     def configure(self, *, forbid_code: bool = False, only_ours: bool = False) -> None:
@@ -216,11 +203,6 @@ class Rehearsal:
         for name, data in self.data.items():
             kit = self.kit(name)
             self.medfedaug("site", "configure", kit, "--data", data, *_SITE, *only, *policy)
-
-    def configure_sites(self, *options: str) -> None:
-        """More options of ``medfedaug site configure``, for each hospital."""
-        for name in self.hospitals:
-            self.configure_site(name, *options)
 
     def configure_site(self, name: str, *options: str) -> None:
         """More options of ``medfedaug site configure``, for one hospital."""
@@ -247,17 +229,9 @@ class Rehearsal:
         _until(waits, timeout, "no job waits for approval")
         (job,) = waiting
         for name in self.hospitals:
-            self._await_job(name, job, timeout)
+            self.await_file(self.kit(name), f"{JOBS_FOLDER}/{job}.json", timeout)
             self.medfedaug("site", "approve", self.kit(name), job[:12])
         return page
-
-    def _await_job(self, name: str, job: str, timeout: float) -> None:
-        """Wait until a job has come to a hospital."""
-        _until(
-            lambda: any(self.kit(name).rglob(f"{JOBS_FOLDER}/{job}.json")),
-            timeout,
-            f"no job has come to {name}",
-        )
 
     def export(self, name: str, methods: str, *options: str, resume: bool = False) -> Path:
         """Export a job of a few rounds with a small network, or one that continues the run of this name."""
@@ -331,9 +305,21 @@ class Rehearsal:
                 _kill(process)
             psutil.wait_procs(left, timeout=10)
 
-    def switch_on(self, hospital: str) -> None:
-        """Start a hospital's kit again."""
-        self._start_kit(self.kit(hospital))
+    def switch_on(self, name: str) -> None:
+        """Start the kit of a hospital or of the server."""
+        kit = self.kit(name)
+        # Its output goes to a file, since the script leaves a process behind that would keep a pipe open.
+        with (kit / "start.log").open("wb") as log:
+            subprocess.run(
+                [kit / "startup" / "start.sh"],
+                cwd=kit,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=30,
+                check=True,
+            )
 
     def events(self, job_id: str) -> list[dict[str, Any]]:
         """List the events that the server's process of a job has reported so far."""
@@ -427,20 +413,6 @@ class Rehearsal:
         for name in (*self.hospitals, SERVER):
             self.medfedaug("site", "stop", self.kit(name))
         _until(lambda: not self.processes(), timeout, "the system did not end")
-
-    def _start_kit(self, kit: Path) -> None:
-        # Its output goes to a file, since the script leaves a process behind that would keep a pipe open.
-        with (kit / "start.log").open("wb") as log:
-            subprocess.run(
-                [kit / "startup" / "start.sh"],
-                cwd=kit,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                timeout=30,
-                check=True,
-            )
 
     def wait_for_clients(self, timeout: float = 300) -> None:
         """Wait until all hospitals have joined."""

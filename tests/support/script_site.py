@@ -14,7 +14,7 @@ from medfedaug.config.run import RunConfig
 
 
 class ScriptSite(Hospital):
-    """A site with a script, in this process: the executor of the job, and NVFlare's own Client API.
+    """A site with a script, in this process: the executor of the job.
 
     Args:
         root: holds its kit.

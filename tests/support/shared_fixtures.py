@@ -90,7 +90,6 @@ def _drawing():
 
 
 drawn = pytest.fixture(_drawing, name="drawn")
-drawn_in_module = pytest.fixture(_drawing, name="drawn_in_module", scope="module")
 
 
 @pytest.fixture(autouse=True)

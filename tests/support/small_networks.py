@@ -9,11 +9,8 @@ from medfedaug.models import build_network
 U_NET = {"channels": (4, 8, 8), "strides": (2, 2)}
 FEATURES = (4, 4, 4, 8, 8, 4)
 SEGMENTING = {
-    "attentionunet": U_NET,
     "basicunet": {"features": FEATURES},
-    "basicunetplusplus": {"features": FEATURES},
     "dynunet": {"filters": (4, 4, 8, 8, 8)},
-    "flexibleunet": {"backbone": "resnet10"},
     "mednext": {
         "init_filters": 4,
         "blocks_down": (1, 1),
@@ -26,23 +23,18 @@ SEGMENTING = {
     "swinunetr": {"feature_size": 12, "depths": (1, 1, 1, 1), "norm": "batch"},
     "unet": U_NET,
     "unetr": {"hidden_size": 12, "mlp_dim": 8, "feature_size": 4, "num_heads": 2},
-    "vnet": {"dropout_prob_down": 0.0, "dropout_prob_up": (0.0, 0.0)},
 }
 """Arguments by name."""
 
 WIDTHS = {
-    "attentionunet": [4, 8, 8],
     "basicunet": [4, 4, 4, 8, 8],
-    "basicunetplusplus": [4, 4, 4, 8, 8],
     "dynunet": [4, 4, 8, 8, 8],
-    "flexibleunet": [64, 64, 128, 256, 512],
     "mednext": [4, 8, 16],
     "segresnet": [8, 16, 32],
     "segresnetds": [4, 8, 16],
     "swinunetr": [12, 24, 48, 96, 192],
     "unet": [4, 8, 8],
     "unetr": [12],
-    "vnet": [16, 32, 64, 128, 256],
 }
 """Channels of the encoder's stages."""
 

@@ -32,16 +32,3 @@ def from_tensorboard(folder) -> Numbers:
         for tag in events.Tags()["scalars"]:
             numbers.update({(site.name, tag, event.step): event.value for event in events.Scalars(tag)})
     return numbers
-
-
-def from_mlflow(folder) -> Numbers:
-    from mlflow.tracking import MlflowClient
-
-    client, numbers = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}"), {}
-    (experiment,) = client.search_experiments(filter_string="name = 'medfedaug-experiment'")
-    for run in client.search_runs([experiment.experiment_id]):
-        site = run.info.run_name.split("-")[0]
-        for tag in run.data.metrics:
-            history = client.get_metric_history(run.info.run_id, tag)
-            numbers.update({(site, tag, entry.step): entry.value for entry in history})
-    return numbers

@@ -9,9 +9,6 @@ from medfedaug.transforms import FedRDNd
 
 network: Conv2d = insert_ffa(Conv2d(1, 2, 3), stages=["conv"], prob=0.5)
 insert_ffa(network, stage=[1])  # type: ignore[call-arg]
-insert_ffa(network, prob="0.5")  # type: ignore[arg-type]
 layers: dict[str, FFALayer] = ffa_layers(network)
 FedRDNd(keys="image", statistic="statistics.json")  # type: ignore[call-arg]
 run: FinishedRun = mfa.simulate("data", "run", methods="fedrdn", rounds=20, threads=1, device="cpu")
-mfa.simulate("data", rounds="20")  # type: ignore[arg-type]
-mfa.simulate("data", method="fedrdn")  # type: ignore[call-arg]

@@ -1,19 +1,16 @@
 """Losses by name and class path, and the learning rate over the rounds."""
 
 import math
-import sys
 
 import pytest
 import torch
 from monai.losses import DiceCELoss, HausdorffDTLoss
-from outside_package import outside_package as outside_package
 from torch import nn
 
 from medfedaug.errors import ConfigError
 from medfedaug.federation.in_process import run_in_process
 from medfedaug.federation.site.local_training import LocalTraining
-from medfedaug.tasks.losses import build_loss, loss_names
-from medfedaug.utils import plugins
+from medfedaug.tasks.losses import _LOSSES, build_loss
 
 SITES = ["site_A", "site_B"]
 GENERATOR = torch.Generator().manual_seed(0)
@@ -67,7 +64,7 @@ def test_losses_by_name_are_their_equations():
     assert float(loss(LOGITS, LABELS)) == pytest.approx(float((w * entropy).sum() / w.sum()), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", [*loss_names("segmentation"), "monai.losses.GeneralizedDiceFocalLoss"])
+@pytest.mark.parametrize("name", [*_LOSSES["segmentation"], "monai.losses.GeneralizedDiceFocalLoss"])
 def test_probabilities_that_are_labels_give_the_same(name):
     loss = build_loss("segmentation", 3, name)
     whole = nn.functional.one_hot(LABELS[:, 0], 3).permute(0, 3, 1, 2).float()
@@ -135,68 +132,3 @@ def test_the_learning_rate_follows_the_rounds(phantom_dir, tiny_config, monkeypa
     # Both sites, and then the training before the test, as if in a round after the selected one.
     assert rates[:8] == pytest.approx([rate for rate in expected for _ in SITES])
     assert rates[8:] == pytest.approx([expected[min(whole.selected_round, 3)]] * 2)
-
-
-SQUARED = """
-import torch
-from monai.networks.utils import one_hot
-
-
-class Squared(torch.nn.Module):
-    \"\"\"Mean squared distance of the probabilities to the classes.\"\"\"
-
-    def __init__(self, factor=1.0, to_onehot_y=False, softmax=False):
-        super().__init__()
-        self.factor, self.to_onehot_y, self.softmax = factor, to_onehot_y, softmax
-
-    def forward(self, input, target):
-        probabilities = input.softmax(1) if self.softmax else input
-        truth = one_hot(target, input.shape[1]) if self.to_onehot_y else target
-        return self.factor * (probabilities - truth).square().mean()
-"""
-
-
-@pytest.fixture
-def squared(outside_package):
-    return outside_package("squares", SQUARED, {"medfedaug.losses": {"squared": "Squared"}})
-
-
-def test_a_loss_of_another_package_is_that_loss(squared):
-    assert loss_names("segmentation")[-1] == loss_names("classification")[-1] == "squared"
-    truth = nn.functional.one_hot(LABELS[:, 0].long(), 3).movedim(-1, 1).double()
-    expected = 2 * ((LOGITS.double().softmax(1) - truth) ** 2).mean()
-    loss = build_loss("segmentation", 3, "squared", {"factor": 2.0})
-    for targets in (LABELS, truth):
-        assert float(loss(LOGITS.double(), targets)) == pytest.approx(float(expected))
-    outputs, classes = torch.randn(4, 3), torch.tensor([0, 2, 1, 2])
-    truth = nn.functional.one_hot(classes, 3)
-    expected = ((outputs.softmax(1) - truth) ** 2).mean()
-    assert float(build_loss("classification", 3, "squared")(outputs, classes)) == pytest.approx(
-        float(expected)
-    )
-
-
-@pytest.mark.parametrize(
-    ("source", "name", "words"),
-    [
-        (SQUARED.replace("to_onehot_y", "hot"), "squared", "the class Squared must take to_onehot_y"),
-        ("Squared = 3", "squared", "3 is no subclass of torch.nn.Module"),
-        (SQUARED, "dice", "loss 'dice' of the package squares has the name of one that is built in"),
-    ],
-)
-def test_a_loss_of_another_package_that_is_none_is_refused_in_one_line(outside_package, source, name, words):
-    outside_package("squares", source, {"medfedaug.losses": {name: "Squared"}})
-    with pytest.raises(ConfigError, match=words):
-        build_loss("segmentation", 3, name)
-
-
-def test_a_loss_of_a_package_that_a_site_does_not_allow_is_refused_with_the_remedy(squared):
-    plugins.restrict([])
-    with pytest.raises(
-        ConfigError, match=r"loss 'squared' of the package squares is not allowed here.*--allow"
-    ):
-        build_loss("segmentation", 3, "squared")
-    assert "squares" not in sys.modules
-    assert "squared" not in loss_names("segmentation")
-    plugins.restrict(["squares"])
-    assert build_loss("segmentation", 3, "squared").takes_probabilities

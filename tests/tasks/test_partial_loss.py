@@ -9,7 +9,7 @@ from monai.networks.nets import DynUNet
 from medfedaug.data.annotation import Annotation
 from medfedaug.errors import ConfigError
 from medfedaug.models.supervision import DeepSupervision, head_weights
-from medfedaug.tasks.losses import build_loss, loss_names
+from medfedaug.tasks.losses import _LOSSES, build_loss
 from medfedaug.tasks.partial_loss import PartialLoss, exclusion_loss, merged_logits
 
 ALL, FIRST, SECOND, NONE = (True,) * 3, (True, True, False), (True, False, True), (True, False, False)
@@ -107,7 +107,7 @@ def test_every_loss_leaves_what_is_not_annotated_to_the_network():
     with_unlabelled = torch.stack(
         [WITH_UNKNOWN.encode(labels[0], FIRST), WITH_UNKNOWN.encode(torch.full_like(labels[1], 3), NONE)]
     )
-    for name in loss_names("segmentation"):
+    for name in _LOSSES["segmentation"]:
         for code, targets, count in ((CODE, coded[:1], 1), (WITH_UNKNOWN, with_unlabelled, 2)):
             loss = PartialLoss(build_loss("segmentation", 3, name), code)
             given = logits[:count].clone().requires_grad_()
@@ -122,7 +122,7 @@ def test_every_loss_leaves_what_is_not_annotated_to_the_network():
 def test_complete_cases_have_the_loss_of_old():
     logits, labels, coded = batch((5, 6), [ALL, ALL])
     assert torch.equal(coded, labels.to(coded.dtype))
-    for name in loss_names("segmentation"):
+    for name in _LOSSES["segmentation"]:
         plain = build_loss("segmentation", 3, name)
         assert torch.allclose(PartialLoss(plain, CODE)(logits, coded), plain(logits, labels), rtol=1e-12), (
             name

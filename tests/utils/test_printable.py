@@ -104,12 +104,11 @@ NO_TEXT = {
 
 
 def evil_settings(cls: type) -> list[tuple[str, object]]:
-    return [
-        (entry.name, value)
+    types = {
+        entry.name: entry.type.__name__ if isinstance(entry.type, type) else str(entry.type)
         for entry in dataclasses.fields(cls)
-        if str(entry.type) not in NO_TEXT
-        for value in SHAPES[str(entry.type)]
-    ]
+    }
+    return [(name, value) for name, kind in types.items() if kind not in NO_TEXT for value in SHAPES[kind]]
 
 
 @pytest.mark.parametrize("cls", [RunConfig, Execution, Plan])
@@ -310,7 +309,6 @@ RARE = [
     {"event": "labelled", "site": "A", "classes": "lesion"},
     {"event": "missing_channels", "site": "A", "channels": "T1"},
     {"event": "init", "file": "w.pt", "loaded": 1, "of": 2, "skipped": {EVIL: "its shape"}},
-    {"event": "uneven", "reason": "scales"},
     {"event": "left_out", "reason": "site A: gone"},
     {"event": "resumed", "round": 1},
     {"event": "refused", "round": 1, "site": "A", "reason": "NaN"},
@@ -325,9 +323,7 @@ RARE = [
     {"event": "waiting", "sites": ["A"], "answers": 1, "needed": 2},
     {"event": "returned", "site": "A"},
     {"event": "share_lowered", "site": "A", "after": 0.45, "before": 0.7},
-    {"event": "step_shortened", "round": 1, "site": "A", "parameters": 9.0, "buffers": 2.0, "cosine": 0.5},
     {"event": "stalled", "round": 1, "reason": "flat"},
-    {"event": "suspected", "round": 1, "site": "A", "reason": "backwards"},
 ]
 
 
@@ -337,7 +333,7 @@ def test_no_field_of_an_event_reaches_a_terminal_as_it_is(phantom_dir, tmp_path,
     deployment.run(tiny_config("fedrdn", rounds=1))
     own_events = [event for event, _ in follow(next((tmp_path / "kits/site_A").rglob("events.jsonl")))]
     events = [*deployment.events, {"event": "finished"}, *own_events, *RARE]
-    kinds = {name[1:] for name in vars(EventLines) if re.fullmatch(r"_[a-z][a-z_]+", name)} - {"of"}
+    kinds = {name.removeprefix("_on_") for name in vars(EventLines) if name.startswith("_on_")}
     assert kinds <= {event["event"] for event in events}  # one that is new has its place in RARE
     file = tmp_path / "server/job/medfedaug/events.jsonl"
     file.parent.mkdir(parents=True)

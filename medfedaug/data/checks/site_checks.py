@@ -1,34 +1,13 @@
-"""Check that files and sites agree: class names, label maps, axes, and files for custom readers."""
+"""Check that files and sites agree: class names, axes, and files for custom readers."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from medfedaug.data.base import Case, SiteFolder, plain_name
+from medfedaug.data.base import SiteFolder, plain_name
 from medfedaug.errors import own, warn
-from medfedaug.utils.files import real_paths
 
 _PLANES = {"L": "sagittal", "R": "sagittal", "A": "coronal", "P": "coronal", "S": "axial", "I": "axial"}
-
-
-def check_label_maps(site: SiteFolder) -> None:
-    """Warn where one file is listed as the label map of two images, which may be an error in the list."""
-    first: dict[Path, Case] = {}
-    shared: list[tuple[Case, Case]] = []
-    # Slices of one file share its label map.
-    cases = [case for case in site.listed_cases if case.index is None]
-    labels = [(case, case.label) for case in cases if isinstance(case.label, Path)]
-    files = real_paths(label for _, label in labels)
-    for case, label in labels:
-        other = first.setdefault(files[label], case)
-        if other is not case:
-            shared.append((other, case))
-    if shared:
-        other, case = shared[0]
-        problem = f"its label map is that of {own(other.image)}, too"
-        if len(shared) > 1:
-            problem += f", and {len(shared) - 1} more share one"
-        warn(problem, site=site.name, path=case.image, hint="List a separate label map for each image.")
 
 
 def compare_axes(site: str, axes: Mapping[str, Path], first: tuple[str, str, Path] | None = None) -> None:

@@ -1,7 +1,6 @@
 """`ImageFormat`: suffixes of an image format, and how its files are read and its label maps written.
 
-A format is one file of this package with an object `FORMAT`, which `medfedaug.data.io.formats` finds, or an
-object that another package names by its suffixes as entry points of the group ``medfedaug.formats``. All are
+A format is one file of this package with an object `FORMAT`, which `medfedaug.data.io.formats` finds. All are
 imported for their suffixes, also by commands that decode nothing: each imports the library that reads its
 files where it reads one.
 """
@@ -19,8 +18,6 @@ from typing import Protocol
 import numpy as np
 
 _UPRIGHT = float(np.cos(np.deg2rad(20)))
-_COLOURS = 3
-_WHITE = 255
 
 FileState = tuple[str, int | None, int | None]
 """Absolute path, time of the last change in ns, and size: another version of a file has another state."""
@@ -151,17 +148,6 @@ class ImageFormat(ABC):
     def read_label(self, path: Path) -> np.ndarray:
         """Read a label map, float32 of shape (1, X, Y, Z)."""
         return self.read_volume(path)
-
-    def check_photograph(self, path: Path) -> None:
-        """Check that a photograph can be read as `read_photograph` does, without decoding it."""
-        self.read_header(path)
-
-    def read_photograph(self, path: Path) -> np.ndarray:
-        """Read a photograph in colour, (3, H, W), with values from 0 to 255, uint8 where it has 8 bits."""
-        rows = np.asarray(self.read_volume(path))[..., 0].transpose(0, 2, 1)
-        planes = np.broadcast_to(rows, (_COLOURS, *rows.shape[1:]))
-        white = self.read_header(path).white or _WHITE
-        return planes.astype(np.uint8) if white == _WHITE else planes * np.float32(_WHITE / white)
 
     def voxel_files(self, path: Path) -> list[Path]:
         """Return the files that hold the voxels of an image."""

@@ -1,4 +1,4 @@
-"""Image formats by suffix, also of other packages; headers and files of images."""
+"""Image formats by suffix; headers and files of images."""
 
 import pkgutil
 from collections.abc import Iterable
@@ -8,20 +8,12 @@ from pathlib import Path
 
 from medfedaug.data.io.base import FileState, Header, ImageFormat, file_state
 from medfedaug.data.io.series import NoSeries, SeriesFormat
-from medfedaug.errors import ConfigError
-from medfedaug.utils import plugins
 from medfedaug.utils.layers import added_modules
 
 
 def image_suffix(name: str) -> str:
-    """Return the known suffix of a file's name, as spelled there; empty for none.
-
-    Raises:
-        ConfigError: for a suffix of a package that may not or cannot be used.
-    """
+    """Return the known suffix of a file's name, as spelled there; empty for none."""
     known = next((suffix for suffix in _BY_SUFFIX if name.lower().endswith(suffix)), "")
-    if not known and (plugin := _added(name)):
-        known = f".{plugin.name}"
     return name[len(name) - len(known) :]
 
 
@@ -32,21 +24,13 @@ def without_suffix(name: str) -> str:
 
 def is_volume_file(file: Path) -> bool:
     """Return whether a file's name is of an image other than DICOM, or of the voxels of one."""
-    suffixes = tuple(suffix for form in _usable() for suffix in form.voxel_suffixes)
+    suffixes = tuple(suffix for form in _BUILT_IN for suffix in form.voxel_suffixes)
     return bool(image_suffix(file.name)) or file.name.lower().endswith(suffixes)
 
 
 def format_of(path: Path) -> ImageFormat:
-    """Return the format of an image, by its name; a folder, or a file without a known suffix, is DICOM.
-
-    Raises:
-        ConfigError: for a suffix of a package that may not or cannot be used.
-    """
-    name = path.name.lower()
-    known = next((suffix for suffix in _BY_SUFFIX if name.endswith(suffix)), None)
-    if known is None and (plugin := _added(name)):
-        return plugin_format(plugin)
-    return _BY_SUFFIX[known] if known else SERIES
+    """Return the format of an image, by its name; a folder, or a file without a known suffix, is DICOM."""
+    return _BY_SUFFIX.get(image_suffix(path.name).lower(), SERIES)
 
 
 def is_dicom(path: Path) -> bool:
@@ -71,35 +55,7 @@ def known_formats() -> str:
         >>> known_formats()
         'MHA (.mha, .mhd), NRRD (.nrrd, .nhdr), NIfTI (.nii, .nii.gz), PNG, JPEG, TIFF, BMP'
     """
-    return ", ".join(form.title for form in _usable() if form is not SERIES)
-
-
-def plugin_format(plugin: plugins.Plugin) -> ImageFormat:
-    """Return the format that a package adds.
-
-    Raises:
-        ConfigError: when the object cannot be loaded or is no format of the suffix; names the package.
-    """
-    form = plugin.load()
-    if not isinstance(form, ImageFormat):
-        raise ConfigError(f"{plugin.what}: {form!r} is no medfedaug.data.io.base.ImageFormat")
-    if f".{plugin.name}" not in form.suffixes:
-        raise ConfigError(f"{plugin.what}: its suffixes are {form.suffixes!r}, without .{plugin.name}")
-    return form
-
-
-def _added(name: str) -> plugins.Plugin | None:
-    """Return the plugin of the longest suffix that a name ends with, without importing it."""
-    suffixes = {plugin.name for plugin in plugins.installed(plugins.FORMATS)}
-    suffix = max((end for end in suffixes if name.lower().endswith(f".{end}")), key=len, default="")
-    return plugins.find(plugins.FORMATS, suffix, BUILT_IN_SUFFIXES) if suffix else None
-
-
-def _usable() -> list[ImageFormat]:
-    """Return every format that may be used, each once."""
-    names = plugins.names(plugins.FORMATS, BUILT_IN_SUFFIXES)
-    added = [plugins.find(plugins.FORMATS, name, BUILT_IN_SUFFIXES) for name in names]
-    return list(dict.fromkeys([*_BUILT_IN, *(plugin_format(plugin) for plugin in added if plugin)]))
+    return ", ".join(form.title for form in _BUILT_IN if form is not SERIES)
 
 
 def voxel_files(path: Path) -> list[Path]:
@@ -153,5 +109,3 @@ SERIES: SeriesFormat = next((module.FORMAT for module in added_modules("dicom.im
 """The format of folders, and of files without a known suffix."""
 _BUILT_IN = (*_formats(Path(__file__).parent, __name__.rpartition(".")[0]), SERIES)
 _BY_SUFFIX = {suffix: form for form in _BUILT_IN for suffix in form.suffixes}
-BUILT_IN_SUFFIXES = tuple(suffix.removeprefix(".") for suffix in _BY_SUFFIX)
-"""Suffixes that no other package may take, without the dot."""

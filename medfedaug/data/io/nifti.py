@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -9,12 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from medfedaug.data.io.base import Header, ImageFormat, channels_first, file_state, volume_header
+from medfedaug.data.io.bounds import check_edges
 from medfedaug.data.io.nifti_file import save_nifti
-from medfedaug.data.io.nifti_header import check_gzip, check_nifti_header, stored_bytes
 
 if TYPE_CHECKING:
     import nibabel
 
+_BLOCK = 2**20
 _NO_MILLIMETRES = {1: "metres", 3: "micrometres"}  # codes of units, which MONAI's reader ignores
 # Fields of the geometry. Other fields of a header may name a patient, or a file.
 _GEOMETRY = (
@@ -37,18 +41,19 @@ class Nifti(ImageFormat):
         if voxels.dtype.kind not in "biuf":
             raise ValueError(f"voxels of the type {voxels.dtype}, and numbers were expected")
         promised = voxels.offset + prod(image.shape) * voxels.dtype.itemsize
-        if stored_bytes(path) != promised % 2**32:
+        if _stored_bytes(path) != promised % 2**32:
             np.asanyarray(voxels)  # raises where voxels are missing
-        check_nifti_header(path, image, promised)
         if unit := _NO_MILLIMETRES.get(int(image.header["xyzt_units"]) & 7):
             raise ValueError(f"its header measures in {unit}, and millimetres were expected")
         placed = image.header["sform_code"] > 0 or image.header["qform_code"] > 0
-        return volume_header(image.shape, image.affine if placed else None)
+        header = volume_header(image.shape, image.affine if placed else None)
+        check_edges(header.edges)
+        return header
 
     def read_volume(self, path: Path) -> np.ndarray:
         """Read the voxels, after the checksum of a compressed file."""
         if path.name.lower().endswith(".gz"):
-            check_gzip(path, hash(file_state(path)))
+            _check_gzip(path, hash(file_state(path)))
         return channels_first(np.asanyarray(cast(Any, _opened(path).dataobj)))
 
     def label_suffix(self, image: Path) -> str:
@@ -64,6 +69,26 @@ class Nifti(ImageFormat):
         header.set_data_shape(voxels.shape)  # the affine of a header without geometry depends on it
         # The header's own affine keeps nibabel from computing a new one.
         save_nifti(type(source)(voxels, header.get_best_affine(), header), path)
+
+
+def _stored_bytes(path: Path) -> int:
+    """Return the size of a file before compression, modulo 2**32, from the last four bytes of gzip."""
+    if not path.name.lower().endswith(".gz"):
+        return path.stat().st_size % 2**32
+    with path.open("rb") as file:
+        file.seek(-4, 2)
+        return int.from_bytes(file.read(4), "little")
+
+
+@lru_cache(maxsize=2**14)
+def _check_gzip(path: Path, state: int) -> None:
+    """Check the checksum of a compressed file, which a reader does not reach, once for each version."""
+    try:
+        with gzip.open(path, "rb") as file:
+            while file.read(_BLOCK):
+                pass
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"damaged: {error}") from error
 
 
 def _opened(path: Path) -> nibabel.Nifti1Image:

@@ -128,25 +128,6 @@ class Photographs(ImageFormat):
                 pixels = colour[..., 0]
             return _volume(pixels)
 
-    def check_photograph(self, path: Path) -> None:
-        """Check that the range of the pixels is known, in formats with more than 8 bits."""
-        if path.suffix.lower() in _DEEP:
-            status = path.stat()
-            _known_kind(path.absolute(), status.st_mtime_ns, status.st_size)
-
-    def read_photograph(self, path: Path) -> np.ndarray:
-        """Read a photograph in colour, uint8; one channel of 16 bits is float32, divided by 257.
-
-        Of 16 bits in colour Pillow reads the upper 8.
-        """
-        with Image.open(path) as file:
-            _check_kind(file)
-            if file.mode.startswith("I"):
-                grey = np.asarray(file).astype(np.float32) / 257
-                return np.stack([grey] * 3)
-            pixels = np.asarray(file.convert("RGB"))
-        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
-
     def label_suffix(self, image: Path) -> str:
         """Return the suffix of PNG, which keeps every value."""
         return ".png"
@@ -165,10 +146,31 @@ class Photographs(ImageFormat):
             Image.fromarray(np.ascontiguousarray(plane)).save(path.with_name(name))
 
 
+def check_photograph(path: Path) -> None:
+    """Check that the range of the pixels is known, in formats with more than 8 bits."""
+    if path.suffix.lower() in _DEEP:
+        status = path.stat()
+        _known_kind(path.absolute(), status.st_mtime_ns, status.st_size)
+
+
 @lru_cache(maxsize=2**16)
 def _known_kind(path: Path, modified: int, size: int) -> None:
     with Image.open(path) as file:
         _check_kind(file)
+
+
+def read_photograph(path: Path) -> np.ndarray:
+    """Read a photograph in colour, (3, H, W), uint8; one channel of 16 bits is float32, divided by 257.
+
+    Of 16 bits in colour Pillow reads the upper 8.
+    """
+    with Image.open(path) as file:
+        _check_kind(file)
+        if file.mode.startswith("I"):
+            grey = np.asarray(file).astype(np.float32) / 257
+            return np.stack([grey] * 3)
+        pixels = np.asarray(file.convert("RGB"))
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
 FORMAT = Photographs()

@@ -9,14 +9,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from medfedaug.data.io.base import Header, ImageFormat
-
-if TYPE_CHECKING:
-    import SimpleITK as sitk
 
 Skip = Callable[[Path], str | None]
 """Returns why a folder is left out; ``""`` leaves it out silently, ``None`` takes it."""
@@ -101,10 +98,6 @@ class SeriesFormat(ImageFormat):
     def remarks(self, path: Path) -> list[str]:
         """Return sentences for the user about an image."""
 
-    @abstractmethod
-    def itk_image(self, path: Path) -> sitk.Image:
-        """Read a volume on its grid."""
-
 
 class NoSeries(SeriesFormat):
     """The format without a suffix of an installation that reads no series."""
@@ -137,9 +130,6 @@ class NoSeries(SeriesFormat):
 
     def remarks(self, path: Path) -> list[str]:
         return []
-
-    def itk_image(self, path: Path) -> sitk.Image:
-        raise ValueError("no image, by its name")
 
 
 def walk(

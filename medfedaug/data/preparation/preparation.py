@@ -1,10 +1,10 @@
-"""Turn, cut and resample a volume by a plan, and return results to the grid of its file."""
+"""Turn and resample a volume by a plan, and return results to the grid of its file."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import nibabel
 import numpy as np
@@ -31,12 +31,10 @@ class Placement:
         axes: the stored axis of each prepared axis.
         flips: whether each prepared axis runs against the stored one.
         stored: voxels along the stored axes.
-        low: start of the kept box along each prepared axis, before resampling.
-        high: end of the kept box.
         size: voxels along each prepared axis.
 
     Example:
-        >>> place = Placement((1, 0, 2), (True, False, False), (2, 3, 1), (0, 0, 0), (3, 2, 1), (3, 2, 1))
+        >>> place = Placement((1, 0, 2), (True, False, False), (2, 3, 1), (3, 2, 1))
         >>> stored = torch.arange(6.0).reshape(1, 2, 3, 1)
         >>> bool((place.back(place.forward(stored)) == stored).all())
         True
@@ -45,13 +43,7 @@ class Placement:
     axes: tuple[int, ...]
     flips: tuple[bool, ...]
     stored: tuple[int, ...]
-    low: tuple[int, ...]
-    high: tuple[int, ...]
     size: tuple[int, ...]
-
-    def cut(self, volume: Tensor) -> Tensor:
-        """Turn the axes of the stored volume, (C, X, Y, Z), and cut the kept box."""
-        return self.turned(volume)[self._box]
 
     def turned(self, volume: Tensor) -> Tensor:
         """Turn the axes of the stored volume, (C, X, Y, Z)."""
@@ -60,21 +52,19 @@ class Placement:
 
     def forward(self, volume: Tensor, *, label: bool = False) -> Tensor:
         """Bring a volume, (C, X, Y, Z), from the file's grid to the plan's; a label map keeps its dtype."""
-        return self.resampled(self.cut(volume), label=label)
+        return self.resampled(self.turned(volume), label=label)
 
-    def resampled(self, cut: Tensor, *, label: bool = False) -> Tensor:
-        """Resample the result of `cut` to the plan's grid."""
-        return _resampled(cut, self.size, label)
+    def resampled(self, turned: Tensor, *, label: bool = False) -> Tensor:
+        """Resample the result of `turned` to the plan's grid."""
+        return _resampled(turned, self.size, label)
 
     def resized_back(self, volume: Tensor) -> Tensor:
-        """Resample a volume from the plan's grid to the file's voxels, within the kept box."""
-        return _resampled(volume, tuple(b - a for a, b in zip(self.low, self.high, strict=True)))
+        """Resample a volume from the plan's grid to the file's voxels, along the prepared axes."""
+        return _resampled(volume, tuple(self.stored[axis] for axis in self.axes))
 
-    def put_back(self, box: Tensor) -> Tensor:
-        """Place the result of `resized_back` in the grid of the file, with 0 outside the kept box."""
-        whole = box.new_zeros(len(box), *(self.stored[axis] for axis in self.axes))
-        whole[self._box] = box
-        whole = whole.flip([axis + 1 for axis, flip in enumerate(self.flips) if flip])
+    def put_back(self, volume: Tensor) -> Tensor:
+        """Turn the axes of the result of `resized_back` to those of the file."""
+        whole = volume.flip([axis + 1 for axis, flip in enumerate(self.flips) if flip])
         return whole.permute(0, *(1 + self.axes.index(axis) for axis in range(3)))
 
     def back(self, volume: Tensor) -> Tensor:
@@ -82,8 +72,8 @@ class Placement:
         return self.put_back(self.resized_back(volume))
 
     def to_tensor(self) -> Tensor:
-        """Return the placement as integers, (6, 3)."""
-        return torch.tensor([self.axes, self.flips, self.stored, self.low, self.high, self.size])
+        """Return the placement as integers, (4, 3)."""
+        return torch.tensor([self.axes, self.flips, self.stored, self.size])
 
     @classmethod
     def from_tensor(cls, values: Tensor) -> Placement:
@@ -91,16 +81,12 @@ class Placement:
         axes, flips, *rest = (tuple(row) for row in values.tolist())
         return cls(axes, tuple(map(bool, flips)), *rest)
 
-    @property
-    def _box(self) -> tuple[slice, ...]:
-        return (slice(None), *(slice(low, high) for low, high in zip(self.low, self.high, strict=True)))
-
 
 class Preparation:
     """Preparation of images after the scaling of their intensities: plan and image size.
 
-    The steps are: turn to the plan's orientation, cut to the foreground, normalise by modality, resample to
-    the plan's spacing, resize in plane to ``image_size``. Resampling keeps the edges of the volume in place:
+    The steps are: turn to the plan's orientation, normalise by modality, resample to the plan's spacing,
+    resize in plane to ``image_size``. Resampling keeps the edges of the volume in place:
     n voxels of e mm become round(n·e/s), at least one, of about s mm.
     """
 
@@ -112,22 +98,16 @@ class Preparation:
         plan = self.plan
         if not plan.moves_voxels:
             return None
-        if affine is None and (plan.orientation is not None or plan.spacing is not None):
+        if affine is None:
             raise ValueError("its file does not say how large its voxels are and where they lie")
         axes: tuple[int, ...] = (0, 1, 2)
         flips: tuple[bool, ...] = (False, False, False)
-        edges = (1.0, 1.0, 1.0)
-        if affine is not None:
-            matrix = np.asarray(affine, dtype=float)
-            edges = tuple(np.linalg.norm(matrix[:3, :3], axis=0).tolist())
-            if plan.orientation is not None:
-                axes, flips = _turn(matrix, plan.orientation)
+        matrix = np.asarray(affine, dtype=float)
+        edges = np.linalg.norm(matrix[:3, :3], axis=0).tolist()
+        if plan.orientation is not None:
+            axes, flips = _turn(matrix, plan.orientation)
         stored = tuple(image.shape[1:])
-        place = Placement(axes, flips, stored, (0, 0, 0), tuple(stored[a] for a in axes), (0, 0, 0))
-        low, high = place.low, place.high
-        if plan.crop == "foreground":
-            low, high = _foreground_box(place.turned(image))
-        lengths = size = tuple(b - a for a, b in zip(low, high, strict=True))
+        lengths = size = tuple(stored[axis] for axis in axes)
         if plan.spacing is not None:
             grid = zip(lengths, axes, plan.spacing, strict=True)
             size = tuple(max(1, round(n * edges[axis] / edge)) for n, axis, edge in grid)
@@ -138,14 +118,14 @@ class Preparation:
                     f"resampled to {spacing} mm it would have {text} voxels, and at most {MOST_NUMBERS:,} "
                     "numbers are prepared of one case"
                 )
-        return replace(place, low=low, high=high, size=size)
+        return Placement(axes, flips, stored, size)
 
     def on_grid(self, image: Tensor, placement: Placement | None) -> Tensor:
         """Return the normalised image on the plan's grid, before it is resized in plane."""
-        cut = placement.cut(image) if placement else image
+        turned = placement.turned(image) if placement else image
         if self.plan.normalises:
-            cut = ModalityNormalisation(self.plan, len(image))(cut)
-        return placement.resampled(cut) if placement else cut
+            turned = ModalityNormalisation(self.plan, len(image))(turned)
+        return placement.resampled(turned) if placement else turned
 
     def image(self, image: Tensor, placement: Placement | None) -> Tensor:
         """Return the prepared image, (C, *spatial)."""
@@ -183,7 +163,7 @@ class Preparation:
         plan, more = self.plan, ""
         if plan.normalises:
             more = f", {plan.normalisation}, {plan.ct_intensities}"
-        return f"({plan.orientation}, {plan.spacing}, {plan.crop}, {self.image_size}{more})"
+        return f"({plan.orientation}, {plan.spacing}, {self.image_size}{more})"
 
 
 def foreground_voxels(image: Tensor) -> Tensor:
@@ -198,15 +178,6 @@ def _turn(affine: np.ndarray, orientation: str) -> tuple[tuple[int, ...], tuple[
     turn = nibabel.orientations.ornt_transform(now, goal)  # stored axis -> (prepared axis, direction)
     axes = [int(np.flatnonzero(turn[:, 0] == axis)[0]) for axis in range(3)]
     return tuple(axes), tuple(bool(turn[axis, 1] < 0) for axis in axes)
-
-
-def _foreground_box(image: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the box of the foreground as starts and ends; the whole image without foreground."""
-    inside = foreground_voxels(image)
-    indices = [inside.amax(dim=tuple({0, 1, 2} - {axis})).nonzero().flatten() for axis in range(3)]
-    if not all(map(len, indices)):
-        return (0, 0, 0), tuple(inside.shape)
-    return tuple(int(i[0]) for i in indices), tuple(int(i[-1]) + 1 for i in indices)
 
 
 def _resampled(volume: Tensor, size: tuple[int, ...], label: bool = False) -> Tensor:

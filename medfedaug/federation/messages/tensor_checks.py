@@ -94,25 +94,17 @@ class StateDictValidator:
             state: w, the present global model.
             factor: s, from 0 to 1.
         """
-        parameters = {}
-        for key in self.parameters:
-            step = weights[key].double() - start[key].double()
-            parameters[key] = (state[key].double() + factor * step).to(weights[key].dtype)
-        return {**self.shortened(weights, state, {"parameters": 1, "buffers": factor}), **parameters}
-
-    def shortened(
-        self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], factors: Mapping[str, float]
-    ) -> dict[str, Tensor]:
-        """Multiply the steps of a checked model by factors."""
-        return {key: self._between(key, state[key], value, factors) for key, value in weights.items()}
-
-    def _between(self, key: str, start: Tensor, end: Tensor, factors: Mapping[str, float]) -> Tensor:
-        factor = factors["parameters" if key in self.parameters else "buffers"]
-        if factor == 1:
-            return end
-        first = self._root(key, start.double())
-        moved = first + factor * (self._root(key, end.double()) - first)
-        return (moved.square() if key in self.variances else moved).to(end.dtype)
+        carried = {}
+        for key, end in weights.items():
+            now = state[key].double()
+            if key in self.parameters:
+                moved = now + factor * (end.double() - start[key].double())
+            else:
+                first = self._root(key, now)
+                moved = first + factor * (self._root(key, end.double()) - first)
+                moved = moved.square() if key in self.variances else moved
+            carried[key] = moved.to(end.dtype)
+        return carried
 
     def _check_step(
         self, site: str, what: str, steps: Mapping[str, float], state: Mapping[str, Tensor], doubt: str = ""

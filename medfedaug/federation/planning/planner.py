@@ -133,7 +133,6 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
     spacing = decided.settle("spacing", spacing, why)
     if spacing is not None and located:
         target = torch.tensor(spacing, dtype=torch.float64)
-        decided.reasons += _interpolated(sites, order, target)
     words, numbers, why = _normalisation(prints, cases, config, located=located)
     normalisation = decided.settle("normalisation", words, why)
     if normalisation != words:
@@ -294,25 +293,6 @@ def _spacing(prints: Sequence[Payload], cases: list[float], extent: torch.Tensor
         target[axis] = max(float(fine[axis]), float(target[others].max()))
         why += f"; along {'xyz'[axis]}, more than {_ANISOTROPIC:g} times coarser, the 10 % quantile"
     return target.apply_(lambda edge: round(edge, 4)), why
-
-
-def _interpolated(
-    sites: Mapping[str, Payload], order: list[int], target: torch.Tensor
-) -> list[tuple[str, str]]:
-    """Return reasons for the sites whose slices the plan strongly interpolates or reduces."""
-    reasons = []
-    for site, entry in sorted(sites.items()):
-        median = entry["spacing"][1].double()[order]
-        for axis, factor in enumerate((median / target).tolist()):
-            if not 1 / _ANISOTROPIC < factor < _ANISOTROPIC:
-                does = "makes up" if factor > 1 else "gives up"
-                many, edges = max(factor, 1 / factor), ",".join(f"{edge:.4g}" for edge in median.tolist())
-                why = (
-                    f"{does} detail along {'xyz'[axis]}: its median voxel has {median[axis]:.4g} mm, the "
-                    f"plan {target[axis]:.4g} mm, a factor of {many:.2g}; --spacing {edges} would keep it"
-                )
-                reasons.append((f"resampling of {site}", why))
-    return reasons
 
 
 def training_bytes(network: torch.nn.Module, shape: tuple[int, ...]) -> int:

@@ -4,14 +4,13 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from medfedaug.errors import MedFedAugError
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.messages import (
     Reply,
@@ -24,7 +23,6 @@ from medfedaug.federation.messages.messages import (
 from medfedaug.federation.messages.refusal import refusal
 from medfedaug.federation.messages.site_sampling import LEAST_SITES, lowered_shares
 from medfedaug.federation.server.outlier_checks import Plausibility, Sizes, check_payload, judge_steps
-from medfedaug.federation.server.step_comparison import ComparedStep, StepComparison
 from medfedaug.functional.weighted_mean import WeightedMean, capped_weights
 from medfedaug.methods.base import Aggregator, Payload, RoundMean, ServerContext, ServerExchange, SiteUpdate
 from medfedaug.models.substitution import shared_by_name
@@ -48,16 +46,14 @@ class Ask:
 class Aggregation:
     """The mean of the sites' models, and the server halves of the methods.
 
+    Updates are held until the end of the round (`HeldUpdates`), when shares, steps and payloads are compared
+    (`medfedaug.federation.server.outlier_checks`).
+
     Args:
         composition: methods and network.
         context: the methods' context on the federation.
         max_share: returns the largest share of a site in the mean; ``None`` for no limit.
         norm: the norm of the initial parameters (`StateDictValidator`).
-        hold_models: whether whole updates are held until the end of the round
-            (`HeldUpdates`), when shares, steps and payloads can be compared
-            (`medfedaug.federation.server.outlier_checks`). Otherwise models are averaged as they arrive, in
-            that order, and only payloads are held.
-        steps: limits each site's step by those of the other sites; ``None`` for no limit.
 
     Attributes:
         once: the exchanges before training, by method.
@@ -65,7 +61,6 @@ class Aggregation:
         aggregators: the aggregator that computes the global model from the mean; at most one.
         weights: the weight in the mean of each site whose update of this round was accepted.
         lowered: the sites whose share of the last round's mean was lowered, with the share before and after.
-        compared: the compared steps of the last round, by site, if steps are limited.
         words: the number of words of an update under secure aggregation, whose values cannot be checked.
         least_answers: the least number of updates whose sum can be computed, as far as known.
     """
@@ -79,20 +74,15 @@ class Aggregation:
         context: ServerContext,
         max_share: Callable[[], float | None] = lambda: None,
         norm: float = 1.0,
-        *,
-        hold_models: bool = True,
-        steps: StepComparison | None = None,
     ) -> None:
         methods = composition.methods
         self.once = _without_none({m.name: m.before_training(context) for m in methods})
         self.every_round = _without_none({m.name: m.every_round(context) for m in methods})
         self.aggregators = _without_none({m.name: m.aggregator(context) for m in methods})
         self.sent, self._network = composition.sent, composition.network
-        self.max_share, self.norm, self.hold_models = max_share, norm, hold_models
-        self._capped: Mapping[str, float] = {}
+        self.max_share, self.norm = max_share, norm
         self.weights: dict[str, float] = {}
         self.lowered: dict[str, tuple[float, float]] = {}
-        self.comparison, self.compared = steps, dict[str, ComparedStep]()
         self._mean, self._held = WeightedMean(), HeldUpdates()
         self._steps: dict[str, Mapping[str, float]] = {}
         self._doubted: dict[str, str] = {}
@@ -154,11 +144,10 @@ class Aggregation:
         kept = [entries for name, entries in by_method(once).items() if name in needed]
         return {key: value for entries in kept for key, value in entries.items()}
 
-    def start_round(self, weights: Mapping[str, float] | None = None) -> None:
+    def start_round(self) -> None:
         """Start a round with a new mean."""
-        self._capped = {} if self.hold_models else capped_weights(dict(weights or {}), self.max_share())
         self._mean, self.weights, self._held = WeightedMean(), {}, HeldUpdates()
-        self._steps, self._doubted, self.lowered, self.compared = {}, {}, {}, {}
+        self._steps, self._doubted, self.lowered = {}, {}, {}
 
     def agree(self, training: Request, once: Payload, weights: Mapping[str, float]) -> Iterable[Ask]:
         """Yield the requests before a training, by which sites with these weights agree on it."""
@@ -187,13 +176,6 @@ class Aggregation:
             steps: the lengths of the site's steps (`StateDictValidator.steps`).
             doubt: the reason to refuse the update if too few others arrive for a comparison.
         """
-        if not self.hold_models:
-            if doubt is not None:
-                raise MedFedAugError(doubt)
-            weight, updates = self._weigh(site, reply, self._capped.get(site, weight))
-            self._use_model(site, reply, weight, updates)
-            self._held.put(site, Reply(reply.task, reply.round, payload=reply.payload))
-            return
         self.weights[site] = weight
         self._held.put(site, reply)
         if steps is not None:
@@ -201,19 +183,14 @@ class Aggregation:
         if doubt is not None:
             self._doubted[site] = doubt
 
-    def compare(self, state: Mapping[str, Tensor]) -> dict[str, str]:
+    def compare(self) -> dict[str, str]:
         """Compare the updates at the end of a round, and use all but outliers.
 
         Returns:
-            The refused sites, with the reason. If models are not held, the model of such a site stays in the
-            mean, and only its payload is left out.
+            The refused sites, with the reason.
         """
         held = self._held.take()
         far = self._each.judge({site: self._each.sizes(reply.payload) for site, reply in held.items()})
-        if not self.hold_models:
-            for site in sorted(held.keys() - far.keys()):
-                self._use_payload(site, held[site], self.weights[site])
-            return {site: f"{error}; its model is averaged" for site, error in sorted(far.items())}
         far = {**judge_steps(self._steps, self.norm), **far}
         refused = {site: str(error) for site, error in sorted(far.items())}
         if len(held) < LEAST_SITES:
@@ -222,40 +199,23 @@ class Aggregation:
         good = {site: weight for site, weight in sorted(weights.items()) if site not in refused}
         used = capped_weights(good, self.max_share())
         self.lowered = lowered_shares(good, used)
-        if self.comparison is not None:
-            sent = {site: held[site].weights for site in good}
-            self.compared = self.comparison.compare(sent, self._steps, used, state)
         for site, weight in used.items():
-            reply = held.pop(site)
-            if self.comparison is not None and site in self.compared:
-                shortened = self.comparison.used(reply.weights, self.compared[site], state)
-                reply = replace(reply, weights=shortened)
-            reason = refusal(site, partial(self._use, site, reply, weight))
+            reason = refusal(site, partial(self._use, site, held.pop(site), weight))
             refused.update({site: reason} if reason is not None else {})
         return refused
 
     def _use(self, site: str, reply: Reply, weight: float) -> None:
-        weight, updates = self._weigh(site, reply, weight)
-        self._use_payload(site, reply, weight)  # first, since a method may refuse it
-        self._use_model(site, reply, weight, updates)
-
-    def _weigh(self, site: str, reply: Reply, weight: float) -> tuple[float, dict[str, SiteUpdate]]:
         updates = {}
         for name, aggregator in self.aggregators.items():
             payload = own_entries(reply.payload, name)
             updates[name] = SiteUpdate(site, reply.round, reply.weights, payload, weight)
             weight = aggregator.weigh(updates[name])
-        return weight, updates
-
-    def _use_model(self, site: str, reply: Reply, weight: float, updates: Mapping[str, SiteUpdate]) -> None:
+        for name, exchange in self.every_round.items():  # first, since a method may refuse it
+            exchange.accept(site, own_entries(reply.payload, name), weight)
         for name, update in updates.items():
             self.aggregators[name].accept(update)
         self._mean.add(reply.weights, weight)
         self.weights[site] = weight
-
-    def _use_payload(self, site: str, reply: Reply, weight: float) -> None:
-        for name, exchange in self.every_round.items():
-            exchange.accept(site, own_entries(reply.payload, name), weight)
 
     def finish_round(self, round_: int, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Payload]:
         """Return the state dict of the new global model, and the methods' payload for the sites."""

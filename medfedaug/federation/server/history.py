@@ -6,13 +6,11 @@ from typing import Any
 from torch import Tensor
 
 from medfedaug.config.run import SCALING
-from medfedaug.config.site_description import DESCRIPTION
 from medfedaug.data.dataset_json import LABELLED
-from medfedaug.federation.job_folder import SPACING
+from medfedaug.federation.job_folder import COUNTS, SPACING
 from medfedaug.federation.messages.messages import UNSCORED, Reply, Request, by_method, num_bytes
 from medfedaug.federation.planning.fingerprint import accepted_spacing
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics
-from medfedaug.federation.server.step_comparison import ComparedStep, suspects
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.base import mean_score
 from medfedaug.metrics.registry import described, over_sites, score_of
@@ -23,7 +21,7 @@ _SETTLED = ("none", "bundle")
 
 _AND = " and "  # between different scalings of sites
 
-_SAVED = ("input", SPACING, "init", "shares", "descriptions", LABELLED, "rounds", "once_bytes")
+_SAVED = ("input", SPACING, "init", "shares", COUNTS, LABELLED, "rounds", "once_bytes")
 """Attributes that the server's checkpoint keeps."""
 
 
@@ -39,7 +37,7 @@ class RunHistory:
     Attributes:
         input: the network's input, and the sites' reports on their images.
         spacing: the reported edges of the sites' training voxels, by site.
-        descriptions: the sites' descriptions of themselves (`SiteDescription`), by site.
+        counts: the sites' numbers of patients and studies, by site.
         init: a report on the initial weights of the user; empty without any.
         shares: the sites whose share of the mean is lowered (``max_share``), with both shares.
         rounds: an entry for each round, as in ``results.json``.
@@ -63,11 +61,10 @@ class RunHistory:
         self.input: dict[str, Any] = dict(network_input)
         self.init: dict[str, Any] = {}
         self.spacing: dict[str, dict[str, list[float]]] = {}
-        self.descriptions: dict[str, dict[str, Any]] = {}
+        self.counts: dict[str, dict[str, int]] = {}
         self.shares: dict[str, dict[str, float]] = {}
         self.labelled: dict[str, list[str]] = {}
         self._scalings: set[str] = set()
-        self._suspected: set[str] = set()  # those already told
         self.rounds: list[dict[str, Any]] = []
         self.once_bytes: dict[str, int] = {}
         self.test: dict[str, dict[str, Any]] = {}
@@ -83,8 +80,8 @@ class RunHistory:
         """Record a site's report on its images from its preparation."""
         if spacing := accepted_spacing(metrics.get(SPACING)):
             self.spacing[site] = spacing
-        if metrics.get(DESCRIPTION):
-            self.descriptions[site] = metrics[DESCRIPTION]
+        if metrics.get(COUNTS):
+            self.counts[site] = metrics[COUNTS]
         report = clean_metrics(metrics).get("input")
         report = report if isinstance(report, Mapping) else {}
         # The task knows the usual scaling, and a site the scaling of its images.
@@ -210,18 +207,9 @@ class RunHistory:
         summaries: Mapping[str, dict[str, Any]],
         seconds: float,
         lowered: Mapping[str, tuple[float, float]] | None = None,
-        steps: Mapping[str, ComparedStep] | None = None,
     ) -> None:
         """Record that a round is over."""
         entry = self.rounds[-1]
-        for site, step in sorted((steps or {}).items()):
-            compared = entry.setdefault("steps", {})[site] = step.to_results()
-            if step.shortened:
-                self.tell("step_shortened", compared, round=entry["round"], site=site)
-        for site, reason in suspects(self.rounds).items():
-            if site not in self._suspected:
-                self._suspected.add(site)
-                self.tell("suspected", round=entry["round"], site=site, reason=reason)
         if lowered:
             entry["shares"] = {site: after for site, (_, after) in sorted(lowered.items())}
         for name, summary in summaries.items():
@@ -260,11 +248,10 @@ class RunHistory:
         """Return the record before the test, as in ``results.json``."""
         optional = {
             SPACING: dict(sorted(self.spacing.items())),
-            "descriptions": dict(sorted(self.descriptions.items())),
+            COUNTS: dict(sorted(self.counts.items())),
             "init": self.init,
             "shares": self.shares,
             LABELLED: dict(sorted(self.labelled.items())),
-            "suspected": suspects(self.rounds),
         }
         return {
             "input": self.input,
@@ -283,7 +270,6 @@ class RunHistory:
         """Restore the result of `saved`."""
         for name in _SAVED:
             setattr(self, name, saved[name])
-        self._suspected = {*suspects(self.rounds)}
         self._scalings = set(SCALING.values()) & set(self.input["scaling"].split(_AND))
 
     def _sizes(self, message: Request | Reply) -> dict[str, int]:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medfedaug.config.site_description import DESCRIPTION, SiteDescription
-from medfedaug.errors import ConfigError, UpdateRefused
+from medfedaug.errors import UpdateRefused
+from medfedaug.federation.job_folder import COUNTS
 from medfedaug.federation.messages.messages import MASKED, Reply, own_entries
 from medfedaug.federation.messages.refusal import raise_error, refusal
 from medfedaug.federation.messages.tensor_checks import StateDictValidator, check_tensors
@@ -36,8 +36,7 @@ class ReplyChecks:
     def preparation(self, site: str, reply: Reply) -> None:
         """Check an answer to a request to prepare."""
         raise_error(reply)
-        description = accepted_description(reply.metrics)
-        reply.metrics = {**clean_metrics(reply.metrics), DESCRIPTION: description}
+        reply.metrics = {**clean_metrics(reply.metrics), COUNTS: accepted_counts(reply.metrics)}
         _check_count(site, reply.num_samples, 0, _MOST_SAMPLES)
         if reply.num_samples:
             _check_payload(site, reply.payload, self.once, reply.num_samples)
@@ -77,12 +76,6 @@ class ReplyChecks:
         """Measure the steps of a checked update; ``None`` under masks."""
         return None if self.words is not None else self.model.steps(reply.weights, state)
 
-    def carry(
-        self, reply: Reply, start: Mapping[str, Tensor], state: Mapping[str, Tensor], factor: float
-    ) -> None:
-        """Carry a checked update of an earlier model over to the present model."""
-        reply.weights = self.model.carried(reply.weights, start, state, factor)
-
     def doubt(
         self, site: str, steps: Mapping[str, float] | None, round_: int, state: Mapping[str, Tensor]
     ) -> str | None:
@@ -100,12 +93,13 @@ class ReplyChecks:
         reply.metrics = clean_metrics(reply.metrics, depth=2)  # by metric and case
 
 
-def accepted_description(metrics: Any) -> dict[str, Any]:
-    """Return a site's description of itself; empty if it is missing or malformed: the job goes on."""
-    try:
-        return SiteDescription.from_dict(metrics[DESCRIPTION]).to_dict()
-    except (ConfigError, LookupError, TypeError, ValueError):
+def accepted_counts(metrics: Any) -> dict[str, int]:
+    """Return a site's numbers of patients and studies; empty if they are missing or malformed."""
+    counts = metrics.get(COUNTS) if isinstance(metrics, Mapping) else None
+    if not isinstance(counts, Mapping):
         return {}
+    known = {name: counts.get(name) for name in ("patients", "studies")}
+    return {name: value for name, value in known.items() if type(value) is int and 0 < value <= _MOST_SAMPLES}
 
 
 def clean_metrics(metrics: Any, depth: int = 1) -> dict[str, Any]:

@@ -36,7 +36,6 @@ from medfedaug.federation.server.aggregation import Aggregation
 from medfedaug.federation.server.history import RunHistory
 from medfedaug.federation.server.model_selection import Selection
 from medfedaug.federation.server.reply_checks import ReplyChecks
-from medfedaug.federation.server.step_comparison import StepComparison
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.convergence import has_stalled
 from medfedaug.metrics.registry import METRICS
@@ -131,8 +130,6 @@ class FederationServer:
                 context,
                 lambda: self.participation.largest_share(len(self.sites)),
                 model.norm,
-                hold_models=config.compare_sites == "updates",
-                steps=StepComparison(model, config.max_step) if config.max_step else None,
             )
         self.participation.least = self.aggregation.min_updates
         self.reply_checks = ReplyChecks(composition.network, composition.sent, self.aggregation)
@@ -291,10 +288,7 @@ class FederationServer:
         targets = list(targets) if targets is not None else self.choose_sites()
         self.round += 1
         self._started, self._needed_now = time.perf_counter(), self.needed
-        weights = {
-            site: self.participation.weight(self.sites[site]) for site in targets if site in self.sites
-        }
-        self.aggregation.start_round(weights)
+        self.aggregation.start_round()
         request = self._request(TRAIN, self.round, self.state, self.payload, self._once.due(targets))
         if self.config.buffer:
             self._starts.add(targets, self.round, request.weights)
@@ -322,7 +316,8 @@ class FederationServer:
                     site, reply, round_, self.sites.get(site), start, compared=len(self.sites) >= LEAST_SITES
                 )
                 if late:
-                    self.reply_checks.carry(reply, start, self.state, (1 + late) ** -self.config.staleness)
+                    factor = (1 + late) ** -self.config.staleness
+                    reply.weights = self.reply_checks.model.carried(reply.weights, start, self.state, factor)
                 steps = self.reply_checks.steps(reply, self.state)
                 doubt = self.reply_checks.doubt(site, steps, self.round, self.state)
                 weight = self.participation.weight(reply.num_samples)
@@ -346,7 +341,7 @@ class FederationServer:
         Raises:
             RunFailed: when too few updates were accepted; the last good model remains.
         """
-        for site, reason in self.aggregation.compare(self.state).items():
+        for site, reason in self.aggregation.compare().items():
             self.record.withdrawn(site, reason)
         accepted = len(self.aggregation.weights)
         if accepted < self._needed_now:
@@ -362,7 +357,6 @@ class FederationServer:
             self.aggregation.summaries(),
             time.perf_counter() - self._started,
             self.aggregation.lowered,
-            self.aggregation.compared,
         )
         self.stalled = self._find_stalled()
         if self.stalled:
@@ -401,18 +395,6 @@ class FederationServer:
         """Ask all sites, including unseen ones, to score the selected model on their test cases."""
         chosen = self.selection
         return self._request(TEST, chosen.round, chosen.state, chosen.payload, self._once.payload)
-
-    def test_round(self) -> Request:
-        """Ask all sites to score the model of this round on their test cases."""
-        return self._request(TEST, self.round, self.state, self.payload, self._once.payload)
-
-    def accept_round_test(self, site: str, reply: Reply) -> bool:
-        """Accept a site's test score of the round's model; return whether it could be used."""
-
-        def record() -> None:
-            self.record.scored(site, "test", reply.metrics.get(self.record.metric))
-
-        return self._accept_scores(TEST, site, reply, self.known, record)
 
     def accept_test(self, site: str, reply: Reply) -> bool:
         """Accept a site's test scores; return whether they could be used."""

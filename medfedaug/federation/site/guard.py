@@ -1,18 +1,12 @@
 """`Guard`: stands between a site's methods and their messages; `Privacy` makes one for each opened job."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
-from medfedaug.config.site_description import SiteDescription
 from medfedaug.federation.site.local_training import LocalTraining
+from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.federation.site.script_training import CustomLoop, LoopTraining
 from medfedaug.methods.base import Payload, SiteExchange
-
-if TYPE_CHECKING:
-    from medfedaug.federation.site.model import SiteModel
 
 
 class Guard:
@@ -36,13 +30,9 @@ class Guard:
         """Return the payload that the site sends for an exchange, after `observe`."""
         return exchange.collect()
 
-    def description(self, cases: Sequence[int]) -> dict[str, Any]:
-        """Return the site's description of itself.
-
-        Args:
-            cases: the number of cases of each patient.
-        """
-        return SiteDescription(patients=len(cases) or None, studies=sum(cases) or None).to_dict()
+    def counts(self, cases: Sequence[int]) -> dict[str, int]:
+        """Return the numbers of patients and studies, from the number of cases of each patient."""
+        return {"patients": len(cases), "studies": sum(cases)} if cases else {}
 
     def metrics(self) -> dict[str, float]:
         """Return numbers about privacy, for each update."""

@@ -8,22 +8,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from medfedaug.config.run import RunConfig, learning_rate
 from medfedaug.errors import DataError, MedFedAugError
+from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
 from medfedaug.methods.base import Step, Targets, overridden
 from medfedaug.models.freezing import hold_norms
 from medfedaug.models.supervision import DeepSupervision
 from medfedaug.sampling.augmentation import TrainingDataset
 from medfedaug.sampling.prefetch import on_device, prefetch
-
-if TYPE_CHECKING:
-    from medfedaug.federation.site.model import SiteModel
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from medfedaug.methods.census import Census
 from medfedaug.methods.compatibility import methods_with
 from medfedaug.models.compilation import compile_calls
 from medfedaug.models.memory_format import lay_out
-from medfedaug.models.modes import evaluating
 from medfedaug.models.precision import run_in_bfloat16
+from medfedaug.models.substitution import evaluating
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import EvaluationCase, Sample
 
@@ -87,6 +87,8 @@ class SiteModel:
         self._given_statistics = statistics
         self._script = ScriptComponents()
         self._set_aside: dict[str, Tensor] = {}
+        self.payload: Payload = {}
+        """The last received exchange of every round."""
         self.min_patients = 1
         """The fewest patients behind a number that leaves the site."""
 
@@ -128,8 +130,7 @@ class SiteModel:
         learns = bool(methods_with(composition.methods, "unlabelled_images"))
         self.census = Census(
             [case.owner for case in training],
-            lambda: [len(of_case) for of_case in samples.by_case()],
-            self.min_patients,
+            least=self.min_patients,
             silent=[] if learns else [i for i, case in enumerate(training) if case.annotated == ()],
         )
         self.entry_patients = EntryPatients(self.census, self.network)
@@ -171,7 +172,6 @@ class SiteModel:
             training_loss=self.training_loss,
             case_moments=samples.case_moments,
             case_batches=lambda: map(samples.images, samples.by_case()),
-            pass_own_images=self.pass_own_images,
             local_entries=composition.kept_keys,
             frozen=composition.frozen,
             missing_channels=self.folder.missing_channels,
@@ -214,8 +214,7 @@ class SiteModel:
 
     def statistics(self, over: str = "image") -> ChannelStatistics:
         """Return the site's channel statistics; see `SiteSamples.statistics`."""
-        statistics = self._given_statistics or self._script.statistics
-        return statistics or self._samples.statistics(over)
+        return self._given_statistics or self._samples.statistics(over)
 
     @property
     def _samples(self) -> SiteSamples:
@@ -239,6 +238,7 @@ class SiteModel:
         _check_received(
             self.name, self.network, self.shared, self.parts, weights=weights, payload=payload, once=once
         )
+        self.payload = payload
         if weights:
             self.network.load_state_dict({key: weights[key] for key in self.shared}, strict=False)
         if once:
@@ -306,15 +306,6 @@ class SiteModel:
         """Score the present network."""
         transform, size = self.evaluation_transform(), self.config.batch_size
         return self.task.evaluate(self.network, cases, transform, self.device, size, full)
-
-    def pass_own_images(self) -> None:
-        """Run the network over the site's training images, or its test images; see `SiteContext`."""
-        split = "training" if self.folder.cases["training"] else "test"
-        cases = self.task.evaluation_cases(self.folder, split, labelled=False)
-        transform, size = self.evaluation_transform(), self.config.batch_size
-        self.network.eval()
-        for _ in self.task.outputs(self.network, cases, transform, self.device, size):
-            pass  # layers collect statistics of their inputs
 
     def evaluation_transform(self) -> Compose:
         """Return the transforms of an image before the network in evaluation."""

@@ -32,7 +32,6 @@ class ScriptComponents:
     Args:
         network: the script's network.
         methods: the names of the methods that the script was written for; ``None`` for any.
-        statistics: channel statistics of the prepared images, in place of those of ``samples``.
         samples: the prepared training samples, without random augmentation and before the methods'
             transform.
         score: scores a network on validation or test cases.
@@ -41,7 +40,6 @@ class ScriptComponents:
 
     network: nn.Module | None = None
     methods: tuple[str, ...] | None = None
-    statistics: ChannelStatistics | None = None
     samples: Sequence[Sample] | None = None
     score: Score | None = None
     criterion: Callable[[Tensor, Tensor], Tensor] | None = None

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
 from monai.transforms import Compose, RandomizableTrait, Transform
@@ -19,43 +20,45 @@ from torch import Tensor, nn
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.checks.site_checks import check_files_alone, check_known_classes
-from medfedaug.errors import ConfigError, DataError, MedFedAugError
+from medfedaug.errors import ConfigError, DataError, MedFedAugError, warn
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
+from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.script_components import ScriptComponents
+from medfedaug.federation.site.state import RoundMemory
 from medfedaug.methods.base import SitePart, Step
+from medfedaug.methods.compatibility import methods_with
 from medfedaug.statistics import image_moments
 from medfedaug.tasks.base import plain_tensor
 
-if TYPE_CHECKING:
-    from medfedaug.federation.site.model import SiteModel
-    from medfedaug.federation.site.trainer import SiteTrainer
+# Standard deviations, and their ratio, from which an image is of another scale. A patch may vary little.
+_MEANS, _SPREADS = 10, 4
 
 
 class ScriptSession:
     """Session of a script at a site.
 
     Args:
-        site: the trainer, which is built with the script's components, in the script's thread.
+        site: the site's model.
+        memory: its state between rounds.
+        build: builds the model with the script's components, in the script's thread.
 
     Attributes:
-        components: the script's components, passed to `join`.
         error: the error with which the script failed to take part, if any.
+        training: the methods' part of the training, after `join`.
     """
 
-    def __init__(self, site: SiteTrainer) -> None:
-        self.site, self.components = site, ScriptComponents()
+    training: LoopTraining
+
+    def __init__(
+        self, site: SiteModel, memory: RoundMemory, build: Callable[[ScriptComponents], LoopTraining]
+    ) -> None:
+        self.site, self.memory, self._build = site, memory, build
         self.error: Exception | None = None
 
     @property
     def config(self) -> RunConfig:
         """The job's settings; the indices of its classes are the labels of photographs."""
         return self.site.config
-
-    @property
-    def training(self) -> LoopTraining:
-        """The methods' part of the training, after `join`."""
-        assert isinstance(self.site.training, LoopTraining)
-        return self.site.training
 
     def files(self, split: str) -> list[dict[str, Any]]:
         """Return the cases of a split; see `medfedaug.client.files`."""
@@ -77,9 +80,8 @@ class ScriptSession:
 
     def join(self, components: ScriptComponents) -> LoopTraining:
         """Take part with a script's components."""
-        self.components = components
         try:
-            self.site.build_around(components)
+            self.training = self._build(components)
             return self.training
         except Exception as error:
             self.error = error
@@ -96,9 +98,6 @@ class CustomLoop(ABC):
     @abstractmethod
     def train(self, round_: LocalRound) -> None:
         """Let the script train for a round."""
-
-    def stepped(self) -> None:
-        """Called in the script's thread after each step of its optimiser."""
 
 
 class _MethodTransform(Transform, RandomizableTrait):
@@ -168,8 +167,10 @@ class LoopTraining(LocalTraining):
         self._step: Step | None = None
         self.losses: list[Tensor] = []
         self.steps = 0
-        self._corrected = False
+        self._corrected = self._compared = False
         self._should_stop: Callable[[], bool] = lambda: False
+        self._normalising = [m.name for m in methods_with(model.composition.methods, "normalised_input")]
+        self._statistics = partial(SiteModel.statistics, model)  # they stay here
 
     def _check(self, name: str, part: SitePart) -> None:
         if type(part).mix is not SitePart.mix:
@@ -216,7 +217,27 @@ class LoopTraining(LocalTraining):
                 f"federation.transform, in which {', '.join(self.transforming)} changes the training images; "
                 "put it at the end of the transforms of the training data"
             )
+        if self._normalising and self.transform.first and not self._compared:
+            self._compared = True
+            self._compare_scales(self.transform.first)
         return self.values(self.losses)
+
+    def _compare_scales(self, image: Mapping[str, Tensor]) -> None:
+        """Warn of an image on another scale than the statistics with which a method normalises."""
+        own = self._statistics()
+        mean, std = (image[key].to(own.std) for key in ("mean", "std"))
+        spread = std / own.std
+        apart = ((mean - own.mean).abs() > _MEANS * own.std) | (spread > _SPREADS)
+        apart = (apart | (spread * _SPREADS**2 < 1)) & (own.std > 0)
+        for channel in apart.nonzero().flatten().tolist()[:1]:
+            warn(
+                f"federation.transform got an image with mean {mean[channel]:.3g} and standard deviation "
+                f"{std[channel]:.3g} in channel {channel}, and {self._normalising[0]} normalises with "
+                f"{own.mean[channel]:.3g} and {own.std[channel]:.3g}",
+                site=self.folder.name,
+                hint=f"Scale images as the job does (--intensity {self.config.intensity}), or give join() "
+                "samples prepared by the script.",
+            )
 
     def begin(self, dataset: Any, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Begin a round."""
@@ -225,30 +246,10 @@ class LoopTraining(LocalTraining):
         self.evaluation_transform.begin()
         self.network.train()
 
-    def average(self, others: Sequence[Sequence[float]]) -> None:
-        """Average the losses of the steps with those of other processes."""
-        try:
-            pairs = list(zip(self.losses, *others, strict=True))
-        except ValueError as error:
-            raise MedFedAugError(
-                f"site {self.folder.name}: the script's processes gave step() different numbers of losses"
-            ) from error
-        self.losses = [(loss + sum(rest)) / (1 + len(rest)) for loss, *rest in pairs]
-
     @property
     def transforming(self) -> list[str]:
         """The methods that change training images in `Federation.transform`."""
         return [name for name, part in self.parts.items() if list(part.transforms(training=True))]
-
-    @property
-    def passed(self) -> bool:
-        """Return whether the script has called `loss_terms` in this round."""
-        return self._step is not None
-
-    @property
-    def has_loss(self) -> bool:
-        """Return whether the script has given a loss to `step` in this round."""
-        return bool(self.losses)
 
     def loss_terms(self, batch: Any, output: Tensor) -> Tensor:
         """See `Federation.loss_terms`."""
@@ -283,7 +284,6 @@ class LoopTraining(LocalTraining):
             self.losses.append(plain_tensor(loss.detach()))
         for part in self.parts.values():
             part.after_step(step)
-        self.loop.stepped()
 
     def _passed(self) -> Step:
         if self._step is None:

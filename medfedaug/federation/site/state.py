@@ -114,6 +114,10 @@ class RoundMemory:
         """Return the last round up to the given one in which this site trained; 0 for none."""
         return max((r for r in self._rounds if r <= round_), default=0)
 
+    def before(self, round_: int) -> LocalState | None:
+        """Return the state with which the site begins a round; ``None`` for its first round."""
+        return self._rounds.get(self.latest(round_ - 1))
+
     def is_ahead(self, round_: int) -> bool:
         """Return whether the site has trained, but in no round up to the given one."""
         return self.begun and not self.latest(round_)

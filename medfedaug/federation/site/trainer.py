@@ -14,10 +14,9 @@ from torch.utils.data import Dataset
 from medfedaug.config.machine import Machine
 from medfedaug.config.plan import PLANNED
 from medfedaug.config.run import RunConfig, derive_seed, job_hash, learning_rate
-from medfedaug.config.site_description import DESCRIPTION
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import MedFedAugError, PrivacyRefused, warn
-from medfedaug.federation.job_folder import SPACING
+from medfedaug.federation.job_folder import COUNTS, SPACING
 from medfedaug.federation.messages.initial_weights import INITIAL
 from medfedaug.federation.messages.messages import (
     FROZEN,
@@ -87,7 +86,6 @@ class SiteTrainer(SiteModel):
         saves_each_round: whether the site's state is written after each round, or only by `save`.
         training_dataset: makes the training data of a round from its seed; by default `own_dataset`.
         loop: a script's training loop; ``None`` for the federation's.
-        last_metrics: numbers about the last round of training.
         last_loss: the mean loss of the steps of the last round, for the site itself; ``None`` before.
         memory: the site's state between rounds.
         guard: the guard of the site's privacy; made by `open`, like ``training``.
@@ -116,10 +114,8 @@ class SiteTrainer(SiteModel):
         self.saves_each_round = True
         self.training_dataset: Callable[[int], Dataset[Any]] = self.own_dataset
         self.loop: CustomLoop | None = None
-        self.last_metrics: dict[str, Any] = {}
         self.last_loss: float | None = None
-        self._job, self._planned = config, dict[str, Any]()
-        self._aborted = False
+        self._planned: dict[str, Any] = {}
         self._precision_is_open = False
 
     def open(self, name: str) -> None:
@@ -133,13 +129,15 @@ class SiteTrainer(SiteModel):
 
     def _begin(self) -> None:
         if self.loop is not None and self.trains:
-            self.loop.start(ScriptSession(self))
+            self.loop.start(ScriptSession(self, self.memory, self._build_around))
         else:
             self._build(ScriptComponents())
 
-    def build_around(self, script: ScriptComponents) -> None:
+    def _build_around(self, script: ScriptComponents) -> LoopTraining:
         """Build network, methods and training with a script's components, in its thread."""
         self._build(script, self.loop)
+        assert isinstance(self.training, LoopTraining)
+        return self.training
 
     def _build(self, script: ScriptComponents, loop: CustomLoop | None = None) -> None:
         super()._build(script)
@@ -165,23 +163,17 @@ class SiteTrainer(SiteModel):
             raise PrivacyRefused(self.name, reason)
         return super().statistics(over)
 
-    def planned_run(self, planned: dict[str, Any]) -> RunConfig:
-        """Return the run with the server's plan.
+    def take_plan(self, planned: dict[str, Any]) -> bool:
+        """Adopt the server's plan; return whether the run has changed and must be opened again.
 
         Raises:
             ConfigError: for settings that belong to no plan, or are impossible.
         """
         if not planned or planned == self._planned:
-            return self.config
-        check_keys("planned:", planned, PLANNED)
-        return RunConfig.from_dict({**self.config.to_dict(), **planned, "planning": {}})
-
-    def take_plan(self, planned: dict[str, Any]) -> bool:
-        """Adopt the server's plan; return whether the run has changed and must be opened again."""
-        config = self.planned_run(planned)
-        if config is self.config:
             return False
-        self.config, self._planned = config, planned
+        check_keys("planned:", planned, PLANNED)
+        self.config = RunConfig.from_dict({**self.config.to_dict(), **planned, "planning": {}})
+        self._planned = planned
         return True
 
     def prepare(self) -> Reply:
@@ -189,7 +181,7 @@ class SiteTrainer(SiteModel):
 
         Returns:
             A reply with the ``metrics`` ``cases`` (number by split), ``input`` (`SiteSamples.summary`),
-            ``description`` (`Guard.description`) and, if known, ``spacing``.
+            ``counts`` (`Guard.counts`) and, if known, ``spacing``.
         """
         reply = Reply(PREPARE)
         if self.trains and self.memory.sent is not None:
@@ -224,7 +216,7 @@ class SiteTrainer(SiteModel):
         if self.trains and (spacing := site_spacing(self.folder, self.min_patients, self.guard.collect)):
             reply.metrics[SPACING] = spacing
         split = "training" if self.trains else "test"
-        reply.metrics[DESCRIPTION] = self.guard.description(self.folder.cases_of_patients(split))
+        reply.metrics[COUNTS] = self.guard.counts(self.folder.cases_of_patients(split))
         return reply
 
     def _annotated(self) -> list[str] | None:
@@ -301,7 +293,6 @@ class SiteTrainer(SiteModel):
         self.entry_patients.begin()
         self.entry_patients.by_age = self._step_weights
         seed = derive_seed(self.config.seed, self.name, round_)
-        stop = should_stop or (lambda: False)
         collected: Payload = {}
         with self.training.own_random_numbers(seed):
             for part in self.parts.values():
@@ -309,7 +300,7 @@ class SiteTrainer(SiteModel):
             losses = self.training.run(
                 self.training.batches(self._samples, self.training_dataset(seed), seed),
                 LocalRound.of(self.config, round_, seed),
-                lambda: self._aborted or stop(),
+                should_stop or (lambda: False),
             )
             for part in self.parts.values():
                 part.end_round()
@@ -318,12 +309,12 @@ class SiteTrainer(SiteModel):
                 if part.every_round is not None:
                     collected.update(namespaced(self.guard.collect(name, part.every_round), name))
         self.last_loss = sum(losses) / len(losses) if losses else None  # a script may report none
-        self.last_metrics = self._metrics()
+        metrics = self._metrics()
         # Last, since summarising the round may change a method's state.
         self.memory.remember(round_, LocalState.of(self.network, self.kept_keys, self.parts))
         if self.saves_each_round:
             self.save()
-        return self._update(round_, collected)
+        return self._update(round_, collected, metrics)
 
     def _choose_precision(self) -> None:
         """Switch to bfloat16 if the run's network is faster in it on this machine."""
@@ -349,7 +340,7 @@ class SiteTrainer(SiteModel):
                 metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
         return {**metrics, **self.guard.metrics()}
 
-    def _update(self, round_: int, collected: Payload) -> Reply:
+    def _update(self, round_: int, collected: Payload, metrics: dict[str, Any]) -> Reply:
         state = self.network.state_dict()
         sent = {key: state[key] for key in self.composition.sent}
         return Reply(
@@ -358,7 +349,7 @@ class SiteTrainer(SiteModel):
             weights={key: portable(value, self.exchange_device) for key, value in sent.items()},
             payload={key: portable(value, _CPU) for key, value in collected.items()},
             num_samples=self.training.count(self._samples),
-            metrics=dict(self.last_metrics),
+            metrics=metrics,
             contributors={
                 **self.entry_patients.of({**sent, **collected}),
                 NUMBER_OF_SAMPLES: self._of_samples(),
@@ -407,11 +398,7 @@ class SiteTrainer(SiteModel):
                 part.start_round()
             loader = self.training.batches(self._samples, self.own_dataset(seed), seed)
             once_more = LocalRound.of(self.config, round_, seed, epochs)
-            self.training.run(loader, once_more, lambda: self._aborted)
-
-    def abort(self) -> None:
-        """Stop training after the current step, and keep nothing of the round."""
-        self._aborted = True
+            self.training.run(loader, once_more)
 
     def enter_run(self, run: str) -> None:
         """Load the site's state of a run, if it took part before a restart.

@@ -12,8 +12,6 @@ from medfedaug.data.io.base import Header, Segments, channels_first, volume_head
 from medfedaug.data.io.series import Scan, Selection, Series, SeriesFormat, Skip
 
 if TYPE_CHECKING:
-    import SimpleITK as sitk
-
     from medfedaug.hospital.dicom.volumes import DicomSeries
 
 
@@ -84,12 +82,6 @@ class Dicom(SeriesFormat):
         from medfedaug.hospital.dicom.series import open_series
 
         return list(open_series(path).remarks)
-
-    def itk_image(self, path: Path) -> sitk.Image:
-        """Read a series in the units of its modality."""
-        from medfedaug.hospital.dicom.series import load_series, open_series
-
-        return load_series(open_series(path))
 
 
 FORMAT = Dicom()

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -39,10 +38,6 @@ SERIES_FIELDS = (
     "NumberOfSeriesRelatedInstances",
 )
 """Attributes of an `ArchiveSeries`; a file has no number of objects."""
-DATES = tuple((f"{kind}Date", f"{kind}Time") for kind in ("Content", "StructureSet", "InstanceCreation"))
-OBJECT_FIELDS = tuple(chain(*DATES))
-"""Attributes that change when an object is replaced under its UID."""
-
 MOST_FOUND = 10_000
 """Studies of a search, and series of a study."""
 MOST_OBJECTS = 100_000
@@ -163,7 +158,6 @@ class ArchiveSeries:
     instances: int | None = None
     localiser: bool = False
     patient: str = field(default="", repr=False)
-    issuer: str = field(default="", repr=False)
 
     @classmethod
     def of_values(cls, study: ArchiveStudy, values: Mapping[str, str]) -> ArchiveSeries:
@@ -178,14 +172,7 @@ class ArchiveSeries:
             localiser="LOCALIZER" in values.get("ImageType", ""),
             instances=int(count) if _COUNT.fullmatch(count) else None,
             patient=study.patient,
-            issuer=study.issuer,
         )
-
-
-def known_fields(values: Mapping[str, object] | Dataset, names: Iterable[str]) -> dict[str, str]:
-    """Return the values of attributes as text; leave out missing and empty ones."""
-    texts = {name: str(values.get(name) or "").strip() for name in names}
-    return {name: text for name, text in texts.items() if text}
 
 
 @settings
@@ -278,9 +265,9 @@ class Archive(ABC):
         rows = (ArchiveSeries.of_values(study, row) for row in self._series(study))
         return sorted(rows, key=lambda series: (series.number.zfill(9), series.uid))
 
-    def find_objects(self, series: ArchiveSeries) -> dict[str, dict[str, str]]:
-        """List the objects of a series: by SOPInstanceUID the known values of `OBJECT_FIELDS`."""
-        return {row["SOPInstanceUID"]: known_fields(row, OBJECT_FIELDS) for row in self._objects(series)}
+    def find_objects(self, series: ArchiveSeries) -> list[str]:
+        """List the SOPInstanceUIDs of a series, sorted."""
+        return sorted(row["SOPInstanceUID"] for row in self._objects(series))
 
     @abstractmethod
     def _studies(self, query: StudyQuery) -> Iterable[Mapping[str, str]]:
@@ -292,7 +279,7 @@ class Archive(ABC):
 
     @abstractmethod
     def _objects(self, series: ArchiveSeries) -> Iterable[Mapping[str, str]]:
-        """Return UIDs, and values of `OBJECT_FIELDS`, of the objects of a series."""
+        """Return the UIDs of the objects of a series."""
 
     @abstractmethod
     def fetch(

@@ -3,15 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from medfedaug.hospital.pacs.archive import (
-    OBJECT_FIELDS,
-    Archive,
-    ArchiveError,
-    ArchiveSeries,
-    Patience,
-    StudyQuery,
-    known_fields,
-)
+from medfedaug.hospital.pacs.archive import Archive, ArchiveError, ArchiveSeries, Patience, StudyQuery
 from medfedaug.hospital.pacs.choice import NO_STUDY, StudyPlan
 from medfedaug.hospital.pacs.label_objects import LabelObject
 
@@ -27,18 +19,14 @@ def describe_series(
 
     Returns:
         By SeriesInstanceUID the kind and modality; for an image the number of its objects, for label objects
-        the dates by SOPInstanceUID.
+        their UIDs.
     """
     records: SeriesRecords = {}
     for one in plan.images:
         kind = _IMAGE if one.uid in images else _OTHER
         records[one.uid] = {"kind": kind, "modality": one.modality, "count": images.get(one.uid, 0)}
     for one in plan.labels:
-        objects = {
-            label.uid: known_fields(label.dataset, OBJECT_FIELDS)
-            for label in labels
-            if label.series == one.uid
-        }
+        objects = sorted(label.uid for label in labels if label.series == one.uid)
         records[one.uid] = {"kind": _LABEL, "modality": one.modality, "objects": objects}
     return records
 
@@ -53,8 +41,7 @@ def find_changes(
     """Compare the studies of an archive with earlier imports.
 
     The comparison covers the patient, the series, and the number of an image's objects; for label objects
-    also UIDs, and dates where the archive has them. It misses an object that was replaced under its UID with
-    the same dates.
+    also UIDs. It misses an object that was replaced under its UID.
 
     Returns:
         Differences by case, as text without values of headers; unchanged cases are left out.
@@ -105,10 +92,5 @@ def _changes_of_series(archive: Archive, series: ArchiveSeries, record: Mapping[
             count = len(archive.find_objects(series))
         same = count == record["count"]
         return [] if same else [f"{series.modality} series of {count} objects, {record['count']} before"]
-    before: Mapping[str, Mapping[str, str]] = record["objects"]
-    now = archive.find_objects(series)
-    # By dates that both have: an archive may lack some.
-    rewritten = any(
-        now[uid].get(name, date) != date for uid in now.keys() & before for name, date in before[uid].items()
-    )
-    return [f"other objects of {series.modality}"] if rewritten or now.keys() != before.keys() else []
+    same = archive.find_objects(series) == record["objects"]
+    return [] if same else [f"other objects of {series.modality}"]

@@ -5,6 +5,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from email.message import Message
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -15,13 +16,14 @@ import pydicom
 import requests
 from dicomweb_client.web import DICOMwebClient
 from pydicom import Dataset
+from requests.adapters import HTTPAdapter
+from urllib3.util import Retry
 
 from medfedaug.errors import ConfigError, MedFedAugWarning, ReaderError
 from medfedaug.hospital.pacs.archive import (
     LONGEST_VALUE,
     MOST_FOUND,
     MOST_OBJECTS,
-    OBJECT_FIELDS,
     SERIES_FIELDS,
     STUDY_FIELDS,
     Access,
@@ -36,12 +38,138 @@ from medfedaug.hospital.pacs.archive import (
     valid_uid,
 )
 from medfedaug.hospital.pacs.arrival import Arrival, Failure
-from medfedaug.hospital.pacs.object_check import ObjectRefused
-from medfedaug.hospital.pacs.web_session import AnswerRefused, WebSession, parts_of
+from medfedaug.hospital.pacs.object_check import MOST_BYTES, ObjectRefused
 
 _PAGE = 1000
 _MOST_PAGES = 1000
 _OBJECTS = {"Accept": 'multipart/related; type="application/dicom"; transfer-syntax=*'}
+
+
+_MOST_ANSWER, _MOST_OBJECT = 2**26, 2**30  # bytes of an answer without objects, and of an object
+_CHUNK = 2**16
+_BUSY = (408, 429, 502, 503, 504)
+
+
+class _AnswerRefused(requests.RequestException):
+    """The archive's answer is unusable, or could do harm; the text follows the archive's name."""
+
+
+class _Session(requests.Session):
+    """Session with one archive, which follows no redirect and bounds the bytes of an answer."""
+
+    def __init__(self, access: Access) -> None:
+        super().__init__()
+        # A busy archive is asked again after a growing delay.
+        retry = Retry(
+            total=access.attempts - 1,
+            backoff_factor=0.5,
+            status_forcelist=_BUSY,
+            raise_on_status=False,
+            respect_retry_after_header=False,
+            allowed_methods={"GET"},
+        )
+        for scheme in ("http://", "https://"):
+            self.mount(scheme, _BoundedAdapter(max_retries=retry))
+        if access.user is not None:
+            self.auth = (access.user, access.password or "")
+        if access.token is not None:
+            self.auth = partial(_with_token, access.token)  # goes before the entry of a file `.netrc`
+        if access.authority is not None:
+            self.verify = str(access.authority)
+        if access.certificate is not None:
+            pair = (str(access.certificate), str(access.key))
+            self.cert = pair if access.key is not None else pair[0]
+
+    def merge_environment_settings(
+        self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any
+    ) -> dict[str, Any]:
+        """Prefer the authority of `Access` to the one of the environment (REQUESTS_CA_BUNDLE)."""
+        verify = self.verify if verify is None else verify
+        merged: dict[str, Any] = super().merge_environment_settings(url, proxies, stream, verify, cert)
+        return merged
+
+    def get_redirect_target(self, response: requests.Response) -> str | None:
+        """Raise `_AnswerRefused` for a redirection, which could lead a token or an object elsewhere."""
+        if super().get_redirect_target(response) is not None:
+            raise _AnswerRefused(
+                "redirects, which is not followed; give the URL that it means, or a user or token where it "
+                "redirects to a login"
+            )
+        return None
+
+
+class _BoundedAdapter(HTTPAdapter):
+    """Adapter whose answers have bounds."""
+
+    def send(  # type: ignore[override]
+        self, request: requests.PreparedRequest, stream: bool = False, **options: Any
+    ) -> requests.Response:
+        response = super().send(request, stream=stream, **options)
+        response.raw = _Body(response.raw, MOST_BYTES if stream else _MOST_ANSWER)
+        return response
+
+
+class _Body:
+    """Body of an answer with a bound on its bytes; all but its stream is urllib3's."""
+
+    def __init__(self, raw: Any, most: int) -> None:
+        self._raw, self._most = raw, most
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+    def stream(self, amount: int = _CHUNK, decode_content: bool | None = None) -> Iterator[bytes]:
+        """Yield the body in pieces."""
+        total = 0
+        for piece in self._raw.stream(amount, decode_content=decode_content):
+            total += len(piece)
+            if total > self._most:
+                raise _AnswerRefused(f"sends more than {self._most >> 20} MiB in one answer")
+            yield piece
+
+
+def _with_token(token: str, request: requests.PreparedRequest) -> requests.PreparedRequest:
+    request.headers["Authorization"] = f"Bearer {token}"
+    return request
+
+
+def _parts(response: requests.Response) -> Iterator[bytes]:
+    """Yield the bytes of the objects of an answer.
+
+    Raises:
+        requests.exceptions.ChunkedEncodingError: where the answer ends in the middle of an object.
+    """
+    header = Message()
+    header["Content-Type"] = response.headers.get("Content-Type", "")
+    if header.get_content_type() == "application/dicom":
+        content = bytearray()
+        for piece in response.iter_content(_CHUNK):
+            content += piece
+            _check_size(content)
+        yield bytes(content)
+        return
+    boundary = header.get_param("boundary")
+    if header.get_content_type() != "multipart/related" or not isinstance(boundary, str):
+        raise _AnswerRefused("answers with something else than DICOM objects")
+    delimiter = b"\r\n--" + boundary.encode("latin-1", "replace")
+    content, start, begun = bytearray(b"\r\n"), 0, False
+    for piece in response.iter_content(_CHUNK):
+        content += piece
+        while (end := content.find(delimiter, start)) >= 0:
+            head = content.find(b"\r\n\r\n", 0, end)
+            if begun and head >= 0:  # before the first delimiter is a preamble
+                yield bytes(content[head + 4 : end])
+            del content[: end + len(delimiter)]
+            start, begun = 0, True
+        start = max(0, len(content) - len(delimiter))
+        _check_size(content)
+    if not begun or not content.startswith(b"--"):
+        raise requests.exceptions.ChunkedEncodingError("no delimiter at the end")
+
+
+def _check_size(content: bytearray) -> None:
+    if len(content) > _MOST_OBJECT:
+        raise _AnswerRefused(f"sends an object of more than {_MOST_OBJECT >> 20} MiB")
 
 
 class DicomWebArchive(Archive):
@@ -65,7 +193,7 @@ class DicomWebArchive(Archive):
             )
         self._access = access
         self._thread = threading.local()
-        self._sessions: list[WebSession] = []
+        self._sessions: list[_Session] = []
         self._lock = threading.Lock()
 
     def _studies(self, query: StudyQuery) -> list[dict[str, str]]:
@@ -76,9 +204,9 @@ class DicomWebArchive(Archive):
         search = partial(self._client().search_for_series, study.uid)
         return self._rows("SeriesInstanceUID", search, SERIES_FIELDS, MOST_FOUND)
 
-    def _objects(self, series: ArchiveSeries, fields: Sequence[str] = OBJECT_FIELDS) -> list[dict[str, str]]:
+    def _objects(self, series: ArchiveSeries) -> list[dict[str, str]]:
         search = partial(self._client().search_for_instances, series.study, series.uid)
-        return self._rows("SOPInstanceUID", search, fields, MOST_OBJECTS)
+        return self._rows("SOPInstanceUID", search, (), MOST_OBJECTS)
 
     def _rows(
         self, key: str, search: Callable[..., list[dict[str, Any]]], fields: Sequence[str], most: int
@@ -97,13 +225,13 @@ class DicomWebArchive(Archive):
                     return list(rows.values())
                 if len(rows) > most:
                     break
-            raise AnswerRefused("answers a search without end")
+            raise _AnswerRefused("answers a search without end")
 
     def fetch(
         self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] = lambda: None
     ) -> list[Path]:
         """Fetch a series by WADO as it is stored, in one request; then request missing objects one by one."""
-        uids = sorted(row["SOPInstanceUID"] for row in self._objects(series, ()))
+        uids = self.find_objects(series)
         if not uids:
             raise FetchError("the archive lists no object of it")
         arrival = Arrival(series, folder, uids, on_instance)
@@ -140,9 +268,9 @@ class DicomWebArchive(Archive):
                 address, headers=_OBJECTS, stream=True, timeout=self._access.timeout
             ) as response:
                 response.raise_for_status()
-                for part in parts_of(response):
+                for part in _parts(response):
                     arrival.accept(part)
-        except AnswerRefused as error:
+        except _AnswerRefused as error:
             raise FetchError(f"{self.place} {error}") from error
         except requests.RequestException as error:
             return _failure(error, self.place)
@@ -177,10 +305,10 @@ class DicomWebArchive(Archive):
             self._sessions.clear()
             self._thread = threading.local()
 
-    def _session(self) -> WebSession:
-        session: WebSession | None = getattr(self._thread, "session", None)
+    def _session(self) -> _Session:
+        session: _Session | None = getattr(self._thread, "session", None)
         if session is None:
-            session = self._thread.session = WebSession(self._access)
+            session = self._thread.session = _Session(self._access)
             with self._lock:
                 self._sessions.append(session)
         return session
@@ -199,7 +327,7 @@ class DicomWebArchive(Archive):
         """Turn errors of a request into one line without the path, which names a study."""
         try:
             yield
-        except AnswerRefused as error:
+        except _AnswerRefused as error:
             raise UnusableAnswer(f"{self.place} {error}") from error
         # Invalid JSON, and JSON nested without end, raise no `RequestException`.
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -38,7 +38,6 @@ from medfedaug.hospital.pacs.archive import (
     LONGEST_VALUE,
     MOST_FOUND,
     MOST_OBJECTS,
-    OBJECT_FIELDS,
     SERIES_FIELDS,
     STUDY_FIELDS,
     Access,
@@ -131,7 +130,7 @@ class DimseArchive(Archive):
     def _series(self, study: ArchiveStudy) -> list[dict[str, str]]:
         return self._find("SERIES", SERIES_FIELDS, MOST_FOUND, StudyInstanceUID=study.uid)
 
-    def _objects(self, series: ArchiveSeries, fields: Sequence[str] = OBJECT_FIELDS) -> list[dict[str, str]]:
+    def _objects(self, series: ArchiveSeries, fields: Sequence[str] = ()) -> list[dict[str, str]]:
         keys = {"StudyInstanceUID": series.study, "SeriesInstanceUID": series.uid}
         return self._find("IMAGE", ("SOPInstanceUID", *fields), MOST_OBJECTS, **keys)
 

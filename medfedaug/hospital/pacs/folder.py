@@ -14,7 +14,6 @@ from medfedaug.errors import ConfigError
 from medfedaug.hospital.dicom.bounds import check_bounds
 from medfedaug.hospital.dicom.headers import is_dicom_file
 from medfedaug.hospital.pacs.archive import (
-    OBJECT_FIELDS,
     SERIES_FIELDS,
     STUDY_FIELDS,
     Archive,
@@ -23,7 +22,6 @@ from medfedaug.hospital.pacs.archive import (
     ArchiveStudy,
     FetchError,
     StudyQuery,
-    known_fields,
     valid_uid,
 )
 from medfedaug.hospital.pacs.object_check import OBJECT_TAGS, SeriesBounds
@@ -68,10 +66,7 @@ class FolderArchive(Archive):
 
     def _objects(self, series: ArchiveSeries) -> list[dict[str, str]]:
         files = self._indexed().get((series.study, series.uid), {})
-        return [
-            {"SOPInstanceUID": uid, **known_fields(_header(file.path, [*OBJECT_FIELDS]), OBJECT_FIELDS)}
-            for uid, file in files.items()
-        ]
+        return [{"SOPInstanceUID": uid} for uid in files]
 
     def fetch(
         self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] = lambda: None
@@ -116,7 +111,7 @@ def _read_folder(folder: Path) -> _Index:
                 continue
             try:
                 check_bounds(path)
-                header = _header(path, _TAGS)
+                header = pydicom.dcmread(path, stop_before_pixels=True, force=True, specific_tags=_TAGS)
                 values = {name: str(header.get(name) or "").strip() for name in _TAGS}
             except Exception:  # a damaged header fails anywhere in pydicom
                 continue
@@ -128,7 +123,3 @@ def _read_folder(folder: Path) -> _Index:
 
 def _first(files: dict[str, _File]) -> dict[str, str]:
     return next(iter(files.values())).values
-
-
-def _header(path: Path, tags: list[str]) -> Dataset:
-    return pydicom.dcmread(path, stop_before_pixels=True, force=True, specific_tags=tags)

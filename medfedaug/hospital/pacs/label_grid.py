@@ -28,8 +28,7 @@ class LabelGrid:
     """
 
     def __init__(self, series: DicomSeries, settings: ImportSettings) -> None:
-        if series.affine is None:
-            raise ReaderError("the image does not say where it lies, so no label map can be put on it")
+        assert series.affine is not None
         self._series, self._settings = series, settings
         self._inverse = np.linalg.inv(np.diag([-1.0, -1, 1, 1]) @ series.affine)
         # Rank of each class in the order of `ImportSettings.priority`.

@@ -19,7 +19,6 @@ from medfedaug.errors import ReaderError
 from medfedaug.hospital.dicom.headers import items_of
 from medfedaug.hospital.dicom.identity import is_own_object
 from medfedaug.hospital.dicom.segment_frames import described_segments
-from medfedaug.hospital.pacs.archive import DATES
 from medfedaug.hospital.pacs.import_settings import BACKGROUND, NEWEST, ImportSettings
 from medfedaug.hospital.pacs.object_check import reading_objects, referenced_series
 from medfedaug.utils.printable import counted
@@ -134,9 +133,9 @@ def _segments(dataset: Dataset) -> Sequence[Segment]:
 
 def _date(dataset: Dataset) -> str:
     """Return the first date of an object, with its time."""
-    for day, time in (*DATES, ("SeriesDate", "SeriesTime")):
-        if dataset.get(day):
-            return f"{dataset.get(day)}{dataset.get(time) or '':0<6}"
+    for kind in ("Content", "StructureSet", "InstanceCreation", "Series"):
+        if day := dataset.get(f"{kind}Date"):
+            return f"{day}{dataset.get(f'{kind}Time') or '':0<6}"
     return ""
 
 

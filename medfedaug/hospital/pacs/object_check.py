@@ -15,8 +15,8 @@ from medfedaug.hospital.dicom.series import DicomSeries
 from medfedaug.hospital.pacs.archive import ArchiveSeries
 
 OBJECT_TAGS = (
-    *("PatientID", "IssuerOfPatientID", "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID"),
-    *("Modality", "Rows", "Columns", "NumberOfFrames", "SamplesPerPixel"),
+    *("PatientID", "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID"),
+    *("Rows", "Columns", "NumberOfFrames", "SamplesPerPixel"),
 )
 """Attributes of an object that `SeriesBounds` checks."""
 _SERIES = ("RTReferencedStudySequence", "RTReferencedSeriesSequence")
@@ -71,12 +71,6 @@ class SeriesBounds:
             ("study", values["StudyInstanceUID"], series.study),
             ("series", values["SeriesInstanceUID"], series.uid),
         ]
-        # Answers and objects may lack these.
-        optional = (
-            ("issuer of the PatientID", values["IssuerOfPatientID"], series.issuer),
-            ("modality", values["Modality"], series.modality),
-        )
-        compared += [(word, value, expected) for word, value, expected in optional if value and expected]
         for word, value, expected in compared:
             if value != expected.strip():
                 raise ObjectRefused(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -84,7 +84,7 @@ def predict_studies(
     A study is skipped if the archive already has all objects of this model. A study that cannot be fetched,
     predicted or stored does not stop the others. A second call continues an interrupted one.
 
-    A few studies are fetched while others are predicted, and their images are removed after the prediction.
+    A few studies are fetched, predicted, and their images removed, before the next ones.
     If the statistics of all images normalise them, all studies are fetched first, and kept in ``OUT.state``
     until all are done.
 
@@ -257,26 +257,25 @@ class _Job:
         *,
         together: bool,
     ) -> None:
-        """Fetch and predict cases in batches; a batch is fetched during the prediction of the one before."""
+        """Fetch and predict cases in batches, in a single one if the result depends on all images."""
         self._tidy(todo)
         size = len(todo) if together else 2 * parallel
-        batches = [todo[start : start + size] for start in range(0, len(todo), max(1, size))]
         first = True
         with ThreadPoolExecutor(parallel) as pool:
-            try:
-                pending = self._submit(pool, batches[0]) if batches else []
-                for number, following in enumerate([*batches[1:], []]):
-                    fetched = self._wait(pending, tell=number == 0)
-                    pending = self._submit(pool, following)
-                    for case in fetched:
-                        self._place(case)
-                    if fetched:
-                        predict(fetched, first)
-                        first = False
-                    if not together:
-                        shutil.rmtree(self.state / _IMAGES, ignore_errors=True)
-            finally:
-                pool.shutdown(cancel_futures=True)
+            for start in range(0, len(todo), max(1, size)):
+                batch, fetched = todo[start : start + size], []
+                came = zip(batch, pool.map(self._fetched, batch), strict=True)
+                for number, (case, is_there) in enumerate(came, start=1):
+                    fetched += [case] if is_there else []
+                    if not start:
+                        self.tell({"event": "fetched", "number": number, "of": len(batch)})
+                for case in fetched:
+                    self._place(case)
+                if fetched:
+                    predict(fetched, first)
+                    first = False
+                if not together:
+                    shutil.rmtree(self.state / _IMAGES, ignore_errors=True)
 
     def _tidy(self, todo: Sequence[str]) -> None:
         """Remove images of other cases, and set the images of an interrupted call aside until their turn."""
@@ -287,19 +286,6 @@ class _Job:
                 elif part == _IMAGES:
                     private_folder(self.state / _FETCHED)
                     os.replace(path, self.state / _FETCHED / path.name)
-
-    def _submit(self, pool: ThreadPoolExecutor, cases: Sequence[str]) -> list[tuple[str, Future[bool]]]:
-        return [(case, pool.submit(self._fetched, case)) for case in cases]
-
-    def _wait(self, pending: Sequence[tuple[str, Future[bool]]], *, tell: bool) -> list[str]:
-        """Wait for all images, and return the cases that could be fetched."""
-        fetched = []
-        for number, (case, future) in enumerate(pending, start=1):
-            if future.result():
-                fetched.append(case)
-            if tell:
-                self.tell({"event": "fetched", "number": number, "of": len(pending)})
-        return fetched
 
     def _fetched(self, case: str) -> bool:
         """Fetch a case, or record the reason why it cannot be fetched."""

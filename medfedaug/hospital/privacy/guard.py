@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import random
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -168,14 +167,13 @@ class PrivacyGuard(Guard):
         epsilon = self._spend("training", noise, steps, rate)
         _log.info(
             "site %s: %d steps of training with noise, each case in one of them with probability %.3g; "
-            "ε = %.3g of %g spent at δ = %g over all jobs, %s",
+            "ε = %.3g of %g spent at δ = %g over all jobs",
             self.site,
             steps,
             rate,
             epsilon,
             policy.epsilon,
             policy.delta,
-            self._covered(),
         )
 
     def _spend(self, what: str, noise: float, releases: int = 1, rate: float = 1.0) -> float:
@@ -213,15 +211,13 @@ class PrivacyGuard(Guard):
         epsilon = self._spend(f"one more release of {name}", policy.noise_multiplier)
         self._means[name] = self._noisy_mean(name, contributions)
         _log.info(
-            "site %s: %s: statistics of %d cases with noise; ε = %.3g of %g spent at δ = %g over all jobs, "
-            "%s",
+            "site %s: %s: statistics of %d cases with noise; ε = %.3g of %g spent at δ = %g over all jobs",
             self.site,
             name,
             self.cases,
             epsilon,
             policy.epsilon,
             policy.delta,
-            self._covered(),
         )
 
     def _noisy_mean(self, name: str, contributions: Contributions) -> Payload:
@@ -271,24 +267,10 @@ class PrivacyGuard(Guard):
         private = exchange.privatised(self._means.pop(name), self.cases)
         return {key: self.census.of_all(value) for key, value in private.items()}
 
-    def description(self, cases: Sequence[int]) -> dict[str, Any]:
-        """Return the site's description of itself, with its counts if the policy allows them.
-
-        Args:
-            cases: the number of cases of each patient.
-        """
-        description = self.policy.description
-        if cases and Contributors(torch.tensor([[*cases]])).enough(self.policy.min_images):
-            patients, studies = description.patients or len(cases), description.studies or sum(cases)
-            description = dataclasses.replace(description, patients=patients or None, studies=studies or None)
-        return description.to_dict()
-
-    def _covered(self) -> str:
-        on = "statistics and weights" if self.policy.sgd_noise_multiplier else "statistics alone"
-        weights = [] if self.policy.sgd_noise_multiplier else ["model weights"]
-        scores = [] if self.policy.score_noise_multiplier else ["scores"]
-        uncovered = ", ".join([*weights, *scores])
-        return f"on {on}: {uncovered} are not covered" if uncovered else f"on {on}"
+    def counts(self, cases: Sequence[int]) -> dict[str, int]:
+        """Return the numbers of patients and studies, if the policy allows them."""
+        enough = cases and Contributors(torch.tensor([[*cases]])).enough(self.policy.min_images)
+        return super().counts(cases) if enough else {}
 
     def metrics(self) -> dict[str, float]:
         """Return ε and δ of the site's ledger, after this job's first release with noise.

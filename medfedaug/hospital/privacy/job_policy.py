@@ -142,19 +142,10 @@ max_rounds is 100
             _refuse(site, f"its {kind} is {withheld(name)}", f"{rule} allows {', '.join(names) or 'none'}")
 
     def describe(self) -> str:
-        """Describe the rules in one line, for `doctor`."""
-        allowed = {"methods": self.methods, "networks": self.networks}
-        parts = [f"{kind}: {', '.join(names)}" for kind, names in allowed.items() if names is not None]
-        parts = parts or ["all methods and networks"]
-        parts += [
-            f"training loops: {', '.join(self.loops) or 'only that of medfedaug'}",
-            f"at most {self.max_rounds} rounds",
-            "limit allowed" if self.allow_limit else "no limit",
-            f"models and exchanges up to {self.max_model_mb:g} MB",
-        ]
-        parts += ["secure aggregation alone"] if self.secure_only else []
-        approval = "each job waits for approval" if self.approve else "no approval needed"
-        return "; ".join([*parts, approval])
+        """Describe the rules that are not the default in one line, for `doctor`."""
+        usual = JobRules().to_dict()
+        rules = [f"{name} {value}" for name, value in self.to_dict().items() if value != usual[name]]
+        return "; ".join(rules) or "the default rules"
 
 
 def _refuse(site: str, reason: str, rule: str) -> NoReturn:

@@ -73,8 +73,7 @@ def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
         "  once: the names of the classes that enough patients of this site have annotated for training, "
         "where its dataset.json says that these may not be all (labelled)",
         "  once: the voxel sizes of the training volumes, as 10 %, 50 % and 90 % quantiles of two digits",
-        "  once: the numbers of patients and studies, and the site's description of itself for the model "
-        "card (site configure --describe); by default none",
+        "  once: the numbers of patients and studies",
         *(f"  once: {line}" for line in once),
         *(
             ["  under secure aggregation: of weights and statistics the server learns sums alone"]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
-from pydantic import Field, Strict
+from pydantic import Strict
 
 from medfedaug.config.kinds import FEATURE_MEAN, FEATURE_STD, INTENSITY_MEAN, INTENSITY_STD
 from medfedaug.config.options import Settings, setting, settings
-from medfedaug.config.site_description import SiteDescription
 from medfedaug.errors import ConfigError, JobRefused, withheld
 
 OPEN_PROMISE = (
@@ -88,9 +87,7 @@ class PrivacyPolicy(Settings):
         above=0,
         rare=True,
     )
-    clip: Annotated[
-        Mapping[str, Bounds], Field(json_schema_extra={"propertyNames": {"enum": list(_BOUNDED)}})
-    ] = setting(
+    clip: Mapping[str, Bounds] = setting(
         dict,
         'Public bounds by kind, as a JSON object, {"intensity_mean": [0, 255]}: the part of each case is '
         "clipped to them. Public: chosen without the site's images. Needed for the kinds that a job's "
@@ -106,12 +103,6 @@ class PrivacyPolicy(Settings):
         "largest change (L2); 0 for none, or 8 with epsilon.",
         at_least=0,
         rare=True,
-    )
-    description: SiteDescription = setting(
-        SiteDescription,
-        "Description of the site's images and patients, which leaves in every job for the model card; none "
-        "by default.",
-        flags=None,
     )
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from medfedaug.config.site_description import DESCRIPTION
+from medfedaug.federation.job_folder import COUNTS
 from medfedaug.metrics.registry import METRICS
 
 METRIC = "METRIC"
@@ -19,7 +19,7 @@ _OF_NOISE = ("privacy/epsilon", "privacy/delta", "privacy/weights", "privacy/sco
 
 SENT: Mapping[str, tuple[str, ...]] = {
     "fingerprint": _OF_NOISE,
-    "prepare": ("cases", "input", "spacing", DESCRIPTION, *_OF_NOISE),
+    "prepare": ("cases", "input", "spacing", COUNTS, *_OF_NOISE),
     "train": (f"val_{METRIC}", "val_note", "seconds", *_OF_NOISE),
     "validate": _OF_SCORES,
     "test": _OF_SCORES,

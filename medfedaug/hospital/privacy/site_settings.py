@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import MinLen
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator
 
 from medfedaug.config.bundle_reference import AllowedBundle
 from medfedaug.config.machine import KIT_STATE, Folder, Machine, read_environment
@@ -32,13 +32,6 @@ def _bundles(value: Any) -> Any:
         return value
     return AllowedBundle.from_settings(value)
 
-
-_BUNDLE = {
-    "type": "object",
-    "properties": {"folder": {"type": "string"}, "hash": {"type": "string"}},
-    "required": ["folder", "hash"],
-    "additionalProperties": False,
-}
 
 Name = Annotated[str, MinLen(1)]
 
@@ -73,11 +66,7 @@ class SiteSettings(Machine, Place):
         "Installed package whose methods and networks jobs may use, besides the allowed ones; repeatable.",
         flags=("--allow-plugin",),
     )
-    bundles: Annotated[
-        Mapping[str, AllowedBundle],
-        BeforeValidator(_bundles),
-        WithJsonSchema({"type": "object", "additionalProperties": _BUNDLE}),
-    ] = setting(
+    bundles: Annotated[Mapping[str, AllowedBundle], BeforeValidator(_bundles)] = setting(
         dict,
         "The Bundles that a job may use, by name, each with its folder and the hash of its allowed content "
         "(`medfedaug.config.bundle_reference`).",

@@ -46,38 +46,19 @@ class CaseView:
     downwards: bool = False
 
 
-def extreme_cases(site: SiteModel, scores: Mapping[str, float | None] | None = None) -> list[CaseView]:
+def extreme_cases(site: SiteModel, scores: Mapping[str, float | None]) -> list[CaseView]:
     """Return the worst and the best test case of a site, by Dice or by the probability of the true class.
 
-    Of a volume, it takes the slice with the largest true region, so that the choice does not depend on the
-    prediction. A single case is returned once; without a scored case the list is empty.
+    The recorded scores rank volumes. Of a volume, it takes the slice with the largest true region, so that
+    the choice does not depend on the prediction. A single case is returned once; without a scored case the
+    list is empty.
     """
     site.network.eval()
-    if isinstance(site.task, SegmentationTask):
-        return _volumes(site, site.task, scores)
-    return _photographs(site)
-
-
-def _volumes(
-    site: SiteModel, task: SegmentationTask, scores: Mapping[str, float | None] | None
-) -> list[CaseView]:
-    cases = {case.name: case for case in site.folder.cases["test"]}
-    transform, size = site.evaluation_transform(), site.config.batch_size
-    if not scores or not scores.keys() <= cases.keys():
-        volumes = task.evaluation_cases(site.folder, "test")
-        scores = task.evaluate(site.network, volumes, transform, site.device, size)["cases"]
+    if not isinstance(site.task, SegmentationTask):
+        return _photographs(site)
+    cases, task = {case.name: case for case in site.folder.cases["test"]}, site.task
     ranked = sorted((score, name) for name, score in scores.items() if score is not None)
     return [_volume(site, task, cases[name], rank, score) for rank, (score, name) in _ends(ranked)]
-
-
-def view_of(site: SiteModel, name: str, scores: Mapping[str, float | None]) -> CaseView | None:
-    """Return the view of one test case of a segmentation; ``None`` for photographs with a class."""
-    score = scores.get(name)
-    if not isinstance(site.task, SegmentationTask) or score is None:
-        return None
-    site.network.eval()
-    (case,) = [case for case in site.folder.cases["test"] if case.name == name]
-    return _volume(site, site.task, case, "", score)
 
 
 def _volume(site: SiteModel, task: SegmentationTask, chosen: Case, rank: str, score: float) -> CaseView:
@@ -128,31 +109,6 @@ def _ends(ranked: Sequence[tuple]) -> list[tuple[str, tuple]]:
     if len(ranked) < 2:
         return [("only", entry) for entry in ranked]
     return [("worst", ranked[0]), ("best", ranked[-1])]
-
-
-def example_picture(views: Mapping[str, CaseView], *, width: float = 9.0) -> Figure:
-    """Draw one slice four times: plain, with the truth, and with the outline of each of two methods."""
-    (first, second), columns = views.values(), 2 if width < 5 else 4
-    panels: list[tuple[str, np.ndarray | str | None, str]] = [
-        ("image", None, ""),
-        ("truth", first.truth, _TRUTH),
-    ]
-    panels += [
-        (f"{label}, Dice {view.score:.2f}", view.prediction, _PREDICTION) for label, view in views.items()
-    ]
-    tall = second.image.shape[1] / second.image.shape[0]
-    height = 4 // columns * (width / columns * min(tall, 1.5) + 0.3)
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAPER)
-    for place, (title, labels, colour) in enumerate(panels, start=1):
-        panel = figure.add_subplot(4 // columns, columns, place)
-        panel.axis("off")
-        panel.imshow(first.image.swapaxes(0, 1), cmap="gray", vmin=0, vmax=1)
-        if not first.downwards:
-            panel.invert_yaxis()
-        if isinstance(labels, np.ndarray):
-            outline(panel, labels, colour, 1.5)
-        _title(panel, title, room=72 * 0.95 * width / columns)
-    return figure
 
 
 def case_picture(views: Sequence[CaseView], *, width: float = 9.0) -> Figure:

@@ -1,7 +1,7 @@
 """`compare_groups` compares every method with a reference, over seeds and by patient, with one verdict."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -45,8 +45,6 @@ class Comparison:
         other_input: the method's input was scaled differently from the reference's.
         model: owner of the model behind the method's scores.
         other_files: the sites at which runs of one seed, fold and held-out site had other files.
-        other_plans: the runs whose plan by fingerprints differs from the reference's, for the same seed, fold
-            and held-out site.
     """
 
     label: str
@@ -66,7 +64,6 @@ class Comparison:
     other_input: bool
     model: str
     other_files: tuple[str, ...]
-    other_plans: tuple[str, ...]
     adjusted: float | None = None
 
     @property
@@ -147,7 +144,6 @@ def compare_groups(groups: Mapping[str, Sequence[Run]], reference: str = BASELIN
                     other_input=members[0].input.differs(groups[baseline][0].input),
                     model=members[0].model if where == trained else UNSEEN_SITE,
                     other_files=_other_files(pairs),
-                    other_plans=_other_plans(pairs),
                 )
             )
     return _adjusted(comparisons)
@@ -171,25 +167,17 @@ def _adjusted(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def unlike_notes(comparisons: Iterable[Comparison]) -> tuple[str, ...]:
-    """Return notes on methods whose files or plan differ from their reference's."""
+    """Return notes on methods whose files differ from their reference's."""
     notes: dict[str, dict[str, None]] = {}
-    for comparison in comparisons:  # a method compared at training sites and at unseen ones is named once
-        for note in _unlike(comparison):
-            notes.setdefault(note, {})[comparison.label] = None
-    return tuple(f"{', '.join(labels)}: not the same {note}" for note, labels in notes.items())
-
-
-def _unlike(comparison: Comparison) -> Iterator[str]:
-    if comparison.other_files:
-        yield (
-            f"files as {comparison.baseline} at {', '.join(comparison.other_files)}; the data may cause a "
-            "difference, not the method, and two cases of one name may be different ones."
-        )
-    if comparison.other_plans:
-        yield (
-            f"plan as {comparison.baseline} ({'; '.join(comparison.other_plans)}); the plan may cause a "
-            "difference, not the method."
-        )
+    for one in comparisons:  # a method compared at training sites and at unseen ones is named once
+        if one.other_files:
+            files = f"files as {one.baseline} at {', '.join(one.other_files)}"
+            notes.setdefault(files, {})[one.label] = None
+    return tuple(
+        f"{', '.join(labels)}: not the same {files}; the data may cause a difference, not the method, and "
+        "two cases of one name may be different ones."
+        for files, labels in notes.items()
+    )
 
 
 def _baseline(groups: Mapping[str, Sequence[Run]], label: str, reference: str) -> str | None:
@@ -200,16 +188,13 @@ def _baseline(groups: Mapping[str, Sequence[Run]], label: str, reference: str) -
     run = groups[label][0]
     methods = {*reference.split(",")}
     plain = [name for name, members in groups.items() if name != label and {*members[0].methods} == methods]
-    for decided in (False, True):  # a given plan may equal one that fingerprints decided elsewhere
-        able = [other for other in plain if _comparable(groups[other][0], run, decided)]
-        if able:
-            return min(able, key=lambda other: groups[other][0].input.differs(run.input))
-    return None
+    able = [other for other in plain if _comparable(groups[other][0], run)]
+    return min(able, key=lambda other: groups[other][0].input.differs(run.input)) if able else None
 
 
-def _comparable(baseline: Run, run: Run, decided: bool) -> bool:
+def _comparable(baseline: Run, run: Run) -> bool:
     """Return whether two runs differ at most in methods, seed, fold and held-out sites."""
-    one, two = experiment(baseline, decided=decided), experiment(run, decided=decided)
+    one, two = experiment(baseline), experiment(run)
     if not baseline.input.differs(run.input):  # two settings may mean the same input
         one.pop("intensity", None)
         two.pop("intensity", None)
@@ -220,14 +205,6 @@ def _other_files(pairs: Sequence[tuple[Run, Run]]) -> tuple[str, ...]:
     recorded = [(run.context.get("files", {}), other.context.get("files", {})) for run, other in pairs]
     return tuple(
         sorted({site for one, two in recorded for site in one.keys() & two.keys() if one[site] != two[site]})
-    )
-
-
-def _other_plans(pairs: Sequence[tuple[Run, Run]]) -> tuple[str, ...]:
-    return tuple(
-        run.name
-        for run, other in pairs
-        if any(run.config[key] != other.config[key] for key in (*run.planned, *other.planned))
     )
 
 

@@ -13,7 +13,6 @@ from medfedaug.data.base import SPLITS, Case, SiteFolder, by_patient
 from medfedaug.data.checks.duplicates import find_copies
 from medfedaug.data.dataset_json import unseen_note
 from medfedaug.data.folders import is_federation, is_site, site_folders
-from medfedaug.data.intensity_scales import most_uneven
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.preparation.preparation import foreground_voxels
@@ -76,7 +75,6 @@ class SiteInspection:
         pairs: mean and deviation of each channel of each training image as a run sees it, (N, C, 2); of test
             images for an unseen site.
         stored: quantiles of these images as stored, (N, C, Q).
-        seen: quantiles of these images as a run sees them, (N, C, Q).
         owners: patient of each of these images.
         labelled: patient of each case with a label map.
         shares: share of the voxels of each class in these cases, (M, K); NaN without annotation.
@@ -103,7 +101,6 @@ class SiteInspection:
     at_border: int = 0
     pairs: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 2)))
     stored: np.ndarray = field(default_factory=lambda: np.empty((0, 0, len(QUANTILES))))
-    seen: np.ndarray = field(default_factory=lambda: np.empty((0, 0, len(QUANTILES))))
     owners: list[Hashable] = field(default_factory=list)
     labelled: list[Hashable] = field(default_factory=list)
     shares: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
@@ -114,11 +111,10 @@ class SiteInspection:
 
 
 class _ImageNumbers(NamedTuple):
-    """Numbers of an image as in `SiteInspection`, of shapes (C, 2), (C, Q) and (C, Q)."""
+    """Numbers of an image as in `SiteInspection`, of shapes (C, 2) and (C, Q)."""
 
     pairs: np.ndarray
     stored: np.ndarray
-    seen: np.ndarray
 
 
 def inspect_sites(
@@ -197,9 +193,6 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
         inspection.odd.append(Finding("label", "", unseen_note(unseen, f"none of {len(shares)} cases")))
     _check_channel_names(inspection)
     _compare_cases(inspection, measures)
-    if site.scaling != "fixed" and len(inspection.stored):
-        channels = inspection.pairs.shape[1]
-        _check_scales(inspection, [case.name for case, image in measured if len(image.pairs) == channels])
     return inspection
 
 
@@ -224,15 +217,6 @@ def _check_channel_names(inspection: SiteInspection) -> None:
     if number and others:
         reason = f"dataset.json names {number} channels ({names}), and images are {', '.join(others)}"
         inspection.odd.append(Finding("channels", "", reason))
-
-
-def _check_scales(inspection: SiteInspection, names: Sequence[str]) -> None:
-    """Check that the volumes of a site lie on one scale of intensity."""
-    low, high = (np.searchsorted(QUANTILES, share) for share in (0.01, 0.99))
-    ranges = inspection.stored[..., high] - inspection.stored[..., low]
-    if (uneven := most_uneven(inspection.name, names, ranges.tolist())) is not None:
-        reason = f"its volumes lie on wildly different scales of intensity ({uneven}): use --intensity scale"
-        inspection.odd.append(Finding("intensity", "", reason))
 
 
 def _check_splits(site: SiteFolder, inspection: SiteInspection) -> None:
@@ -345,8 +329,7 @@ def _measure(site: SiteFolder, case: Case, image: torch.Tensor, intensity: str) 
         offset = bottom - slope * low
     stored = row_quantiles(voxels[:, :: max(1, voxels.shape[1] // _VOXELS)].numpy(), QUANTILES)
     mean, std = (value.numpy() for value in image_moments(image).values())
-    pairs = np.stack([mean * slope + offset, std * slope], axis=1)
-    return _ImageNumbers(pairs, stored, stored * slope[:, None] + offset[:, None])
+    return _ImageNumbers(np.stack([mean * slope + offset, std * slope], axis=1), stored)
 
 
 def _summarise(
@@ -366,7 +349,7 @@ def _summarise(
             inspection.odd.append(Finding("channels", case.name, reason))
     inspection.owners = [case.owner for case, image in measured if len(image.pairs) == usual]
     if images := [image for _, image in measured if len(image.pairs) == usual]:
-        inspection.pairs, inspection.stored, inspection.seen = map(np.stack, zip(*images, strict=True))
+        inspection.pairs, inspection.stored = map(np.stack, zip(*images, strict=True))
         low, high = inspection.stored.min(axis=(0, 2)), inspection.stored.max(axis=(0, 2))
         for channel in np.flatnonzero(low == high):
             value = f"channel {channel} is {low[channel]:g} in every image"

@@ -15,7 +15,7 @@ from medfedaug.analysis import page
 from medfedaug.analysis.plots import add_legend, colours_by_name, plain_label, tidy
 from medfedaug.data.base import SPLITS, plain_name
 from medfedaug.errors import ConfigError
-from medfedaug.research.comparison.inspection import QUANTILES, SiteInspection
+from medfedaug.research.comparison.inspection import SiteInspection
 from medfedaug.research.comparison.odd_sites import Measure, OddSite, odd_sites
 from medfedaug.research.comparison.shift import Shift, site_shift
 from medfedaug.runs.leftovers import is_json_with
@@ -32,7 +32,7 @@ _MOST_PICTURES = 24
 
 def federation_shift(sites: Sequence[SiteInspection]) -> Shift | None:
     """Compute the shift between inspected sites (`medfedaug.research.comparison.shift.site_shift`)."""
-    return site_shift(_in_federations_order(sites, "pairs"), _in_federations_order(sites, "seen"))
+    return site_shift(_in_federations_order(sites, "pairs"))
 
 
 def differing_sites(sites: Sequence[SiteInspection]) -> list[OddSite]:
@@ -123,10 +123,9 @@ def inspection_record(sites: Sequence[SiteInspection], shift: Shift | None, inte
         "intensity": intensity,
         "shift": None if shift is None else shift.shift,
         "shift_by_chance": None if shift is None else shift.chance,
-        "histogram_shift": None if shift is None else shift.histogram,
         "by_site": {} if shift is None else shift.by_site,
         "pairs": [
-            {"sites": list(p.sites), "statistics": p.statistics, "histogram": p.histogram, "chance": p.chance}
+            {"sites": list(p.sites), "statistics": p.statistics, "chance": p.chance}
             for p in (shift.pairs if shift else ())
         ],
         "differing": [asdict(odd) for odd in differing_sites(sites)],
@@ -242,7 +241,7 @@ def _shift(body: ET.Element, sites: Sequence[SiteInspection], shift: Shift | Non
         return
     sentence = shift.sentence
     page.add(section, "p", sentence[0].upper() + sentence[1:])
-    pairs, quantiles = (_in_federations_order(sites, name) for name in ("pairs", "seen"))
+    pairs = _in_federations_order(sites, "pairs")
     for odd in differing_sites(sites):
         page.add(section, "p", str(odd))
     ranked = sorted(shift.pairs, key=lambda pair: pair.statistics, reverse=True)
@@ -251,11 +250,10 @@ def _shift(body: ET.Element, sites: Sequence[SiteInspection], shift: Shift | Non
             " – ".join(pair.sites),
             f"{pair.statistics:.2f}",
             f"{pair.chance:.2f}",
-            "–" if pair.histogram is None else f"{pair.histogram:.2f}",
         ]
         for pair in ranked[:_MOST_PAIRS]
     ]
-    page.table(section, ["sites", "statistics", "by chance", "histograms"], lines)
+    page.table(section, ["sites", "statistics", "by chance"], lines)
     by_site = sorted(shift.by_site.items(), key=lambda item: item[1], reverse=True)
     if 2 < len(by_site) <= _MOST_SITES:
         distances = ", ".join(f"{site} {distance:.2f}" for site, distance in by_site)
@@ -269,8 +267,7 @@ def _shift(body: ET.Element, sites: Sequence[SiteInspection], shift: Shift | Non
         section,
         "Statistics: distance between the sites' mean pairs (mean and deviation of each channel), in "
         "standard deviations of the images within a site, root mean square over the components; by chance: "
-        "this distance between sites that do not differ. Histograms: Wasserstein distance between the sites' "
-        "intensities, in units of the distance between an image and its own site. Of images "
+        "this distance between sites that do not differ. Of images "
         f"{scaling}. The shift is the mean of the statistics' distances over all pairs of sites.",
     )
     names = list(pairs)
@@ -280,12 +277,6 @@ def _shift(body: ET.Element, sites: Sequence[SiteInspection], shift: Shift | Non
         partial(pair_picture, {name: pairs[name] for name in names}),
         "Mean and deviation of each image, by site",
         "Each dot is an image, each cross a site's mean.",
-    )
-    page.figure(
-        section,
-        partial(quantile_picture, {name: quantiles[name] for name in names}),
-        "Distribution of the intensities, by site",
-        "Share of the intensities below a value, of all images of a site in equal parts.",
     )
 
 
@@ -340,20 +331,6 @@ def pair_picture(pairs: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
                 panel.plot(*values[:, channel].mean(axis=0), "X", color=colours[site], markersize=9, mec="w")
         panel.set_xlabel("mean", fontsize=9)
         panel.set_ylabel("deviation", fontsize=9)
-    return figure_
-
-
-def quantile_picture(quantiles: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
-    """Draw distribution functions of the sites' intensities: one panel per channel."""
-    figure_, panels, colours = _panels(quantiles, width)
-    for channel, panel in enumerate(panels):
-        for site, values in quantiles.items():
-            if channel < values.shape[1]:
-                panel.plot(
-                    np.quantile(values[:, channel], QUANTILES), QUANTILES, color=colours[site], linewidth=1.4
-                )
-        panel.set_xlabel("intensity", fontsize=9)
-        panel.set_ylim(0, 1)
     return figure_
 
 

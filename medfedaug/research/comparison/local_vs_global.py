@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from medfedaug.analysis.text_table import TextTable, number
-from medfedaug.errors import DataError, first_line, warn
+from medfedaug.errors import DataError, first_line
 from medfedaug.federation.job_folder import EVALUATION, RESULTS
 from medfedaug.metrics.base import Metric
 from medfedaug.metrics.registry import GLOBAL, LOCAL, PERSONAL, UNSEEN, add_recorded, find_metric
@@ -116,36 +116,16 @@ def load_evaluation(path: str | Path) -> dict[str, Any]:
 def find_evaluations(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[Path]]:
     """Return the evaluations among some paths, and the paths of runs.
 
-    Args:
-        paths: files of evaluations, folders with ``evaluation.json``, and folders of runs, which may have
-            one. An evaluation in the folder of another run, which replaced the evaluated one, is left out
-            with a warning.
+    The paths are files of evaluations, folders with ``evaluation.json``, and folders of runs, which may have
+    one.
     """
     evaluations, others = [], []
     for path in paths:
         file = path / EVALUATION if path.is_dir() else path
         evaluated = file.is_file() and (path.is_dir() or path.name != RESULTS)
-        if evaluated:
-            evaluation = load_evaluation(file)
-            if not _of_another_run(evaluation, file.parent / RESULTS):
-                evaluations.append(evaluation)
-            else:
-                warn(
-                    f"{file} is of another run than {RESULTS} in its folder, and is left out",
-                    hint="Evaluate again, or move it elsewhere if it is still needed.",
-                )
-        if not evaluated or (path.is_dir() and any(path.rglob(RESULTS))):
-            others.append(path)
+        evaluations += [load_evaluation(file)] if evaluated else []
+        others += [path] if not evaluated or (path.is_dir() and any(path.rglob(RESULTS))) else []
     return evaluations, others
-
-
-def _of_another_run(evaluation: Mapping[str, Any], results: Path) -> bool:
-    try:
-        run = str(parse_json(results.read_text(encoding="utf-8"))["run"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False  # no run, or one that its own reader refuses
-    runs = {entry.get("run") for model in evaluation["models"].values() for entry in model.get("runs", ())}
-    return bool(runs) and run not in runs
 
 
 def worth_table(evaluation: Mapping[str, Any]) -> TextTable:

@@ -32,7 +32,7 @@ class ComparedRuns(ReportParts):
         return [one for one in compare_groups(groups, reference) if one.where != UNSEEN]
 
     def notes(self, compared: Sequence[Any]) -> tuple[str, ...]:
-        """Return notes on methods whose files or plan differ from their reference's."""
+        """Return notes on methods whose files differ from their reference's."""
         return unlike_notes(compared)
 
     def rule(self, reference: str, cases: str) -> str:
@@ -68,15 +68,14 @@ class ComparedRuns(ReportParts):
         self,
         body: ET.Element,
         groups: Groups,
-        example: ET.Element,
         data: Path,
         device: str,
     ) -> None:
-        """Append cases; the case on which methods differ most to ``example``."""
+        """Append the worst and the best case of each site."""
         # Imports all of training, which a page without images does not need.
         from medfedaug.research.comparison.report_images import image_sections
 
-        image_sections(body, groups, example, data, device)
+        image_sections(body, groups, data, device)
 
 
 PARTS = ComparedRuns()

@@ -17,13 +17,11 @@ class PairShift:
 
     Attributes:
         statistics: distance of the means of their images' pairs (mean, deviation).
-        histogram: distance of their histograms; ``None`` if the images within a site do not vary.
         chance: expected `statistics` of sites that do not differ.
     """
 
     sites: tuple[str, str]
     statistics: float
-    histogram: float | None
     chance: float
 
 
@@ -45,12 +43,6 @@ class Shift:
         return {name: fmean(p.statistics for p in self.pairs if name in p.sites) for name in names}
 
     @property
-    def histogram(self) -> float | None:
-        """Mean of `PairShift.histogram` over all pairs of sites."""
-        known = [pair.histogram for pair in self.pairs if pair.histogram is not None]
-        return fmean(known) if known else None
-
-    @property
     def chance(self) -> float:
         """Mean of `PairShift.chance` over all pairs of sites."""
         return fmean(pair.chance for pair in self.pairs)
@@ -67,7 +59,7 @@ class Shift:
         return f"shift {self.shift:.2f}, where chance alone would give {self.chance:.2f}: {meaning}."
 
 
-def site_shift(pairs: Mapping[str, np.ndarray], quantiles: Mapping[str, np.ndarray]) -> Shift | None:
+def site_shift(pairs: Mapping[str, np.ndarray]) -> Shift | None:
     """Measure the distance between the sites' images, in units of the distance within a site.
 
     Image i of site k has the pair ``pₖᵢ = (μₖᵢ, σₖᵢ)``, mean and deviation of every
@@ -80,20 +72,11 @@ def site_shift(pairs: Mapping[str, np.ndarray], quantiles: Mapping[str, np.ndarr
     is the distance of two sites' statistics: 1 means that they lie one standard deviation of the images
     within a site apart. If the sites do not differ, Dⱼₖ² is ``1 / nⱼ + 1 / nₖ`` on
     average, the square of ``chance``. **The shift of a federation is the mean of D over all pairs of sites.**
-
-    With ``W_c`` the 1-Wasserstein distance between distributions of the intensities of channel c, of an
-    image, hₖᵢ, and of all images of a site in equal parts, hₖ, ::
-
-        Hⱼₖ = (1/C) Σ_c W_c(hⱼ, hₖ)/w_c,   w_c = (1/M) Σₖ (1/nₖ) Σᵢ W_c(hₖᵢ, hₖ),
-        W(g, h) = (1/Q) Σ_q |G⁻¹(q) − H⁻¹(q)|
-
-    is the distance of their histograms: 1 means that they lie as far apart as an image from its own site.
-    Both leave out components that vary within no site, and channels that one of the two sites lacks.
+    Components that vary within no site, and channels that one of the two sites lacks, are left out.
 
     Args:
         pairs: by site, mean and deviation of each channel of each image, (N, C, 2); NaN in a channel that a
             site does not have.
-        quantiles: by site, evenly spaced quantiles of the intensities of each image, (N, C, Q); the same.
 
     Returns:
         ``None`` for fewer than two sites, for different numbers of channels, and if no two sites have a
@@ -105,30 +88,20 @@ def site_shift(pairs: Mapping[str, np.ndarray], quantiles: Mapping[str, np.ndarr
     points = {site: pairs[site].reshape(len(pairs[site]), -1).astype(np.float64) for site in names}
     within = _within(points)
     means = {site: values.mean(axis=0) for site, values in points.items()}
-    whole = {site: _site_quantiles(quantiles[site]) for site in names}
-    own = np.array([np.abs(quantiles[site] - whole[site]).mean(axis=(0, 2)) for site in names])
-    present = ~np.isnan(own)
-    spread = np.where(present, own, 0).sum(axis=0) / np.maximum(present.sum(axis=0), 1)
     shifts = []
     for one, other in combinations(names, 2):
-        apart = _known((means[one] - means[other]), within)
+        apart = means[one] - means[other]
+        used = (within > 0) & ~np.isnan(apart)
+        apart = apart[used] / within[used]
         if len(apart):
-            distances = _known(np.abs(whole[one] - whole[other]).mean(axis=1), spread)
             shifts.append(
                 PairShift(
                     sites=(one, other),
                     statistics=float(np.sqrt(np.mean(apart**2))),
-                    histogram=float(distances.mean()) if len(distances) else None,
                     chance=math.sqrt(1 / len(points[one]) + 1 / len(points[other])),
                 )
             )
     return Shift(tuple(shifts)) if shifts else None
-
-
-def _known(values: np.ndarray, yardstick: np.ndarray) -> np.ndarray:
-    """Return values in units of a yardstick, for channels of both sites with a yardstick above 0."""
-    used = (yardstick > 0) & ~np.isnan(values)
-    return values[used] / yardstick[used]
 
 
 def _within(points: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -139,10 +112,3 @@ def _within(points: Mapping[str, np.ndarray]) -> np.ndarray:
         squares = squares + np.where(present, ((values - values.mean(axis=0)) ** 2).sum(axis=0), 0)
         freedom = freedom + np.where(present, len(values) - 1, 0)
     return np.sqrt(squares / np.maximum(freedom, 1))
-
-
-def _site_quantiles(images: np.ndarray) -> np.ndarray:
-    """Return the quantiles of all images in equal parts, (C, Q), from the quantiles of each, (N, C, Q)."""
-    number = images.shape[2]
-    together = images.transpose(1, 0, 2).reshape(images.shape[1], -1)
-    return np.quantile(together, (np.arange(number) + 0.5) / number, axis=1).T

@@ -15,7 +15,6 @@ import torch
 
 from medfedaug.data.base import Case, SiteFolder, unreadable
 from medfedaug.errors import DataError
-from medfedaug.utils.files import parse_json
 
 
 @dataclass(frozen=True)
@@ -146,12 +145,6 @@ def read_cifar(path: Path) -> Archive:
     return Archive(images, np.asarray(batch["labels"]))
 
 
-def read_pickled_pair(path: Path) -> Archive:
-    """Read a pickle of (images, labels), as FedBN publishes its digits."""
-    images, labels = load_arrays(path)
-    return Archive(np.asarray(images), np.asarray(labels).ravel())
-
-
 def read_idx(path: Path) -> Archive:
     """Read images in MNIST's format, and labels from the file of the same name."""
     labels = path.name.replace("images", "labels").replace("idx3", "idx1")
@@ -205,15 +198,3 @@ def read_libsvm(path: Path) -> Archive:
             values[number, int(index) - 1] = float(value)
     images = ((values + 1) / 2 * 255).astype(np.uint8).reshape(-1, 16, 16)
     return Archive(images, np.array([int(row[0]) - 1 for row in rows]))
-
-
-def read_leaf(path: Path) -> Archive:
-    """Read a JSON file of LEAF's FEMNIST: 28 x 28 values in [0, 1] by writer."""
-    content = parse_json(path.read_text(encoding="utf-8"))
-    images, labels, owners = [], [], []
-    for writer in content["users"]:
-        data = content["user_data"][writer]
-        images.append(np.round(np.reshape(np.array(data["x"], float), (-1, 28, 28)) * 255).astype(np.uint8))
-        labels += data["y"]
-        owners += [writer] * len(data["y"])
-    return Archive(np.concatenate(images), np.array(labels, int), owners)

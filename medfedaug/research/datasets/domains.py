@@ -12,7 +12,7 @@ from typing import Any
 from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
 from medfedaug.data.images import ImageFolder, cases_of_classes, class_cases, published_split, visible_folders
 from medfedaug.data.splits import split_by_class
-from medfedaug.errors import ConfigError, DataError
+from medfedaug.errors import ConfigError
 from medfedaug.research.datasets.archives import load_arrays
 from medfedaug.research.datasets.published import Benchmark
 from medfedaug.utils.files import parse_json
@@ -25,9 +25,6 @@ _VLCS = ("bird", "car", "chair", "dog", "person")
 
 # Shares of each class for training and validation; the rest is for the test.
 _SHARES = {"seeded": (0.6, 0.2), "domainbed": (0.8, 0.1)}
-
-# In PACS's published splits, but not in its archive.
-_PACS_ERRATA = frozenset({"sketch/dog/n02103406_4068-1.png"})
 
 
 def office_caltech_10(root: Path) -> list[SiteFolder]:
@@ -72,21 +69,10 @@ def pacs(root: Path, split: str = "seeded") -> list[SiteFolder]:
         root: the folder.
         split: ``"seeded"``: each class is split 60/20/20. ``"domainbed"``: 80/10/10, with as many training
             images as in DomainBed, which uses the other 20 % for validation and tests at other sites.
-            ``"published"``: the authors' ``*_train_kfold.txt`` trains; every other image of
-            ``*_crossval_kfold.txt`` validates, the rest test, since the authors' protocol has no test images
-            at a training site.
     """
-    check_choice("split", split, (*_SHARES, "published"))
+    check_choice("split", split, tuple(_SHARES))
     folder = base_folder(base_folder(root, "PACS", "pacs_data"), "kfold", "pacs_data")
-    if split != "published":
-        return [_seeded(_existing(folder / name), name, split) for name in _PACS]
-    lists = next((p.parent for p in sorted(root.rglob("photo_train_kfold.txt"))), folder)
-    sites = []
-    for name in _PACS:
-        train, held = (_kfold(folder, lists / f"{name}_{part}_kfold.txt") for part in ("train", "crossval"))
-        parts = {"training": train, "validation": held[::2], "test": held[1::2]}
-        sites.append(_site(folder / name, name, parts))
-    return sites
+    return [_seeded(_existing(folder / name), name, split) for name in _PACS]
 
 
 def vlcs(root: Path, split: str = "published") -> list[SiteFolder]:
@@ -169,21 +155,6 @@ def _listed(root: Path, site: str, part: str) -> list[Case]:
     return [Case("/".join(image), root.joinpath(*image), label) for image, label in parts]
 
 
-def _kfold(folder: Path, path: Path) -> list[Case]:
-    """Read a list of PACS, with one line ``site/class/file number`` per image."""
-    cases = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        image, _, label = line.strip().rpartition(" ")
-        parts = PurePosixPath(image).parts
-        if not image:
-            continue
-        if len(parts) != 3 or not label.isdigit():
-            raise DataError(f"line {number} is not 'site/class/file number'", path=path)
-        if image not in _PACS_ERRATA:
-            cases.append(Case("/".join(parts[1:]), folder.joinpath(*parts), parts[1]))
-    return cases
-
-
 BENCHMARKS = {
     "office_caltech_10": Benchmark(
         office_caltech_10,
@@ -203,8 +174,7 @@ BENCHMARKS = {
         pacs,
         "PACS: seven classes as art painting, cartoon, photo and sketch",
         "https://domaingeneralization.github.io/#data",
-        "{art_painting,cartoon,photo,sketch}/<class>/*; for split=published also "
-        "<site>_{train,crossval}_kfold.txt",
+        "{art_painting,cartoon,photo,sketch}/<class>/*",
     ),
     "vlcs": Benchmark(
         vlcs,

@@ -2,7 +2,7 @@
 
 import csv
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -12,65 +12,38 @@ from medfedaug.data.images import ImageFolder
 from medfedaug.data.splits import shuffled, split_by_class, split_in_order
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.research.datasets.archives import (
-    Archive,
     ArchiveSite,
     Reader,
     read_archive,
     read_emnist,
     read_idx,
-    read_leaf,
     read_libsvm,
     read_mat,
-    read_pickled_pair,
 )
 from medfedaug.research.datasets.published import Benchmark
 
-# Digits, capitals, small letters: LEAF's and EMNIST's numbering of the 62 classes.
+# Digits, capitals, small letters: FedScale's and EMNIST's numbering of the 62 classes.
 _CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _DIGITS = _CHARACTERS[:10]
 
 _LISTS = "client_data_mapping"  # of FedScale
 
-_TRAINING_AND_VALIDATION = (0.9, 0.1)
-_EACH = (0.8, 0.1)
-
 
 def femnist(root: Path, writers: int = 0, min_images: int = 10) -> list[SiteFolder]:
-    """FEMNIST as LEAF or FedScale writes it: a site is a writer.
+    """FEMNIST as FedScale writes it: a site is a writer.
 
-    LEAF's division by image (``data/train``, ``data/test``) stays, with a tenth of the training images for
-    validation; without it (``data/all_data``) each writer is split 80/10/10. FedScale's writers of
-    ``client_data_mapping/train.csv`` are split alike; writers of its other lists do not train, and are tested
-    with all their images.
+    The writers of ``client_data_mapping/train.csv`` are split 80/10/10; writers of the other lists do not
+    train, and are tested with all their images.
 
     Args:
-        root: LEAF's folder ``femnist`` or ``femnist/data``, or FedScale's folder.
+        root: FedScale's folder.
         writers: number of training writers, evenly from all; 0 for all.
         min_images: writers with fewer are left out.
     """
-    if (root / _LISTS).is_dir():
-        return _fedscale(root, writers, min_images)
-    root = base_folder(root, "data")
-    parts = {}
-    for part in ("train", "test") if (root / "train").is_dir() else ("all_data",):
-        files = sorted((root / part).glob("*.json"))
-        if not files:
-            raise FileNotFoundError(2, "no such file", str(root / part / "*.json"))
-        parts[part] = _by_owner((path, read_archive(read_leaf, path)) for path in files)
-    if "all_data" in parts:
-        splits = _split(parts["all_data"], _EACH)
-    else:
-        both = parts["train"].keys() & parts["test"].keys()
-        splits = _split({name: parts["train"][name] for name in both}, _TRAINING_AND_VALIDATION)
-        splits = {name: {**split, "test": parts["test"][name]} for name, split in splits.items()}
-    return _writers(partial(ArchiveSite, reader=read_leaf), root, splits, writers, min_images)
-
-
-def _fedscale(root: Path, writers: int, min_images: int) -> list[SiteFolder]:
     lists = {path.stem: _listed(root, path) for path in sorted((root / _LISTS).glob("*.csv"))}
     if "train" not in lists:
         raise FileNotFoundError(2, "no such file", str(root / _LISTS / "train.csv"))
-    training = _split(lists.pop("train"), _EACH)
+    training = _split(lists.pop("train"))
     tested = [
         ImageFolder(name, root, _CHARACTERS, {"training": (), "validation": (), "test": tuple(cases)})
         for by_writer in lists.values()
@@ -105,23 +78,19 @@ def emnist(root: Path, writers: int = 0, min_images: int = 10) -> list[SiteFolde
         min_images: writers with fewer are left out.
     """
     path = base_folder(root, "matlab") / "emnist-byclass.mat"
-    splits = _split(_by_owner([(path, read_archive(read_emnist, path))]), _EACH)
-    return _writers(partial(ArchiveSite, reader=read_emnist), path.parent, splits, writers, min_images)
-
-
-def _by_owner(files: Iterable[tuple[Path, Archive]]) -> dict[str, list[Case]]:
+    archive = read_archive(read_emnist, path)
     by_owner: dict[str, list[Case]] = defaultdict(list)
-    for path, archive in files:
-        for owner, case in zip(archive.owners, archive.cases(path, _CHARACTERS), strict=True):
-            by_owner[owner].append(case)
-    return by_owner
+    for owner, case in zip(archive.owners, archive.cases(path, _CHARACTERS), strict=True):
+        by_owner[owner].append(case)
+    kind = partial(ArchiveSite, reader=read_emnist)
+    return _writers(kind, path.parent, _split(by_owner), writers, min_images)
 
 
-def _split(
-    by_writer: Mapping[str, Sequence[Case]], shares: tuple[float, float]
-) -> dict[str, dict[str, list[Case]]]:
+def _split(by_writer: Mapping[str, Sequence[Case]]) -> dict[str, dict[str, list[Case]]]:
     """Split each writer's cases, shuffled by the writer's name."""
-    return {name: split_in_order(shuffled(cases, "split", name), shares) for name, cases in by_writer.items()}
+    return {
+        name: split_in_order(shuffled(cases, "split", name), (0.8, 0.1)) for name, cases in by_writer.items()
+    }
 
 
 def _writers(
@@ -148,9 +117,8 @@ def _writers(
 def digits(root: Path, synthetic: bool = True) -> list[SiteFolder]:
     """MNIST, MNIST-M, SVHN, USPS and SynthDigits, a site for each that is present.
 
-    In the authors' files, each class of the training images is split 80/20 into training and validation, and
-    the test images test. In FedBN's (``<site>/partitions``, ``<site>/test.pkl``), parts 0 to 7 train, 8 and 9
-    validate.
+    In the authors' files. Each class of the training images is split 80/20 into training and validation, and
+    the test images test.
 
     Args:
         root: the folder.
@@ -165,27 +133,17 @@ def digits(root: Path, synthetic: bool = True) -> list[SiteFolder]:
 
 
 def _digits(folder: Path) -> SiteFolder | None:
-    """Open a collection as FedBN or its authors publish it; return ``None`` for a missing one."""
-    if (folder / "partitions").is_dir():
-        parts = [folder / "partitions" / f"train_part{i}.pkl" for i in range(10)]
-        files = {"training": parts[:8], "validation": parts[8:], "test": [folder / "test.pkl"]}
-        return _collection(folder, read_pickled_pair, files)
+    """Open a collection as its authors publish it; return ``None`` for a missing one."""
     published = _COLLECTIONS[folder.name]
     if published is None:
         return _mnist_m(folder)
     reader, *names = published
     train, test = ([*filter(Path.is_file, map(folder.joinpath, variants))][:1] for variants in names)
-    files = {"training": train, "test": test or [folder / names[1][0]]}
-    return _collection(folder, reader, files) if train else None
-
-
-def _collection(folder: Path, reader: Reader, files: dict[str, list[Path]]) -> SiteFolder:
-    cases = {
-        split: [case for path in paths for case in read_archive(reader, path).cases(path, _DIGITS)]
-        for split, paths in files.items()
-    }
-    if "validation" not in cases:
-        cases.update(_with_validation(folder.name, cases["training"]))
+    if not train:
+        return None
+    files = {"training": train[0], "test": (test or [folder / names[1][0]])[0]}
+    cases = {split: read_archive(reader, path).cases(path, _DIGITS) for split, path in files.items()}
+    cases.update(_with_validation(folder.name, cases["training"]))
     return ArchiveSite(
         folder.name, folder, _DIGITS, {key: tuple(cases[key]) for key in SPLITS}, reader=reader
     )
@@ -225,21 +183,17 @@ BENCHMARKS = {
         "Digits: MNIST, MNIST-M, SVHN, USPS and SynthDigits, where present",
         "http://yann.lecun.com/exdb/mnist, http://yaroslav.ganin.net (MNIST-M, SynthDigits), "
         "http://ufldl.stanford.edu/housenumbers, "
-        "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets (usps), "
-        "or https://github.com/med-air/FedBN (digit_dataset.zip)",
+        "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets (usps)",
         "MNIST/{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz], "
         "MNIST_M/mnist_m_{train,test}/*.png and mnist_m_{train,test}_labels.txt, "
         "SVHN/{train,test}_32x32.mat, USPS/usps.bz2 and usps.t.bz2, "
-        "SynthDigits/synth_{train,test}_32x32.mat, "
-        "or <site>/partitions/train_part{0..9}.pkl and <site>/test.pkl",
+        "SynthDigits/synth_{train,test}_32x32.mat",
     ),
     "femnist": Benchmark(
         femnist,
         "FEMNIST: 62 handwritten characters, a site a writer",
-        "https://github.com/TalwalkarLab/leaf/tree/master/data/femnist "
-        "(./preprocess.sh -s niid --sf 1.0 -k 0 -t sample), "
-        "or https://github.com/SymbioticLab/FedScale (femnist.tar.gz)",
-        "data/{train,test}/*.json or data/all_data/*.json, or client_data_mapping/*.csv and the listed files",
+        "https://github.com/SymbioticLab/FedScale (femnist.tar.gz)",
+        "client_data_mapping/*.csv and the listed files",
     ),
     "emnist": Benchmark(
         emnist,

@@ -5,12 +5,11 @@ from torch import Tensor
 
 from medfedaug import functional as F
 from medfedaug.data.annotation import Decoded
+from medfedaug.functional.passes import per_channel
 from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
 from medfedaug.methods.own_loss import RoundMeans
-from medfedaug.models.modes import evaluating
-from medfedaug.models.substitution import call_with
-from medfedaug.research.functional.open_classes import conditional_distillation
+from medfedaug.models.substitution import call_with, evaluating
 
 
 class ConDist(Method):
@@ -20,9 +19,9 @@ class ConDist(Method):
 
         λᵣ ℓ_ConDist(z, z_glob),   λᵣ = λ_min + (λ_max − λ_min) (r − 1) / (R − 1)
 
-    by `medfedaug.research.functional.open_classes.conditional_distillation` between the local model and the
-    global model that the site received in this round. The method does nothing at a site that has annotated
-    all classes; a site without any outline learns from the global model alone.
+    by `conditional_distillation` between the local model and the global model that the site received in this
+    round. The method does nothing at a site that has annotated all classes; a site without any outline learns
+    from the global model alone.
 
     Only the model leaves a site. A step needs one more pass without gradients.
 
@@ -122,3 +121,40 @@ class ConDistSite(TeacherGuidedSite):
         )
         self._means.add(term)
         return self.method.weight_of(self.context.round(), self.context.rounds) * term
+
+
+def conditional_distillation(
+    student: Tensor, teacher: Tensor, labels: Tensor, annotated: Tensor, temperature: float = 2.0
+) -> Tensor:
+    r"""Soft Dice loss between two models about the classes that a case has not annotated.
+
+    With F the structures that a case has annotated and G all other classes, background included, both models
+    have the probabilities of G on the condition that a voxel is not of F, ::
+
+        p̃_g = p_g / (1 − Σ_(n∈F) pₙ) for g ∈ G,   p = softmax(z / τ)
+
+    and the loss is the mean of ``1 − 2 (Σᵥ s̃_g t̃_g) / (Σᵥ (s̃_g + t̃_g))``
+    over the classes g, over the voxels that neither the label map nor the teacher's prediction counts as F.
+
+    Args:
+        student: logits, (B, K, \*spatial).
+        teacher: the same.
+        labels: (B, 1, \*spatial), 0 where unknown.
+        annotated: boolean, (B, K). A case with all classes takes no part.
+        temperature: τ.
+    """
+    lacking = ~annotated
+    takes_part = lacking.any(dim=1, keepdim=True)
+    others = lacking.clone()
+    others[:, 0] = True  # the background is no structure
+    kept, structures = per_channel(others, student.ndim), per_channel(~others, student.ndim)
+    predicted = teacher.argmax(dim=1, keepdim=True)
+    counted = (labels == 0) & ~structures.expand_as(teacher).gather(1, predicted)
+    counted = counted & per_channel(takes_part, student.ndim)
+    s, t = (
+        (z / temperature).masked_fill(~kept, -torch.inf).softmax(dim=1) * counted for z in (student, teacher)
+    )
+    over = (0, *range(2, student.ndim))
+    losses = 1 - 2 * (s * t).sum(over) / ((s + t).sum(over) + 1e-5)
+    present = (others & takes_part).any(dim=0)
+    return (losses * present).sum() / present.sum().clamp_min(1)

@@ -1,16 +1,19 @@
 """DAC-SC: norms that remove style from features and keep their content."""
 
-from collections.abc import Sequence
+from typing import Any, TypeVar
 
+import torch
+from monai.networks.blocks.dynunet_block import UnetResBlock
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from medfedaug.errors import ConfigError
-from medfedaug.methods.arguments import Positive, Share
+from medfedaug.functional.passes import per_channel, scale_by_moments, working_precision
 from medfedaug.methods.average import AveragedParameters, AverageServer
 from medfedaug.methods.base import Method, ServerContext, ServerExchange, SiteContext, SitePart
 from medfedaug.models import insert_layers, stage_layers
+from medfedaug.models.adaptation import UnsavedModule
+from medfedaug.models.stage_layer import PickledHook, StageLayer
 from medfedaug.models.stages import known_stages
-from medfedaug.research.layers.phase_norms import StyleControlNorm, control_shortcuts
 
 
 class DACSC(Method):
@@ -21,20 +24,14 @@ class DACSC(Method):
 
         x̂ = γ (s₁ IN(x) + s₂ x) + β,   s = softmax(h / T)
 
-    In the shortcuts of residual blocks CCNorm replaces the batch norm; it keeps the phases of
-    ``x − λμ`` (`medfedaug.research.functional.phases.control_content`).
+    with T = 0.1. In the shortcuts of residual blocks CCNorm replaces the batch norm; it keeps the phases of
+    ``x − λμ`` with λ = 0.5 (`control_content`).
 
     Exchange, every round and SCNorm: γ and β, (C,) each, and h, (2,), up; their average down, which a
     finished run keeps.
 
-    Args:
-        stages: the stages with an SCNorm; ``None``: all but the last.
-        content: λ of CCNorm, from 0, which keeps all phases, to 1, the batch norm itself.
-        temperature: T of the softmax; the smaller, the sooner one of the two shares dominates.
-
     Raises:
-        ConfigError: for arguments out of range.
-        ValueError: for a network whose stages are unknown, or that has a single one.
+        ValueError: for a network whose stages are unknown.
 
     Deviations:
         The abstract and the published code were available, not the paper's text. The code transforms features
@@ -50,23 +47,11 @@ class DACSC(Method):
     requires = frozenset({"norm_layers"})
     excludes = frozenset({"complete_state_dict"})
 
-    def __init__(
-        self, stages: Sequence[int | str] | None = None, content: Share = 0.5, temperature: Positive = 0.1
-    ) -> None:
-        self.stages, self.content, self.temperature = stages, content, temperature
-
     def prepare_network(self, network: nn.Module) -> nn.Module:
         """Insert the norms."""
-        stages, known = self.stages, known_stages(network)
-        if stages is None and known is not None:
-            stages = [stage.name for stage in known[:-1]]
-            if not stages:
-                raise ConfigError(
-                    f"dac_sc: {type(network).__name__} has one stage, and the last one gets no norm; name it "
-                    f"with dac_sc.stages=[{known[0].name}]"
-                )
-        insert_layers(network, StyleControlNorm, stages, temperature=self.temperature)
-        return control_shortcuts(network, self.content)
+        known = known_stages(network)
+        stages = None if known is None else [stage.name for stage in known[:-1]]
+        return control_shortcuts(insert_layers(network, StyleControlNorm, stages))
 
     def at_site(self, context: SiteContext) -> SitePart:
         return AveragedParameters(_parameters(context.network))
@@ -82,3 +67,168 @@ def _parameters(network: nn.Module) -> dict[str, Tensor]:
         for stage, norm in stage_layers(network, StyleControlNorm).items()
         for name, parameter in norm.named_parameters()
     }
+
+
+def control_style(x: Tensor, shares: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """Features with a mixture of their own amplitudes and normalised ones (DAC-SC's SCNorm).
+
+    With amplitudes α and phases ρ over space, of each channel of each image::
+
+        x̂ = γ F⁻¹(a, ρ(x)) + β,   a = s₁ α(IN(x)) + s₂ α(x)
+
+    The function computes ``γ (s₁ IN(x) + s₂ x) + β``, which is the same: instance
+    norm scales all frequencies but zero by ``1 / σ`` and keeps their phases, and at frequency zero
+    only x has an amplitude.
+
+    Args:
+        x: features, (B, C, *spatial).
+        shares: s₁ and s₂, (2,), which are not negative.
+        weight: γ, (C,).
+        bias: β, (C,).
+        eps: added to the spatial variance before its root.
+
+    Returns:
+        Features of the shape and dtype of `x`.
+
+    Example:
+        >>> one, zero = torch.ones(1), torch.zeros(1)
+        >>> control_style(torch.tensor([[[1.0, 3.0]]]), torch.tensor([0.5, 0.5]), one, zero, eps=0.0)
+        tensor([[[0., 2.]]])
+    """
+
+    def move(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        s1, s2 = shares.to(mean)
+        scale = weight.to(mean) * s1 / (variance + eps).sqrt()
+        return scale + weight.to(mean) * s2, bias.to(mean) - scale * mean
+
+    return scale_by_moments(x, move)
+
+
+def control_content(
+    x: Tensor, normalised: Tensor, mean: Tensor, content: float = 0.5, bias: Tensor | None = None
+) -> Tensor:
+    """Normalised features with the phases of features from which less was subtracted (DAC-SC's CCNorm).
+
+    ::
+
+        x̂ = F⁻¹(α(y), ρ(x − λμ)),   y = (x − μ)/σ
+
+    with λ = 0 PCNorm, which keeps the phases of x; with 1 the norm itself. Only the phase at
+    frequency zero differs, which is 0 or π: where an image's mean is on the one side of
+    λμ and on the other side of μ, the function changes the sign of the mean of y.
+
+    Args:
+        x: features before the norm, (B, C, *spatial).
+        normalised: ``γ y + β``, of the same shape.
+        mean: μ, that the norm subtracts, (C,).
+        content: λ, from 0 to 1.
+        bias: β, (C,); 0 where ``None``.
+
+    Returns:
+        ``γ x̂ + β``, of the shape and dtype of `normalised`.
+
+    Example:
+        >>> x = torch.tensor([[[1.0, 3.0]]])
+        >>> control_content(x, x - 3.0, torch.tensor([3.0]))
+        tensor([[[0., 2.]]])
+    """
+    work = working_precision(normalised)
+    space = tuple(range(2, x.dim()))
+    with torch.no_grad():  # a sign has no gradient
+        means, threshold = working_precision(x).mean(space), mean.to(work.dtype)
+        flipped = (means >= content * threshold) != (means >= threshold)
+    middle = work.mean(space)
+    if bias is not None:
+        middle = middle - bias.to(work.dtype)
+    shift = torch.where(flipped, -2.0 * middle, 0.0)
+    return (work + per_channel(shift, x.dim())).to(normalised.dtype)
+
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+class StyleControlNorm(UnsavedModule, StageLayer):
+    """Mix normalised features and the features themselves, in training and in evaluation (SCNorm).
+
+    ::
+
+        x̂ = γ (s₁ IN(x) + s₂ x) + β,   s = softmax(h / T)
+
+    by `control_style`. γ, β and h are parameters of the network and trained with it, but no entries of its
+    state dict.
+
+    Args:
+        num_channels: number of channels C.
+        temperature: T.
+        eps: added to the spatial variance before its root.
+
+    Example:
+        >>> norm = StyleControlNorm(2)
+        >>> norm(torch.rand(4, 2, 8, 8)).shape, len(norm.state_dict()), len(list(norm.parameters()))
+        (torch.Size([4, 2, 8, 8]), 0, 3)
+    """
+
+    kind = "SCNorm"
+    slug = "scnorm"
+
+    def __init__(self, num_channels: int, temperature: float = 0.1, eps: float = 1e-5) -> None:
+        super().__init__(num_channels)
+        self.temperature, self.eps = float(temperature), float(eps)
+        self.weight = nn.Parameter(torch.ones(num_channels))
+        self.bias = nn.Parameter(torch.zeros(num_channels))
+        self.scores = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise in part."""
+        shares = (self.scores / self.temperature).softmax(dim=0)
+        return control_style(x, shares, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_channels}, temperature={self.temperature}, eps={self.eps}"
+
+
+def shortcut_norms(net: nn.Module) -> dict[str, _BatchNorm]:
+    """Return the batch norms at the ends of residual blocks' shortcuts, by dotted name.
+
+    The blocks are MONAI's and torchvision's ResNet blocks with a ``downsample`` of several layers, and the
+    blocks of MONAI's DynUNet.
+    """
+    names = {id(module): name for name, module in net.named_modules()}
+    norms = {}
+    for module in net.modules():
+        path = getattr(module, "downsample", None)
+        if isinstance(module, UnetResBlock):
+            norm = module.norm3 if path else None
+        else:
+            norm = path[-1] if isinstance(path, nn.Sequential) and len(path) else None
+        if isinstance(norm, _BatchNorm):
+            norms[names[id(norm)]] = norm
+    return norms
+
+
+def control_shortcuts(net: Network, content: float = 0.5) -> Network:
+    """Replace the batch norms in the shortcuts of residual blocks by CCNorm.
+
+    The modules keep their names, parameters and statistics: their output passes through `control_content`. A
+    network without normalised shortcuts stays as it is.
+
+    Args:
+        net: changed in place.
+        content: λ, from 0, which keeps the phases, to 1, which is the batch norm itself.
+    """
+    for norm in shortcut_norms(net).values():
+        _ControlContent(content).register_first(norm)
+    return net
+
+
+class _ControlContent(PickledHook):
+    def __init__(self, content: float) -> None:
+        self.content = content
+
+    def __call__(self, norm: _BatchNorm, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        (x,) = args
+        if norm.training or norm.running_mean is None:
+            mean = working_precision(x.detach()).mean((0, *range(2, x.dim())))
+        else:
+            mean = norm.running_mean
+        return control_content(x, output, mean, self.content, norm.bias)

@@ -1,20 +1,21 @@
 """FedDG: training for images in the style of other sites, with contrasted features at boundaries."""
 
-from typing import Annotated
+import math
+from typing import Annotated, cast
 
 import torch
 from annotated_types import Interval
 from torch import Tensor
+from torch.nn.functional import interpolate
 
-from medfedaug import functional as F
 from medfedaug.errors import DataError
-from medfedaug.methods.arguments import AtLeastOne, Count, NotNegative, Positive
+from medfedaug.functional.passes import working_precision
+from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.class_features import FeatureSite
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
-from medfedaug.methods.gathered import GatheredServer, sample_groups
+from medfedaug.methods.gathered import GatheredServer
 from medfedaug.models.substitution import call_with
-from medfedaug.research.functional.boundary import boundary_features, class_contrast
 
 
 class FedDG(Method):
@@ -32,33 +33,25 @@ class FedDG(Method):
         min_θ L_seg(x; θ) + L_seg(t; θ̂) + γ L_bd(x, t; θ, θ̂).
 
     The boundary loss ``L_bd`` contrasts, for each class, the mean features of x and t at its boundary
-    and in the background around it (`functional.boundary_features`, `functional.class_contrast` with
-    temperature τ): it draws boundaries of all sites together, and backgrounds, and separates the two. It is
-    summed over the classes.
+    and in the background around it (`boundary_features`, `class_contrast` with temperature τ): it draws
+    boundaries of all sites together, and backgrounds, and separates the two. It is summed over the classes.
 
     A step costs three to four times as much. Inference is the plain network's.
 
-    Each amplitude spectrum belongs to an image or a few: the method runs in simulations only.
+    Each amplitude spectrum belongs to an image: the method runs in simulations only.
 
     Args:
         band: low frequencies are those up to ⌊band · min(H, W)⌋ periods per image in each direction.
         beta: β.
         gamma: γ.
         temperature: τ.
-        counterparts: number of other sites from which each image gets a counterpart in a step; 0 for all.
-            Their losses are averaged, and all of them enter the boundary loss.
-        outside: the width of the background around a region, in pixels.
-        group: the number of images whose amplitudes are averaged before they leave the site.
-        second_order: let the gradient pass through the gradient of the inner step.
-        head: dotted name of the module whose input the features are; by default the network's last layer.
 
-    Exchange, once: ``amplitudes`` (N, C, 2r + 1, r + 1) up, one for each group of images, with r =
+    Exchange, once: ``amplitudes`` (N, C, 2r + 1, r + 1) up, one for each image, with r =
     ⌊band · min(H, W)⌋; those of every site down.
 
     Raises:
         ConfigError: for arguments out of range.
-        DataError: for a site with images of several sizes whose numbers of low frequencies differ, or with
-            fewer images than ``group``.
+        DataError: for a site with images of several sizes whose numbers of low frequencies differ.
 
     Deviations:
         The paper's text was not available: the equations are from its public code, as far as it is complete.
@@ -84,15 +77,8 @@ class FedDG(Method):
         beta: NotNegative = 0.001,
         gamma: NotNegative = 0.1,
         temperature: Positive = 0.05,
-        counterparts: Count = 1,
-        outside: AtLeastOne = 5,
-        group: AtLeastOne = 1,
-        second_order: bool = False,
-        head: str | None = None,
     ) -> None:
         self.band, self.beta, self.gamma, self.temperature = band, beta, gamma, temperature
-        self.counterparts, self.outside, self.group = counterparts, outside, group
-        self.second_order, self.head = second_order, head
 
     def at_site(self, context: SiteContext) -> SitePart:
         return FedDGSite(self, context)
@@ -109,26 +95,22 @@ class FedDGSite(FeatureSite, SiteExchange):
     """
 
     def __init__(self, method: FedDG, context: SiteContext) -> None:
-        super().__init__(context.network, method.head)
+        super().__init__(context.network)
         self.method, self.context = method, context
         self.before_training = self
         self.others: list[Tensor] = []
         self._terms: list[Tensor] = []
 
     def collect(self) -> Payload:
-        """Return the amplitudes of the training images, averaged over groups of images."""
-        groups = sample_groups("feddg", self.context, self.method.group)
-        parts = [F.low_amplitudes(x, self.method.band).cpu() for x in self.context.training_images()]
+        """Return the amplitudes of the training images."""
+        parts = [low_amplitudes(x, self.method.band).cpu() for x in self.context.training_images()]
         if len({tuple(part.shape[2:]) for part in parts}) > 1:
             raise DataError(
                 "images of different sizes have different numbers of low frequencies for feddg",
                 site=self.context.name,
                 hint="Resample them to one size, or set feddg.band=0.",
             )
-        amplitudes = torch.cat(parts)
-        sums = torch.zeros(int(groups.max()) + 1, *amplitudes.shape[1:], dtype=torch.float64)
-        sums.index_add_(0, groups, amplitudes)
-        return {"amplitudes": (sums / groups.bincount().reshape(-1, 1, 1, 1)).float()}
+        return {"amplitudes": torch.cat(parts).float()}
 
     def apply(self, payload: Payload) -> None:
         others = sorted(payload.keys() - {f"amplitudes/{self.context.name}"})
@@ -143,13 +125,10 @@ class FedDGSite(FeatureSite, SiteExchange):
         if not self.others:
             return None
         weights = self._inner_step(step)
-        losses, boundaries = [], [features]
-        for images in self._counterparts(step.inputs):
-            # A separate pass for each, so that a norm layer has the style of one site at a time.
-            losses.append(step.criterion(call_with(step.network, weights, images), step.targets))
-            boundaries.append(self.last_features())
-        boundary = self._boundary_loss(boundaries, step.targets)
-        terms = torch.stack([torch.stack(losses).mean(), boundary])
+        outputs = call_with(step.network, weights, self._counterparts(step.inputs))
+        loss = step.criterion(outputs, step.targets)
+        boundary = self._boundary_loss([features, self.last_features()], step.targets)
+        terms = torch.stack([loss, boundary])
         self._terms.append(terms.detach())
         return terms[0] + self.method.gamma * terms[1]
 
@@ -160,7 +139,6 @@ class FedDGSite(FeatureSite, SiteExchange):
             step.task_loss,
             list(parameters.values()),
             retain_graph=True,
-            create_graph=self.method.second_order,
             allow_unused=True,
         )
         moved = {
@@ -170,23 +148,18 @@ class FedDGSite(FeatureSite, SiteExchange):
         return {**moved, **{name: buffer.clone() for name, buffer in step.network.named_buffers()}}
 
     @torch.no_grad()
-    def _counterparts(self, inputs: Tensor) -> list[Tensor]:
-        number = min(self.method.counterparts or len(self.others), len(self.others))
-        sites = torch.rand(len(inputs), len(self.others)).argsort(dim=1)[:, :number]
-        draws = torch.rand(2, len(inputs), number)  # the image of the site, and λ
-        counterparts = []
-        for chosen, place, share in zip(sites.T, *(draw.T for draw in draws), strict=True):
-            pairs = zip((self.others[site] for site in chosen.tolist()), place.tolist(), strict=True)
-            amplitudes = torch.stack([images[int(draw * len(images))] for images, draw in pairs])
-            share = share.to(inputs.device, non_blocking=True)
-            counterparts.append(F.mix_low_amplitudes(inputs, amplitudes, share, self.method.band))
-        return counterparts
+    def _counterparts(self, inputs: Tensor) -> Tensor:
+        sites = torch.randint(len(self.others), (len(inputs),)).tolist()
+        place, share = torch.rand(2, len(inputs))  # the image of the site, and λ
+        pairs = zip((self.others[site] for site in sites), place.tolist(), strict=True)
+        amplitudes = torch.stack([images[int(draw * len(images))] for images, draw in pairs])
+        return mix_low_amplitudes(inputs, amplitudes, share.to(inputs.device), self.method.band)
 
     def _boundary_loss(self, features: list[Tensor], targets: Tensor) -> Tensor:
         task = self.context.task
         assert task is not None
         masks = task.probabilities(targets)[:, 1:].float()
-        passes = [boundary_features(z, masks, self.method.outside) for z in features]
+        passes = [boundary_features(z, masks) for z in features]
         at = torch.cat([boundary for boundary, _, _ in passes])
         around = torch.cat([background for _, background, _ in passes])
         present = torch.cat([mask for _, _, mask in passes])
@@ -224,3 +197,174 @@ class FedDGServer(GatheredServer):
                     f"{amplitudes.shape[3] - 1} low frequencies where site {site} has "
                     f"{other['amplitudes'].shape[3] - 1}: images of other sizes; set feddg.band=0 or resample"
                 )
+
+
+def boundary_features(z: Tensor, masks: Tensor, outside: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean features at the boundary of each region, and of the background around it (FedDG).
+
+    ::
+
+        h_bd = (Σₓ z(x) b(x)) / (Σₓ b(x)),   h_bg = (Σₓ z(x) o(x)) / (Σₓ o(x))
+
+    where b is the region without its erosion by one pixel, and o its dilation by some pixels without the
+    region.
+
+    Args:
+        z: features (B, D, h, w), which are resized to the masks' size (bilinear).
+        masks: regions (B, R, H, W), 0 and 1.
+        outside: the width of the background in pixels.
+
+    Returns:
+        Both features, (B, R, D), and a mask of the regions that have a boundary and background, (B, R); the
+        features of the others are 0.
+
+    Deviations:
+        Erosion and dilation are MONAI's, by squares. Outside of the image a region continues as at the edge,
+        so that the edge is no boundary.
+
+    Example:
+        >>> mask = torch.zeros(1, 1, 5, 5)
+        >>> mask[..., 2, 2] = 1
+        >>> at, around, present = boundary_features(mask, mask, outside=1)
+        >>> at.flatten().tolist(), around.flatten().tolist(), bool(present)
+        ([1.0], [0.0], True)
+    """
+    # Imported here: reading images needs this package, and MONAI takes seconds.
+    from monai.transforms.utils_morphological_ops import dilate, erode
+
+    z, masks = working_precision(z), working_precision(masks)
+    if z.shape[2:] != masks.shape[2:]:
+        z = interpolate(z, size=masks.shape[2:], mode="bilinear", align_corners=False)
+    separate = masks.flatten(0, 1)[:, None]  # as channels, MONAI would erode and dilate them together
+    boundary = (separate - cast(Tensor, erode(separate, 3))).view_as(masks)
+    around = (cast(Tensor, dilate(separate, 2 * outside + 1)) - separate).view_as(masks)
+    present = (boundary.sum(dim=(2, 3)) > 0) & (around.sum(dim=(2, 3)) > 0)
+    return _pooled(z, boundary), _pooled(z, around), present
+
+
+def _pooled(z: Tensor, weights: Tensor) -> Tensor:
+    """(B, D, H, W) and (B, R, H, W) -> (B, R, D)."""
+    weights = weights.to(z)
+    total = torch.einsum("bdhw,brhw->brd", z, weights)
+    return total / weights.sum(dim=(2, 3)).clamp_min(1)[..., None]
+
+
+def class_contrast(h: Tensor, kinds: Tensor, temperature: float) -> Tensor:
+    """InfoNCE between features of the same kind and of others (FedDG, NT-Xent).
+
+    ::
+
+        ℓ(m, p) = −log(e^(sₘₚ/τ) / (e^(sₘₚ/τ) + Σ_(q∈Nₘ) e^(s_mq/τ))),
+        L = mean_(m,p) ℓ(m, p)
+
+    over all ordered pairs m, p of the same kind, with the cosine s as similarity and Nₘ all features
+    of another kind than m.
+
+    Args:
+        h: features (N, D).
+        kinds: the kind of each, (N,).
+        temperature: τ.
+
+    Returns:
+        A scalar; 0 where there is no pair, or nothing else.
+
+    Example:
+        >>> h = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]])
+        >>> round(float(class_contrast(h, torch.tensor([0, 0, 1]), temperature=1.0)), 4)  # log(1 + e⁻¹)
+        0.3133
+    """
+    h = working_precision(h)
+    h = h / h.norm(dim=1, keepdim=True).clamp_min(torch.finfo(h.dtype).eps)
+    scores = h @ h.T / temperature
+    same = kinds[:, None] == kinds[None]
+    pairs = same & ~torch.eye(len(h), dtype=torch.bool, device=h.device)
+    # With a single kind nothing is counted. A mask, unlike a branch, does not wait for a GPU.
+    several = ~same.all()
+    others = scores.masked_fill(same & several, -torch.inf).logsumexp(dim=1, keepdim=True)
+    counted = pairs & several
+    terms = (torch.logaddexp(scores, others) - scores).masked_fill(~counted, 0)
+    return terms.sum() / counted.sum().clamp_min(1)
+
+
+def low_amplitudes(x: Tensor, band: float) -> Tensor:
+    """The amplitudes of the low frequencies of images (FedDG, "continuous frequency space interpolation").
+
+    ::
+
+        A(u, v) = |F(u, v)| / (HW),   −r ≤ u ≤ r, 0 ≤ v ≤ r,   r = ⌊band · min(H, W)⌋
+
+    with F the Fourier transform; the other half follows by symmetry. The factor makes the first, u = v =
+    0, the mean of the image, whatever its size.
+
+    Args:
+        x: images (B, C, H, W).
+        band: from 0, only the mean, to below 0.5, nearly everything.
+
+    Returns:
+        (B, C, 2r + 1, r + 1), float64; u from -r on.
+
+    Example:
+        >>> low_amplitudes(torch.tensor([[[[1.0, 2.0, 3.0]]]]), 0)
+        tensor([[[[2.]]]], dtype=torch.float64)
+    """
+    rows, columns = _low(x, band)
+    spectrum = torch.fft.rfft2(working_precision(x).double(), norm="forward")
+    amplitudes: Tensor = spectrum[:, :, rows[:, None], columns].abs()
+    return amplitudes
+
+
+def mix_low_amplitudes(x: Tensor, amplitudes: Tensor, share: Tensor, band: float) -> Tensor:
+    """Images whose low frequencies are between their own and other amplitudes (FedDG).
+
+    ::
+
+        x′ = F⁻¹(((1 − λ) A + λ A′) e^(iP)),   A = |F(x)|, P = arg F(x)
+
+    at the frequencies of `low_amplitudes`; the others stay as they are.
+
+    Args:
+        x: images (B, C, H, W).
+        amplitudes: A' of each, as `low_amplitudes` gives them, (B, C, 2r + 1, r + 1).
+        share: λ of each image, (B,).
+        band: as for `low_amplitudes`.
+
+    Returns:
+        The images, of the shape of `x`.
+
+    Raises:
+        ValueError: when the amplitudes have another number of frequencies (names both).
+
+    Deviations:
+        A frequency whose amplitude is zero in an image has no phase, and stays zero.
+
+    Example:
+        >>> x, other = torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.tensor([[[[4.0]]]])
+        >>> mix_low_amplitudes(x, other, torch.tensor([0.5]), 0)
+        tensor([[[[2., 3., 4.]]]])
+    """
+    rows, columns = _low(x, band)
+    expected = (*x.shape[:2], len(rows), len(columns))
+    if amplitudes.shape != expected:
+        raise ValueError(
+            f"amplitudes of shape {tuple(amplitudes.shape)} where {expected} are needed: images of other "
+            "sizes have other low frequencies"
+        )
+    spectrum = torch.fft.rfft2(working_precision(x).double(), norm="forward")
+    low = spectrum[:, :, rows[:, None], columns]
+    own = low.abs()
+    present = own > 1e-12 * spectrum.abs().amax(dim=(2, 3), keepdim=True)
+    share = share.to(own).reshape(-1, 1, 1, 1)
+    target = (1 - share) * own + share * amplitudes.to(own)
+    scale = torch.where(present, target / torch.where(present, own, torch.ones_like(own)), 0.0)
+    spectrum = spectrum.clone()
+    spectrum[:, :, rows[:, None], columns] = low * scale
+    mixed: Tensor = torch.fft.irfft2(spectrum, s=x.shape[2:], norm="forward").to(x.dtype)
+    return mixed
+
+
+def _low(x: Tensor, band: float) -> tuple[Tensor, Tensor]:
+    """Indices of rows and columns of the low frequencies."""
+    height, width = x.shape[2:]
+    reach = math.floor(band * min(height, width))
+    rows = torch.arange(-reach, reach + 1, device=x.device) % height
+    return rows, torch.arange(reach + 1, device=x.device)

@@ -1,17 +1,20 @@
 """FedFD for transformers: mixed prompts of site and federation instead of statistics."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from monai.networks.nets import ViT
+from torch import Tensor, nn
 
+from medfedaug.functional import mix_statistics
 from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
-from medfedaug.methods.diversification import DiversifiedSite, Mixing, Reduction, Weights, mixing_range
-from medfedaug.research.layers.prompts import find_prompts, insert_prompts, mixing_prompts
+from medfedaug.methods.diversification import DiversifiedSite, Weights
+from medfedaug.models.adaptation import UnsavedModule
 
 
 class FedFDPrompt(Method):
@@ -27,10 +30,6 @@ class FedFDPrompt(Method):
     Args:
         lambda1: see `FedFD`.
         lambda2: see `FedFD`.
-        mixing: see `FedFD`.
-        low: see `FedFD`.
-        high: see `FedFD`.
-        distance: see `FedFD`.
         count: P, the number of prompts.
 
     Raises:
@@ -47,19 +46,8 @@ class FedFDPrompt(Method):
     provides = frozenset({"extra_passes"})
     excludes = frozenset({"complete_state_dict"})
 
-    def __init__(
-        self,
-        lambda1: Share = 0.1,
-        lambda2: NotNegative = 4.0,
-        mixing: Mixing = "random",
-        low: float = 0.0,
-        high: float = 1.0,
-        distance: Reduction = "mean",
-        count: int = 4,
-    ) -> None:
-        self.weights = Weights(lambda1, lambda2, distance)
-        self.range = mixing_range(self.name, mixing, low, high)
-        self.count = count
+    def __init__(self, lambda1: Share = 0.1, lambda2: NotNegative = 4.0, count: int = 4) -> None:
+        self.weights, self.count = Weights(lambda1, lambda2), count
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         return insert_prompts(network, self.count)
@@ -74,11 +62,11 @@ class FedFDPrompt(Method):
 class FedFDPromptSite(DiversifiedSite, SiteExchange):
     def __init__(self, method: FedFDPrompt, network: nn.Module) -> None:
         super().__init__(network, method.weights)
-        self.range, self.prompts = method.range, find_prompts(network)
+        self.prompts = find_prompts(network)
         self.every_round = self
 
     def diversified(self) -> AbstractContextManager[Any]:
-        return mixing_prompts(self.network, *self.range)
+        return mixing_prompts(self.network)
 
     def collect(self) -> Payload:
         return {"tokens": self.prompts.tokens.detach()}
@@ -94,3 +82,80 @@ class FedFDPromptSite(DiversifiedSite, SiteExchange):
     @torch.no_grad()
     def restore(self, state: Payload) -> None:
         self.prompts.tokens.copy_(state["tokens"])
+
+
+_CHILD = "prompts"
+
+
+class Prompts(UnsavedModule):
+    """Tokens appended to an image's tokens: the site's in training, the federation's in evaluation.
+
+    Args:
+        count: number of tokens P.
+        size: width D of a token.
+
+    Attributes:
+        tokens: the site's prompts, (P, D), trained with the network.
+        global_tokens: the federation's, (P, D); while ``None``, evaluation uses the site's.
+        mix: whether the pass is inside `mixing_prompts`.
+    """
+
+    global_tokens: Tensor | None
+
+    def __init__(self, count: int, size: int) -> None:
+        super().__init__()
+        self.tokens = nn.Parameter(0.02 * torch.randn(count, size))
+        self.register_buffer("global_tokens", None, persistent=False)
+        self.mix = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, D) to (B, N + P, D)."""
+        tokens: Tensor = self.tokens
+        if self.global_tokens is not None:
+            if self.mix:
+                # One u per element, (P, D), as for the statistics of channels.
+                u = torch.rand_like(tokens)
+                tokens = mix_statistics(tokens, self.global_tokens, u)
+            elif not self.training:
+                tokens = self.global_tokens
+        return torch.cat([x, tokens.expand(len(x), -1, -1)], dim=1)
+
+
+def _append(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    tokens: Tensor = module.get_submodule(_CHILD)(output)
+    return tokens
+
+
+def insert_prompts(net: nn.Module, count: int = 4) -> nn.Module:
+    """Append prompts to the tokens of a vision transformer for classification.
+
+    Args:
+        net: MONAI's `ViT` with ``classification=True``, changed in place. Its state dict stays as it is.
+        count: number of prompts, at least 1.
+    """
+    if not isinstance(net, ViT) or not net.classification:
+        raise ValueError(f"prompts go into MONAI's ViT with classification=True, not {type(net).__name__}")
+    if count < 1:
+        raise ValueError(f"count is {count}, expected at least 1")
+    if hasattr(net.patch_embedding, _CHILD):
+        raise ValueError("the network already has prompts")
+    prompts = Prompts(count, net.norm.normalized_shape[0]).to(net.cls_token)
+    net.patch_embedding.add_module(_CHILD, prompts)
+    net.patch_embedding.register_forward_hook(_append)
+    return net
+
+
+def find_prompts(net: nn.Module) -> Prompts:
+    """Return the prompts of a network that has them."""
+    return next(module for module in net.modules() if isinstance(module, Prompts))
+
+
+@contextmanager
+def mixing_prompts(net: nn.Module) -> Iterator[None]:
+    """A context in which prompts are u·own + (1 − u)·federation's; u ~ U(0, 1) is drawn in each pass."""
+    prompts = find_prompts(net)
+    prompts.mix = True
+    try:
+        yield
+    finally:
+        prompts.mix = False

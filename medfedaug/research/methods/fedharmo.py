@@ -37,13 +37,11 @@ class FedHarmo(Method):
 
     Args:
         perturbation: α; 0 for amplitude normalisation alone.
-        band: replace and send the amplitudes of low frequencies alone, up to ⌊band · min(H, W)⌋ periods per
-            image; 0 for the mean of each channel, None for all frequencies.
 
     Exchange, once: ``amplitude`` (C, H, W // 2 + 1), Āₖ, up; Ā down.
 
     Raises:
-        ConfigError: for negative arguments.
+        ConfigError: for a negative argument.
         DataError: for a site whose images have several sizes.
 
     Deviations:
@@ -52,15 +50,15 @@ class FedHarmo(Method):
         Here Āₖ is the mean over all training images (slices of volumes), independent of their order, and is
         exchanged before training, so that the first round has Ā. Images are the network's input in
         evaluation, before padding, not augmented. A site that joins later uses the Ā of the others, which
-        does not change. The paper's public code replaces the amplitude of frequency zero alone (``band=0``),
+        does not change. The paper's public code replaces the amplitude of frequency zero alone,
         and declares ν an integer. A step makes the two passes of FedSAM.
     """
 
     name = "fedharmo"
     provides = frozenset({"method:fedsam"})
 
-    def __init__(self, perturbation: NotNegative = 0.05, band: NotNegative | None = None) -> None:
-        self.perturbation, self.band = perturbation, band
+    def __init__(self, perturbation: NotNegative = 0.05) -> None:
+        self.perturbation = perturbation
 
     def at_site(self, context: SiteContext) -> SitePart:
         return FedHarmoSite(self, context)
@@ -90,7 +88,7 @@ class FedHarmoSite(SitePart, SiteExchange):
         sizes: set[tuple[int, ...]] = set()
         for batches in self.context.case_batches():
             # The batches are padded. A transform in place of Ψ measures each image before.
-            measuring = self._measuring = _Amplitudes(self.method.band)
+            measuring = self._measuring = _Amplitudes()
             try:
                 for _ in batches:
                     pass
@@ -116,7 +114,7 @@ class FedHarmoSite(SitePart, SiteExchange):
             return [self._measuring]
         if self.amplitude is None:
             return ()
-        return [NormalizeAmplituded(keys=Keys.IMAGE, amplitude=self.amplitude, band=self.method.band)]
+        return [NormalizeAmplituded(keys=Keys.IMAGE, amplitude=self.amplitude)]
 
     def gradients(self, step: Step, again: Callable[[], None]) -> None:
         if self.method.perturbation:
@@ -126,14 +124,13 @@ class FedHarmoSite(SitePart, SiteExchange):
 class _Amplitudes(Transform):
     """Transform that adds up the amplitudes of images by size."""
 
-    def __init__(self, band: float | None) -> None:
-        self.band = band
+    def __init__(self) -> None:
         self.sums: dict[tuple[int, ...], Tensor] = {}
         self.count = 0
 
     def __call__(self, data: Mapping[Hashable, Any]) -> Mapping[Hashable, Any]:
         image: Tensor = convert_to_tensor(data[Keys.IMAGE], track_meta=False)
-        amplitude, size = F.amplitude_spectrum(image.double(), self.band), tuple(image.shape[1:3])
+        amplitude, size = F.amplitude_spectrum(image.double()), tuple(image.shape[1:3])
         if amplitude.ndim == 4:  # a volume is normalised slice by slice
             amplitude = amplitude.mean(dim=-1)
         self.sums[size] = self.sums[size] + amplitude if size in self.sums else amplitude

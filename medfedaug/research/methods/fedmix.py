@@ -1,17 +1,15 @@
 """FedMix: MixUp with the means of other sites' images, to first order."""
 
-from collections.abc import Sequence
-
 import torch
-from monai.transforms import ResizeWithPadOrCrop
-from monai.utils import convert_to_tensor
 from torch import Tensor
 
 from medfedaug.config.kinds import INTENSITY_MEAN
+from medfedaug.config.run import derive_seed
+from medfedaug.errors import DataError
 from medfedaug.methods.arguments import AtLeastTwo, BelowOne
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step, Targets
-from medfedaug.methods.gathered import GatheredServer, sample_groups
+from medfedaug.methods.gathered import GatheredServer
 
 
 class FedMix(Method):
@@ -36,14 +34,13 @@ class FedMix(Method):
 
     Raises:
         ConfigError: for arguments out of range.
-        DataError: for a site with fewer than M training samples.
+        DataError: for a site with fewer than M training samples, and for images of several sizes.
 
     Deviations:
         The paper's listing takes the derivative of the first term, which has a factor 1 − λ: a difference of
         second order, like those that the expansion drops. Groups are the same in all runs. The paper is about
-        classification; here a mean label map is a target like a mean label. Means of another size than the
-        batch are padded or cropped about their centre. Images are as in evaluation, normalised and not
-        augmented.
+        classification; here a mean label map is a target like a mean label. Images are as in evaluation,
+        normalised and not augmented.
     """
 
     name = "fedmix"
@@ -72,19 +69,41 @@ class FedMixSite(SitePart, SiteExchange):
     @torch.no_grad()
     def collect(self) -> Payload:
         """Return the means of random groups: a mean of a patient's adjacent slices would show the patient."""
-        groups = sample_groups("fedmix", self.context, self.method.group)
+        groups = self._groups()
         images: list[Tensor] = [torch.zeros(())] * (int(groups.max()) + 1)
         labels, position = list(images), 0
         for inputs, targets in self.context.training_batches():
             for image, label in zip(inputs, self.task.probabilities(targets), strict=True):
                 index = int(groups[position])
-                images[index] = _sum(images[index], image.double().cpu())
-                labels[index] = _sum(labels[index], label.double().cpu())
+                self._same_size(image, images[index])
+                images[index] = images[index] + image.double().cpu()
+                labels[index] = labels[index] + label.double().cpu()
                 position += 1
-        shape, members = _largest(images), groups.bincount().tolist()
-        means = [_fit(image, shape) / n for image, n in zip(images, members, strict=True)]
-        shares = [_background(_fit(label, shape) / n) for label, n in zip(labels, members, strict=True)]
-        return {"images": torch.stack(means).float(), "labels": torch.stack(shares).float()}
+        for some in images:
+            self._same_size(some, images[0])
+        members = groups.bincount()
+        totals = {"images": torch.stack(images), "labels": torch.stack(labels)}
+        return {key: (t / members.view(-1, *[1] * (t.ndim - 1))).float() for key, t in totals.items()}
+
+    def _same_size(self, image: Tensor, other: Tensor) -> None:
+        if other.ndim and image.shape != other.shape:
+            raise DataError(
+                f"images of shape {tuple(image.shape)} and {tuple(other.shape)}: fedmix averages them",
+                site=self.context.name,
+                hint="Resample them to one size, in plane with --image-size, or use another method.",
+            )
+
+    def _groups(self) -> Tensor:
+        """Divide the training samples at random into groups of ``group`` or more, reproducibly."""
+        count, size, site = self.context.num_samples(), self.method.group, self.context.name
+        if count < size:
+            raise DataError(
+                f"{count} training samples, and fedmix sends means of {size}",
+                site=site,
+                hint="Leave the site out or use another method.",
+            )
+        generator = torch.Generator().manual_seed(derive_seed("fedmix", site))
+        return torch.randperm(count, generator=generator) % (count // size)
 
     def apply(self, payload: Payload) -> None:
         device = self.context.device
@@ -102,8 +121,8 @@ class FedMixSite(SitePart, SiteExchange):
         if not share or not self.means:
             return inputs, targets
         image, label = self.means[int(torch.randint(len(self.means), ()))]
-        self._image = _fit(image, inputs.shape[2:]).to(inputs)
-        label = _background(_fit(label, inputs.shape[2:]))
+        self._same_size(inputs[0], image)
+        self._image = image.to(inputs)
         self._inputs, self._targets = ((1 - share) * inputs).requires_grad_(), targets
         weighted = [((1 - share) * weight, labels) for weight, labels in targets]
         return self._inputs, [*weighted, (share, label.expand(len(inputs), *label.shape))]
@@ -133,31 +152,3 @@ class FedMixServer(GatheredServer):
             raise ValueError(f"images {tuple(images.shape)} and labels {tuple(labels.shape)} do not fit")
         if bool((labels < 0).any()) or bool(((labels.sum(dim=1) - 1).abs() > 1e-3).any()):
             raise ValueError("labels that are no probabilities")
-
-
-def _largest(images: Sequence[Tensor]) -> tuple[int, ...]:
-    return tuple(max(sizes) for sizes in zip(*(image.shape[1:] for image in images), strict=True))
-
-
-def _fit(image: Tensor, size: Sequence[int]) -> Tensor:
-    """Pad or crop (C, *spatial) about its centre; a vector stays as it is."""
-    if image.ndim == 1 or tuple(image.shape[1:]) == tuple(size):
-        return image
-    fitted: Tensor = convert_to_tensor(ResizeWithPadOrCrop(spatial_size=size)(image), track_meta=False)
-    return fitted
-
-
-def _sum(total: Tensor, image: Tensor) -> Tensor:
-    if not total.ndim:
-        return image
-    shape = _largest([total, image])
-    return _fit(total, shape) + _fit(image, shape)
-
-
-def _background(label: Tensor) -> Tensor:
-    """Make the padding of a label map background, so that the probabilities add up to one."""
-    if label.ndim == 1:
-        return label
-    label = label.clone()
-    label[0] += 1 - label.sum(dim=0)
-    return label

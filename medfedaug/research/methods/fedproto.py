@@ -7,7 +7,7 @@ from torch import Tensor
 
 from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, ServerExchange, SitePart
-from medfedaug.methods.class_features import Passes, PrototypeSite, linear_head
+from medfedaug.methods.class_features import PrototypeSite, linear_head
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step, zeros
 
 
@@ -23,57 +23,51 @@ class FedProto(Method):
 
     Args:
         weight: λ.
-        passes: the features of the prototypes: ``"training"``, of the last local epoch, or ``"evaluation"``,
-            of the trained network in evaluation mode.
-        head: dotted name of the module whose input the features are; by default the network's last layer.
 
     Raises:
-        ConfigError: for a negative ``weight``, for other ``passes``, and for segmentation, whose images have
-            no class.
+        ConfigError: for a negative ``weight``, and for segmentation, whose images have no class.
 
     Deviations:
         The paper's sites share prototypes and no weights, which is ``single,fedproto``; alone, the method
         averages models too, as in other papers' comparisons. Eq. 6 divides the weighted mean of the sites'
         prototypes again by the number of sites with the class, which would draw every prototype towards zero:
         here it is the mean. The paper's models predict the class of the nearest prototype; here the network's
-        last layer classifies. Eq. 3 does not name the statistics of batch norm. Those of training are the
-        default, as in the paper's public code, since the next round compares features of training with them:
-        after a few steps running statistics differ much from a batch's, and with ``"evaluation"`` the losses
-        of small runs with batch norm grew without bound. The public code has the squared distance, and an
-        image's features in place of the batch's mean.
+        last layer classifies. Eq. 3 does not name the statistics of batch norm: the features are those of
+        the last local epoch, as in the paper's public code, since the next round compares features of
+        training with them. In evaluation mode the losses of small runs with batch norm grew without bound.
+        The public code has the squared distance, and an image's features in place of the batch's mean.
     """
 
     name = "fedproto"
     tasks = ("classification",)
     requires = frozenset({"labels"})
 
-    def __init__(
-        self, weight: NotNegative = 1.0, passes: Passes = "training", head: str | None = None
-    ) -> None:
-        self.weight, self.passes, self.head = weight, passes, head
+    def __init__(self, weight: NotNegative = 1.0) -> None:
+        self.weight = weight
 
     def at_site(self, context: SiteContext) -> SitePart:
         return FedProtoSite(self, context)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
         assert context.task is not None
-        width = linear_head(context.network, self.head, self.name).in_features
+        width = linear_head(context.network, self.name).in_features
         return FedProtoServer(context.task.num_classes, width)
 
 
 class FedProtoSite(PrototypeSite):
     def __init__(self, method: FedProto, context: SiteContext) -> None:
-        super().__init__(context, method.head, method.passes)
+        super().__init__(context)
         self.method = method
         self.means: Tensor | None = None
         self.known: Tensor | None = None
 
     def loss(self, step: Step) -> Tensor | None:
         """Return λ times the distance of the batch's prototypes from the federation's."""
-        features = self.take_features(step)
-        if self.means is None or self.known is None or features is None:
+        features = self.step_features()
+        if self.means is None or self.known is None:
             return None
-        sums, counts = self.features.sums(features, step.targets)
+        classes = self.task.probabilities(step.targets).to(features)
+        sums, counts = classes.T @ features, classes.sum(dim=0)
         shared = (counts > 0) & self.known
         prototypes = sums[shared] / counts[shared, None]
         distances = torch.linalg.vector_norm(prototypes - self.means[shared], dim=1)
@@ -82,7 +76,7 @@ class FedProtoSite(PrototypeSite):
 
     def collect(self) -> Payload:
         """Return the features of all training images, summed by class, and the numbers of images."""
-        sums, counts = self.features.of_all_images()
+        sums, counts = self.of_all_images()
         return {"sums": sums, "counts": counts}
 
     def apply(self, payload: Payload) -> None:

@@ -1,16 +1,13 @@
 """FedRobust: each site trains on its images under the hardest affine shift for the model."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from medfedaug import functional as F
 from medfedaug.errors import ConfigError
 from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, Payload, SiteContext, SitePart, Step
-
-_LARGEST = 4096  # values per image, with a matrix of 64 MB
 
 
 class FedRobust(Method):
@@ -18,36 +15,31 @@ class FedRobust(Method):
 
     Every site i has its own shift, the worst one for the model under a penalty::
 
-        min_w (1/n) Σᵢ max_(Λᵢ,δᵢ) [E ℓ(f_w(Λᵢ x + δᵢ), y) − λ ‖Λᵢ − I‖_F² − λ′ ‖δᵢ‖²]
+        min_w (1/n) Σᵢ max_(Λᵢ,δᵢ) [E ℓ(f_w(Λᵢ x + δᵢ), y) − λ ‖Λᵢ − I‖_F² − λ ‖δᵢ‖²]
 
-    Gradient descent ascent: with each descent step of the model, the shift takes an ascent step, ::
+    Λ (C, C) maps the channels of each voxel, and δ (C,) moves them: brightness, contrast and the mixing of
+    colours or sequences. Gradient descent ascent: with each descent step of the model, the shift takes an
+    ascent step, ::
 
-        Λ ← Λ + η (∇_Λ ℓ − 2λ (Λ − I)),   δ ← δ + η (∇_δ ℓ − 2λ′ δ),
+        Λ ← Λ + η (∇_Λ ℓ − 2λ (Λ − I)),   δ ← δ + η (∇_δ ℓ − 2λ δ),
 
     both at the previous model and shift, from one pass. A shift starts with Λ = I and δ = 0, stays at its
-    site across rounds and restarts, and is not used in evaluation. With η = 0 and Λ over channels it is
-    FedAvg, bit for bit.
+    site across rounds and restarts, and is not used in evaluation. With η = 0 it is FedAvg, bit for bit.
 
     Args:
         penalty: λ.
-        shift_penalty: λ'; by default λ.
         learning_rate: η, the ascent's. Λ − I settles at ∇ℓ/2λ, in about 1/2ηλ steps.
-        over: the values that Λ maps. ``"channels"``: the channels of a voxel, the same for every voxel, with
-            Λ (C, C) and δ (C,): brightness, contrast and the mixing of colours or sequences. ``"pixels"``:
-            all values of an image, as in the paper; for classification, images of one size and of up to 4096
-            values.
 
     Raises:
-        ConfigError: for arguments out of range; at the site, for ``"pixels"`` with label maps, which would
-            not follow the image, or with larger images.
+        ConfigError: for arguments out of range.
 
     Deviations:
-        The paper's Λ over a flattened image has the square of its number of values, 10 GB for a slice of
-        224 x 224: hence ``over``. η, λ and λ' are our choices. The loss is the step's total, with the terms
-        of other methods, and every training pass of the network has the shifted images. With FedSAM ascent
-        and descent are along the gradient at the weights nearby. In the public code of FedRBN (Hong et al.,
-        AAAI 2023), which compares with FedRobust, Λ is over all pixels, starts with 0 instead of I, and takes
-        several steps of 1/2λ per batch.
+        The paper's Λ is over all values of a flattened image: 10 GB for a slice of 224 x 224, whose label map
+        would not follow. Its penalties of Λ and δ may differ. η and λ are our choices. The loss is the step's
+        total, with the terms of other methods, and every training pass of the network has the shifted images.
+        With FedSAM ascent and descent are along the gradient at the weights nearby. In the public code of
+        FedRBN (Hong et al., AAAI 2023), which compares with FedRobust, Λ is over all pixels, starts with 0
+        instead of I, and takes several steps of 1/2λ per batch.
     """
 
     name = "fedrobust"
@@ -55,17 +47,14 @@ class FedRobust(Method):
     def __init__(
         self,
         penalty: Positive = 1.0,
-        shift_penalty: Positive | None = None,
         learning_rate: NotNegative = 0.1,
-        over: Literal["channels", "pixels"] = "channels",
     ) -> None:
-        self.penalties = (penalty, penalty if shift_penalty is None else shift_penalty)
-        if learning_rate * max(self.penalties) >= 1:
+        if learning_rate * penalty >= 1:
             raise ConfigError(
-                f"fedrobust: learning_rate x penalty is {learning_rate * max(self.penalties):g}; from 1 on "
-                "the steps diverge"
+                f"fedrobust: learning_rate x penalty is {learning_rate * penalty:g}; from 1 on the steps "
+                "diverge"
             )
-        self.learning_rate, self.over = learning_rate, over
+        self.penalty, self.learning_rate = penalty, learning_rate
 
     def at_site(self, context: SiteContext) -> SitePart:
         return FedRobustSite(self, context)
@@ -75,10 +64,8 @@ class FedRobustSite(SitePart):
     """The site's half, the whole method."""
 
     def __init__(self, method: FedRobust, context: SiteContext) -> None:
-        if method.over == "pixels" and context.task is not None and context.task.dense:
-            raise ConfigError("fedrobust: label maps would not follow an image shifted by pixels")
         self.method, self.network = method, context.network
-        self.affine: tuple[Tensor, Tensor] | None = None  # made for the size of the first batch
+        self.affine: tuple[Tensor, Tensor] | None = None  # made for the channels of the first batch
         # A hook, unlike `mix`, gives each pass its own graph, so that the gradients of other passes, and
         # gradients with respect to the batch, are those of the shifted images.
         context.network.register_forward_pre_hook(self._shift)
@@ -87,24 +74,11 @@ class FedRobustSite(SitePart):
         if not network.training:
             return None
         inputs: Tensor = args[0]
-        flat = inputs.flatten(1) if self.method.over == "pixels" else inputs
-        matrix, shift = self.affine or self._begin(flat.shape[1])
-        if flat.shape[1] != len(shift):
-            raise ConfigError(
-                f"fedrobust: an image of {flat.shape[1]} values after those of {len(shift)}; with "
-                "over=pixels all must have one size"
-            )
+        channels = inputs.shape[1]
+        matrix, shift = self.affine or self._set(torch.eye(channels), torch.zeros(channels))
         # Drop gradients of earlier passes: the ascent is along the gradient of the model's step.
         matrix.grad = shift.grad = None
-        return (F.affine_shift(flat, matrix, shift).view_as(inputs), *args[1:])
-
-    def _begin(self, size: int) -> tuple[Tensor, Tensor]:
-        if self.method.over == "pixels" and size > _LARGEST:
-            raise ConfigError(
-                f"fedrobust: a matrix over the {size} values of an image would have {size**2}; "
-                "take over=channels"
-            )
-        return self._set(torch.eye(size), torch.zeros(size))
+        return (affine_shift(inputs, matrix, shift), *args[1:])
 
     def _set(self, matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
         to = next(self.network.parameters())
@@ -119,9 +93,9 @@ class FedRobustSite(SitePart):
         matrix, shift = self.affine
         if matrix.grad is None or shift.grad is None:  # the loss does not depend on images
             return
-        rate, (penalty, shift_penalty) = self.method.learning_rate, self.method.penalties
+        rate, penalty = self.method.learning_rate, self.method.penalty
         matrix += rate * (matrix.grad - 2 * penalty * _deviation(matrix))
-        shift += rate * (shift.grad - 2 * shift_penalty * shift)
+        shift += rate * (shift.grad - 2 * penalty * shift)
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
@@ -143,3 +117,21 @@ class FedRobustSite(SitePart):
 
 def _deviation(matrix: Tensor) -> Tensor:
     return matrix - torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+
+
+def affine_shift(x: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
+    """An affine map of every voxel's channels (FedRobust's ``Λ x + δ``).
+
+    Args:
+        x: images, (B, C, *spatial).
+        matrix: Λ, (C, C).
+        shift: δ, (C,).
+
+    Returns:
+        The shifted images, shape of `x`.
+
+    Example:
+        >>> affine_shift(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.ones(2))
+        tensor([[3., 2.]])
+    """
+    return (x.movedim(1, -1) @ matrix.T + shift).movedim(-1, 1)

@@ -57,10 +57,7 @@ class FedSR(Method):
     Args:
         l2: α_L2R.
         cmi: α_CMI.
-        share_references: average r(z|y) over the sites; otherwise each site keeps its own, across rounds and
-            restarts.
         learning_rate: of σ's layer and r(z|y); the optimiser is SGD, made anew in every round.
-        head: dotted name of the last layer, if it is not the last one in the network's order.
 
     Raises:
         ConfigError: for arguments out of range, for a network that does not end in a fully connected layer,
@@ -70,9 +67,9 @@ class FedSR(Method):
         The network is not changed, so that μ(x) has no extra layer and z is as wide as the features. The
         public code ends the network in a layer of twice the width of z for both; it uses the norm of z and
         not its square, scales p(z|x) by a learned number before the divergence, never averages r(z|y), and
-        in evaluation averages the probabilities of several draws. Only with a shared r(z|y) does the bound
-        bring the sites' p(z|y) together. Weights of the terms are the public code's for PACS. 10⁻⁶ is added
-        to deviations. FedFA+ reports this method for segmentation too, without a description.
+        in evaluation averages the probabilities of several draws. Here r(z|y) is averaged: only then does the
+        bound bring the sites' p(z|y) together. Weights of the terms are the public code's for PACS. 10⁻⁶ is
+        added to deviations. FedFA+ reports this method for segmentation too, without a description.
     """
 
     name = "fedsr"
@@ -84,17 +81,14 @@ class FedSR(Method):
         self,
         l2: NotNegative = 0.01,
         cmi: NotNegative = 0.001,
-        share_references: bool = True,
         learning_rate: Positive = 0.01,
-        head: str | None = None,
     ) -> None:
-        self.l2, self.cmi, self.share_references = l2, cmi, share_references
-        self.learning_rate, self.head = learning_rate, head
+        self.l2, self.cmi, self.learning_rate = l2, cmi, learning_rate
         self._representation: Representation | None = None
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         """Draw the first weights of σ's layer from the run's seed, the same at all sites."""
-        head = linear_head(network, self.head, self.name)
+        head = linear_head(network, self.name)
         self._representation = Representation(head.in_features, head.out_features)
         return network
 
@@ -103,24 +97,16 @@ class FedSR(Method):
         assert self._representation is not None, "prepare_network comes first"
         return copy.deepcopy(self._representation)
 
-    def shared(self, representation: Representation) -> Payload:
-        """Return the entries of a representation that are averaged."""
-        return {
-            key: value.detach()
-            for key, value in representation.state_dict().items()
-            if self.share_references or key.startswith("deviation.")
-        }
-
     def at_site(self, context: SiteContext) -> SitePart:
         return FedSRSite(self, context.network)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        return AverageServer(self.shared(self.representation()))
+        return AverageServer(self.representation().state_dict())
 
 
 class FedSRSite(SitePart, SiteExchange):
     def __init__(self, method: FedSR, network: nn.Module) -> None:
-        head = linear_head(network, method.head, method.name)
+        head = linear_head(network, method.name)
         self.method, self.representation = method, method.representation().to(head.weight)
         self.every_round = self
         self._optimiser: torch.optim.Optimizer | None = None
@@ -149,7 +135,7 @@ class FedSRSite(SitePart, SiteExchange):
         (z, mean, deviation), self._drawn = self._drawn, None
         self.representation.zero_grad(set_to_none=True)  # of an earlier pass at other weights
         norm = z.square().sum(dim=1).mean()
-        divergence = F.gaussian_kl(mean, deviation, *self.representation.references(step.targets)).mean()
+        divergence = gaussian_kl(mean, deviation, *self.representation.references(step.targets)).mean()
         self._means.add(norm, divergence)
         return self.method.l2 * norm + self.method.cmi * divergence
 
@@ -163,15 +149,32 @@ class FedSRSite(SitePart, SiteExchange):
         return self._means.read()
 
     def collect(self) -> Payload:
-        return self.method.shared(self.representation)
+        return dict(self.representation.state_dict())
 
     def apply(self, payload: Payload) -> None:
-        self.representation.load_state_dict(payload, strict=False)
+        self.representation.load_state_dict(payload)
 
-    def state(self) -> Payload:
-        """Return r(z|y), if it stays at the site."""
-        shared = self.method.shared(self.representation)
-        return {key: value for key, value in self.representation.state_dict().items() if key not in shared}
 
-    def restore(self, state: Payload) -> None:
-        self.representation.load_state_dict(state, strict=False)
+def gaussian_kl(mean: Tensor, std: Tensor, other_mean: Tensor, other_std: Tensor) -> Tensor:
+    """Kullback-Leibler divergence of Gaussians with diagonal covariance (FedSR's KL(p(z|x) || r(z|y))).
+
+    ::
+
+        Σ_d [log(σ′_d / σ_d) + (σ_d² + (μ_d − μ′_d)²) / (2 σ′_d²) − 1/2]
+
+    Args:
+        mean: μ, (N, D).
+        std: σ, (N, D), positive.
+        other_mean: μ′, (N, D).
+        other_std: σ′, (N, D), positive.
+
+    Returns:
+        The divergence of each pair, (N,).
+
+    Example:
+        >>> one = torch.ones(1, 2)
+        >>> float(gaussian_kl(one, one, one, one)), float(gaussian_kl(one, one, one - 2.0, one))
+        (0.0, 4.0)
+    """
+    variances = (std.square() + (mean - other_mean).square()) / (2.0 * other_std.square())
+    return (torch.log(other_std / std) + variances - 0.5).sum(dim=1)

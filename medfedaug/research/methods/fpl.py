@@ -1,15 +1,16 @@
 """FPL: contrast of features with clusters of the sites' prototypes."""
 
-from typing import Any, Literal
+import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from medfedaug import functional as F
 from medfedaug.config.kinds import FEATURE_MEAN
+from medfedaug.functional.passes import working_precision
 from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, ServerExchange, SitePart
-from medfedaug.methods.class_features import Passes, PrototypeSite, linear_head
+from medfedaug.methods.class_features import PrototypeSite, linear_head
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
 
 
@@ -18,14 +19,14 @@ class FPL(Method):
 
     A site's prototype of a class is the mean of its images' features (Eq. 2), the input of the network's
     last layer. The server clusters the sites' prototypes of a class by their first neighbours
-    (`F.first_neighbours`, Eq. 4); the means of the clusters are the cluster prototypes Pᵏ (Eq. 5),
+    (`first_neighbours`, Eq. 4); the means of the clusters are the cluster prototypes Pᵏ (Eq. 5),
     their mean the unbiased prototype Uᵏ (Eq. 6), with equal weights for domains of many and of few
     sites. In the next round the loss of an image of class k with features z gains (Eq. 7, 8, 10, 12) ::
 
         L_CPCL = −log((Σ_(c∈Pᵏ) e^(s(z,c))) / (Σ_(c∈P) e^(s(z,c)))),
         L_UPCR = Σᵥ (zᵥ − Uᵏᵥ)²
 
-    with the cosine over the temperature as s (`F.prototype_contrast`), as means over the batch.
+    with the cosine over the temperature as s (`prototype_contrast`), as means over the batch.
 
     Exchange, every round: ``means`` (K, D) and ``known`` (K,), 1 for the site's classes, up; ``clusters``
     (J, D) and their ``classes`` (J,) down. An image whose class no site had contributes nothing.
@@ -34,22 +35,18 @@ class FPL(Method):
         temperature: τ.
         contrastive: weight of L_CPCL, 1 in the paper.
         consistency: weight of L_UPCR, 1 in the paper.
-        distance: L_UPCR as the ``"sum"`` of Eq. 10, or as the ``"mean"`` over the D features.
-        passes: the features of the prototypes. ``"training"``: of the last local epoch, during training.
-            ``"evaluation"``: of the trained network in evaluation mode, over all images.
-        head: dotted name of the module whose input the features are; by default the network's last layer.
 
     Raises:
         ConfigError: for arguments out of range, and for segmentation, whose images have no class.
 
     Deviations:
-        Eq. 2 does not name the statistics of batch norm; by default ``passes`` is as in the public code,
-        since the next round compares features of training with them. After a few steps running statistics
-        differ much from a batch's: in evaluation mode AlexNet and ResNet-18 diverged within four rounds of
-        four steps. The public code has the mean as ``distance``, which makes the terms equally large; with
-        D = 1024 the sum outweighs the others. It also uses the last partition of FINCH, which clusters the
-        clusters. Absent sites have no prototypes in a round. FedFA+ reports this method for segmentation too,
-        without a description.
+        Eq. 2 does not name the statistics of batch norm: the features are those of the last local epoch, as
+        in the public code, since the next round compares features of training with them. In evaluation mode
+        AlexNet and ResNet-18 diverged within four rounds of four steps. The public code has the mean over the
+        features in Eq. 10, which makes the terms equally large: ``consistency=1/D``; with D = 1024 the sum
+        outweighs the others. It also uses the last partition of FINCH, which clusters the clusters. Absent
+        sites have no prototypes in a round. FedFA+ reports this method for segmentation too, without a
+        description.
     """
 
     name = "fpl"
@@ -61,47 +58,41 @@ class FPL(Method):
         temperature: Positive = 0.02,
         contrastive: NotNegative = 1.0,
         consistency: NotNegative = 1.0,
-        distance: Literal["sum", "mean"] = "sum",
-        passes: Passes = "training",
-        head: str | None = None,
     ) -> None:
         self.temperature, self.contrastive, self.consistency = temperature, contrastive, consistency
-        self.distance, self.passes, self.head = distance, passes, head
 
     def at_site(self, context: SiteContext) -> SitePart:
         return FPLSite(self, context)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
         assert context.task is not None
-        width = linear_head(context.network, self.head, self.name).in_features
+        width = linear_head(context.network, self.name).in_features
         return FPLServer(context.task.num_classes, width)
 
 
 class FPLSite(PrototypeSite):
     def __init__(self, method: FPL, context: SiteContext) -> None:
         assert context.task is not None
-        super().__init__(context, method.head, method.passes)
+        super().__init__(context)
         self.method, self.num_classes = method, context.task.num_classes
         self.clusters: Tensor | None = None
         self.classes: Tensor | None = None
 
     def loss(self, step: Step) -> Tensor | None:
         """Return L_CPCL and L_UPCR; nothing before the first prototypes."""
-        features = self.take_features(step)
-        assert features is not None
+        features = self.step_features()
         if self.clusters is None or self.classes is None:
             return None
         known = torch.isin(step.targets, self.classes)
         z, labels = features[known], step.targets[known]
-        contrast = F.prototype_contrast(z, labels, self.clusters, self.classes, self.method.temperature)
-        squares = (z - self.unbiased[labels]).square()
-        distance = squares.sum(dim=1) if self.method.distance == "sum" else squares.mean(dim=1)
+        contrast = prototype_contrast(z, labels, self.clusters, self.classes, self.method.temperature)
+        distance = (z - self.unbiased[labels]).square().sum(dim=1)
         terms = self.method.contrastive * contrast + self.method.consistency * distance
         return terms.sum() / len(features)
 
     def collect(self) -> Payload:
         """Return the mean features of each class over all training images; zeros for missing classes."""
-        sums, counts = self.features.of_all_images()
+        sums, counts = self.of_all_images()
         census, means = self.context.census, sums / counts.clamp_min(1)[:, None]
         return {"means": census.like(means, sums), "known": census.like((counts > 0).float(), counts)}
 
@@ -141,7 +132,7 @@ class FPLServer(ServerExchange):
             prototypes = means[known[:, label], label]
             if not len(prototypes):
                 continue
-            groups = F.first_neighbours(prototypes)
+            groups = first_neighbours(prototypes)
             for group in range(int(groups.max()) + 1):
                 clusters.append(prototypes[groups == group].mean(dim=0))
                 classes.append(label)
@@ -153,3 +144,75 @@ class FPLServer(ServerExchange):
 
     def summary(self) -> dict[str, Any]:
         return dict(self.counts)
+
+
+def first_neighbours(x: Tensor) -> Tensor:
+    """Clusters of vectors that are linked by nearest neighbours: the first partition of FINCH.
+
+    Sarfraz et al., CVPR 2019, Eq. 1 (FPL Eq. 4): with vᵢ the other element that is most similar to
+    i by the cosine, the clusters are the connected components of ::
+
+        A(i, j) = 1 if j = vᵢ or i = vⱼ or vᵢ = vⱼ
+
+    Two elements that share a neighbour are connected through it, so that the edges ``(i, vᵢ)`` are
+    enough. Every cluster has at least two elements, unless there is only one element.
+
+    Args:
+        x: one vector per row, (N, D).
+
+    Returns:
+        The number of each vector's cluster, (N,), counted from 0 in the order in which clusters appear.
+
+    Example:
+        >>> first_neighbours(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1], [0.1, 1.0]]))
+        tensor([0, 1, 0, 1])
+    """
+    similarity = directions(x.double())
+    similarity = (similarity @ similarity.T).fill_diagonal_(-math.inf)
+    clusters = list(range(len(x)))
+    for i, j in enumerate(similarity.argmax(dim=1).tolist()):
+        first, second = sorted((clusters[i], clusters[j]))
+        clusters = [first if cluster == second else cluster for cluster in clusters]
+    numbers: Tensor = torch.tensor(clusters).unique(return_inverse=True)[1]
+    return numbers
+
+
+def prototype_contrast(
+    z: Tensor, labels: Tensor, prototypes: Tensor, classes: Tensor, temperature: float
+) -> Tensor:
+    """Contrast of features with the prototypes of their own class and of the others (FPL Eq. 7 and 8).
+
+    ::
+
+        −log((Σ_(c∈Pʸ) e^(s(z,c))) / (Σ_(c∈P) e^(s(z,c)))),
+        s(z, c) = (z · c) / (‖z‖ ‖c‖ τ)
+
+    Args:
+        z: features, (B, D).
+        labels: their classes, (B,); each must have a prototype.
+        prototypes: one or more per class, (J, D).
+        classes: the prototypes' classes, (J,).
+        temperature: τ.
+
+    Returns:
+        The loss of each feature, (B,); 0 where there is no prototype of another class.
+
+    Deviations:
+        As printed, Eq. 7 could be read as multiplying by the temperature; here it divides, as in the public
+        code.
+
+    Example:
+        >>> prototypes, classes = torch.eye(2), torch.tensor([0, 1])
+        >>> prototype_contrast(torch.tensor([[2.0, 2.0]]), torch.tensor([0]), prototypes, classes, 0.1)
+        tensor([0.6931])
+    """
+    work = working_precision(z)
+    similarity = directions(work) @ directions(prototypes.to(work)).T / temperature
+    own = similarity.masked_fill(labels[:, None] != classes, -math.inf)
+    return (similarity.logsumexp(dim=1) - own.logsumexp(dim=1)).to(z.dtype)
+
+
+def directions(x: Tensor) -> Tensor:
+    """Rows scaled to length one; a row of zeros stays, with a finite gradient."""
+    length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    return x / torch.where(length > 0, length, torch.ones_like(length))

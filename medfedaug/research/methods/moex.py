@@ -18,7 +18,6 @@ class MoEx(Method):
     Args:
         prob: p; with 0 it is FedAvg.
         weight: λ, the share of an image's own label.
-        moments: ``"positional"`` (over channels, at each position) or ``"instance"``.
         stage: the stage after which moments are exchanged.
 
     Raises:
@@ -32,13 +31,11 @@ class MoEx(Method):
     requires = frozenset({"labels", "several_images"})
     excludes = frozenset({"labels"})
 
-    def __init__(
-        self, prob: Share = 0.5, weight: Share = 0.9, moments: str = "positional", stage: int | str = 1
-    ) -> None:
-        self.prob, self.weight, self.moments, self.stage = prob, weight, moments, stage
+    def __init__(self, prob: Share = 0.5, weight: Share = 0.9, stage: int | str = 1) -> None:
+        self.prob, self.weight, self.stage = prob, weight, stage
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
-        return insert_layers(network, MomentExchangeLayer, [self.stage], moments=self.moments)
+        return insert_layers(network, MomentExchangeLayer, [self.stage])
 
     def at_site(self, context: SiteContext) -> SitePart:
         (layer,) = stage_layers(context.network, MomentExchangeLayer).values()

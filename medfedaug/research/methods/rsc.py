@@ -24,7 +24,6 @@ class RSC(Method):
     Args:
         features: share of muted features; with 0 it is FedAvg.
         images: share of images of a batch with muted features.
-        head: dotted name of the last layer, if it is not the last one in the network's order.
 
     Raises:
         ConfigError: for shares outside [0, 1), for a network that does not end in a fully connected layer,
@@ -39,8 +38,8 @@ class RSC(Method):
     tasks = ("classification",)
     requires = frozenset({"labels"})
 
-    def __init__(self, features: BelowOne = 1 / 3, images: BelowOne = 1 / 3, head: str | None = None) -> None:
-        self.features, self.images, self.head = features, images, head
+    def __init__(self, features: BelowOne = 1 / 3, images: BelowOne = 1 / 3) -> None:
+        self.features, self.images = features, images
 
     def at_site(self, context: SiteContext) -> SitePart:
         return RSCSite(self, context) if self.features and self.images else SitePart()
@@ -48,8 +47,8 @@ class RSC(Method):
 
 class RSCSite(FeatureSite):
     def __init__(self, method: RSC, context: SiteContext) -> None:
-        self.method, self.head = method, linear_head(context.network, method.head, method.name)
-        super().__init__(context.network, method.head)
+        self.method, self.head = method, linear_head(context.network, method.name)
+        super().__init__(context.network)
 
     def loss(self, step: Step) -> Tensor:
         """Return the term that replaces the task's loss by the loss of the muted features."""

@@ -29,9 +29,6 @@ class SelfReg(Method):
 
     Exchange, every round: the weights of P, 8 D² + 15 D numbers, up; the averages down.
 
-    Args:
-        head: dotted name of the last layer, if it is not the last one in the network's order.
-
     Raises:
         ConfigError: for a network that does not end in a fully connected layer, and for segmentation.
 
@@ -45,13 +42,12 @@ class SelfReg(Method):
     tasks = ("classification",)
     requires = frozenset({"labels", "several_images"})
 
-    def __init__(self, head: str | None = None) -> None:
-        self.head = head
+    def __init__(self) -> None:
         self._projection: nn.Sequential | None = None
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         """Draw the first weights of P from the run's seed, the same at all sites."""
-        width = linear_head(network, self.head, self.name).in_features
+        width = linear_head(network, self.name).in_features
         hidden = width if width == 2048 else 2 * width
         layers: list[nn.Module] = []
         for a, b in ((width, hidden), (hidden, hidden), (hidden, width)):
@@ -75,8 +71,8 @@ class SelfRegSite(AveragedParameters):
     """The site's half: the loss, and the steps of P."""
 
     def __init__(self, method: SelfReg, context: SiteContext) -> None:
-        self.context, self.head_input = context, HeadInput(context.network, method.head)
-        self.projection = method.projection().to(linear_head(context.network, method.head, "selfreg").weight)
+        self.context, self.head_input = context, HeadInput(context.network)
+        self.projection = method.projection().to(linear_head(context.network, method.name).weight)
         super().__init__(dict(self.projection.named_parameters()))
         self._optimiser: torch.optim.Optimizer | None = None
 

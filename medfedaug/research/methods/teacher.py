@@ -8,10 +8,10 @@ from annotated_types import Interval
 from torch import Tensor
 
 from medfedaug import functional as F
+from medfedaug.functional.passes import per_channel
 from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
 from medfedaug.models.substitution import trained_entries
-from medfedaug.research.functional.open_classes import confident_entropy, possible_classes
 from medfedaug.research.methods.condist import TeacherGuidedSite
 
 
@@ -25,9 +25,8 @@ class Teacher(Method):
 
     in round r of R, with the cross-entropy ℓ of the classes with a probability of the teacher at or above the
     threshold, at voxels whose class the labels leave open
-    (`medfedaug.research.functional.open_classes.confident_entropy`): all voxels of an image without
-    outlines, unknown voxels, and the background of a case with classes that are not annotated. The method
-    does nothing at a site that has annotated everything.
+    (`confident_entropy`): all voxels of an image without outlines, unknown voxels, and the background of a
+    case with classes that are not annotated. The method does nothing at a site that has annotated everything.
 
     Only the model leaves a site. A step needs one more pass without gradients.
 
@@ -95,3 +94,41 @@ class TeacherSite(TeacherGuidedSite):
             trained = trained_entries(self.context.network)
             for key, value in self.teacher.items():
                 value.lerp_(trained[key], 1 - self.method.decay)
+
+
+def possible_classes(labels: Tensor, known: Tensor, annotated: Tensor) -> Tensor:
+    r"""Return the classes that each voxel may have, given the annotations of its case.
+
+    A voxel of an annotated structure has that class. Background may be any class that the case has not
+    annotated, and an unknown voxel any class.
+
+    Args:
+        labels: (B, 1, \*spatial), 0 where unknown.
+        known: boolean, of the same shape.
+        annotated: boolean, (B, K), the background among them.
+
+    Returns:
+        Boolean, (B, K, \*spatial).
+    """
+    classes = torch.arange(annotated.shape[1], device=labels.device)
+    itself = labels == per_channel(classes[None], labels.ndim)
+    return itself | (~per_channel(annotated, labels.ndim) & (labels == 0)) | ~known
+
+
+def confident_entropy(student: Tensor, teacher: Tensor, possible: Tensor, threshold: float) -> Tensor:
+    r"""Cross-entropy of a model with a teacher's confident classes, over voxels that labels leave open.
+
+    The probabilities of both are over the possible classes of a voxel. An open voxel has several of them; one
+    in which no class of the teacher's reaches the threshold counts 0 in the mean over the open voxels.
+
+    Args:
+        student: logits, (B, K, \*spatial).
+        teacher: the same.
+        possible: of `possible_classes`.
+        threshold: of the teacher's probability.
+    """
+    open_ = possible.sum(dim=1) > 1
+    shares, classes = teacher.masked_fill(~possible, -torch.inf).softmax(dim=1).max(dim=1)
+    logs = student.masked_fill(~possible, -1e4).log_softmax(dim=1).gather(1, classes[:, None])[:, 0]
+    sure = open_ & (shares >= threshold)
+    return -(logs * sure).sum() / open_.sum().clamp_min(1)

@@ -7,7 +7,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -16,9 +16,9 @@ import yaml
 
 from medfedaug.errors import ConfigError
 from medfedaug.research.papers.axes import Axis, Comparison, axis_value, parse_axis, split_values
-from medfedaug.research.papers.presets import PRESETS, find_preset
+from medfedaug.research.papers.presets import PRESETS
 from medfedaug.research.papers.published import Published, published_rows
-from medfedaug.utils.validation import check_keys, not_known
+from medfedaug.utils.validation import not_known
 
 _FILE = "papers.yml"
 
@@ -116,17 +116,11 @@ def _published() -> dict[str, tuple[Published, ...]]:
 def entries() -> dict[str, Entry]:
     """Read all entries by name, paper by paper."""
     content = yaml.safe_load((resources.files(__package__) / _FILE).read_text(encoding="utf-8"))
-    known = [field.name for field in fields(Entry) if field.name not in ("name", "source")]
     result = {}
     for paper, places in content.items():
         for place, values in places.items():
             name = f"{paper.lower().replace('-', '_')}:{place}"
-            check_keys(f"{_FILE}: {name}: unknown keys", values, known)
             runs = [{"vary": {}, **run} for run in values.get("runs", ())]
-            for run in runs:
-                check_keys(f"{_FILE}: {name}: unknown keys", run, ("protocols", "methods", "vary"))
-                for protocol in run["protocols"]:
-                    find_preset(protocol)
             source = f"{paper} {re.sub(r'(?<=[a-z])(?=[0-9])', ' ', place).capitalize()}"
             result[name] = Entry(name, source, **{**values, "runs": runs})
     return result

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import yaml
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator
 
 from medfedaug._version import __version__
 from medfedaug.config.options import File, Settings, setting, settings
@@ -54,19 +54,10 @@ def _several(value: Any) -> tuple[str, ...]:
     return tuple(map(str, names))  # YAML has sites 1 and 2 as numbers
 
 
-_NAME = {"type": ["string", "number"]}
+Several = Annotated[tuple[str, ...], BeforeValidator(_several)]
 
-Several = Annotated[
-    tuple[str, ...],
-    BeforeValidator(_several),
-    WithJsonSchema({"anyOf": [_NAME, {"type": "array", "items": _NAME}]}),
-]
-
-Where = Annotated[
-    str,
-    BeforeValidator(lambda value: str(value) if type(value) is int else value),  # `workers: 4` in YAML
-    WithJsonSchema({"type": ["string", "integer"]}),
-]
+# `workers: 4` in YAML
+Where = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 
 
 @settings

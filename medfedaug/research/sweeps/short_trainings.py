@@ -258,5 +258,6 @@ def _earlier_plan(out: Path, trainings: Trainings, request: Request) -> dict[str
         raise ConfigError(f"{file}: cannot be read ({error}); choose another folder") from error
     if plan["asked"] != _asked(trainings, request):
         raise ConfigError(f"{out} holds a comparison with other settings; choose another folder")
-    check_same_files(plan["files"], fingerprint_sites(trainings.sites), out, request.data)
+    made = f"the comparison in {out} was made"
+    check_same_files(plan["files"], fingerprint_sites(trainings.sites), made, request.data)
     return plan

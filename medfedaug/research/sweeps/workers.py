@@ -13,14 +13,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from multiprocessing import active_children, get_context, resource_tracker
+from multiprocessing import active_children, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ClassVar
@@ -41,10 +41,7 @@ Outcomes = Generator[tuple[PlannedRun, str], None, None]
 
 _FORMS = "a number of processes (4 or local:4), slurm, slurm:PARTITION or dask://HOST:PORT"
 _POLL = 5.0  # seconds between two looks at the jobs of Slurm
-_TRIES, _LONGEST = (
-    8,
-    300.0,
-)  # to submit a job while none is queued, and the longest pause between two, seconds
+_TRIES, _LONGEST = 8, 300.0  # to submit a job while none is queued; longest pause between two, seconds
 _LIMITS = ("limit", "Limit", "temporarily")  # in Slurm's refusals of a job that it would take later
 _ANSWER = "20s"  # for a scheduler of Dask to answer
 _KILLED = "its process was killed, for instance since memory ran out"
@@ -120,29 +117,20 @@ class Processes(Workers):
 
     def outcomes(self, make: Make, runs: Sequence[PlannedRun]) -> Outcomes:
         """Make runs in all processes at the same time."""
-        with self.pool() as pool:
-            futures = {pool.submit(make, run): run for run in runs}
-            for future in as_completed(futures):
-                try:
-                    reason = future.result()
-                except BrokenProcessPool:
-                    reason = _KILLED
-                yield futures[future], reason
-
-    @contextmanager
-    def pool(self) -> Iterator[ProcessPoolExecutor]:
-        """Start the processes for any tasks."""
         spawn = get_context("spawn")
         end, lifeline = spawn.Pipe(duplex=False)
+        before = {*active_children()}
         with ProcessPoolExecutor(
             self.number, spawn, _prepare_process, (self.number, self.memory, end)
         ) as pool:
-            before = {*active_children()}
             try:
-                with _interrupts_held():
-                    for _ in range(self.number):  # each starts a process
-                        pool.submit(os.getpid)
-                yield pool
+                futures = {pool.submit(make, run): run for run in runs}
+                for future in as_completed(futures):
+                    try:
+                        reason = future.result()
+                    except BrokenProcessPool:
+                        reason = _KILLED
+                    yield futures[future], reason
             except BaseException:
                 for child in {*active_children()} - before:
                     child.terminate()  # also one that still imports, and does not read its lifeline
@@ -151,24 +139,11 @@ class Processes(Workers):
                 lifeline.close()
 
 
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back here, and for good in processes that start meanwhile: they would print tracebacks."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    resource_tracker.ensure_running()  # else it starts with the first process, and lets Ctrl-C through
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 _process = ExitStack()  # never closed: its contexts last as long as a worker
 
 
 def _prepare_process(jobs: int, memory: int, lifeline: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the sweep, which ends its processes
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
     _process.enter_context(keep_decoded(memory))

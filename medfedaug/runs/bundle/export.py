@@ -9,7 +9,7 @@ from pathlib import Path
 
 from medfedaug.errors import ConfigError
 from medfedaug.federation.server.output import write_state
-from medfedaug.runs.bundle.metadata import SCHEMA_FILE, bundle_metadata, licence, metadata_schema, readme
+from medfedaug.runs.bundle.metadata import bundle_metadata, licence, readme
 from medfedaug.runs.bundle.network import plain_inference
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
@@ -40,7 +40,6 @@ def write_bundle(
         write_state(work / "models/model.pt", plain.weights)
         write_json(work / "configs/inference.json", plain.config)
         write_json(work / "configs/metadata.json", bundle_metadata(run, plain))
-        write_json(work / SCHEMA_FILE, metadata_schema())
         (work / "docs/README.md").write_text(readme(run, plain, origin), encoding="utf-8")
         card(work / "docs")
         (work / "LICENSE").write_text(terms, encoding="utf-8")

@@ -13,7 +13,6 @@ Pair = tuple[Sequence[float], Sequence[float]]
 
 _LARGEST = 3e38  # JSON has no infinity
 _IMAGE, _PREDICTION = "image", "pred"
-_DARKEST = "x.flatten(1).amin(dim=1)[:, None, None, None]"
 
 
 def inference_config(
@@ -161,10 +160,6 @@ def _placed(task: SegmentationTask, channels: int) -> list[dict[str, Any]]:
     plan, steps = task.plan, []
     if plan.orientation is not None:
         steps.append(_transform("Orientationd", axcodes=plan.orientation))
-    if plan.crop == "foreground":
-        # An image without foreground stays whole.
-        inside = f"$lambda x: (x > {_DARKEST}) | ~(x > {_DARKEST}).any()"
-        steps.append(_transform("CropForegroundd", source_key=_IMAGE, select_fn=inside))
     if plan.normalises:
         steps += _by_modality(ModalityNormalisation(plan, channels))
     if plan.spacing is not None:

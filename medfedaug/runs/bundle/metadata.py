@@ -10,15 +10,10 @@ from medfedaug.runs.bundle.network import PlainInference
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
 
-SCHEMA_FILE = "configs/metadata_schema.json"
 _SCHEMA_URL = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 )
 _VERSION = "1.0.0"
-_REQUIRED = (
-    *("schema", "version", "monai_version", "pytorch_version", "numpy_version"),
-    *("required_packages_version", "task", "description", "authors", "copyright", "network_data_format"),
-)
 _NOT_STATED = "Not stated: fill in before you share this bundle."
 _TERMS = """\
 The weights in models/ were trained by the sites of a federation, which decide the terms of their use. No
@@ -48,18 +43,14 @@ command line: `--mean '[0.21]' --std '[0.17]'`. The pair has means over images: 
 each image's standard deviation, at the point of the preprocessing where `NormalizeIntensityd` stands.
 `medfedaug statistics` computes them for images that no plan resamples.
 """
-_VERIFY = f"""\
+_VERIFY = """\
 ```bash
-pip install 'monai[fire,jsonschema]'
-python -m monai.bundle verify_metadata --meta_file BUNDLE/configs/metadata.json \\
-    --filepath BUNDLE/{SCHEMA_FILE}
+pip install 'monai[fire]'
 python -m monai.bundle verify_net_in_out network_def --meta_file BUNDLE/configs/metadata.json \\
     --config_file BUNDLE/configs/inference.json
 ```
 
-MONAI fetches its schema from the address in the metadata, unless the file of `--filepath` exists.
-`{SCHEMA_FILE}` asks for the same entries, so that a machine without a connection can verify the bundle. To
-fetch MONAI's schema, name a file that does not exist.
+`python -m monai.bundle verify_metadata` fetches MONAI's schema and compares `configs/metadata.json` with it.
 """
 
 
@@ -144,39 +135,6 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
-
-
-def metadata_schema() -> dict[str, Any]:
-    """Return a JSON schema of ``metadata.json`` with the entries of MONAI's, for machines offline."""
-    text, number = {"type": "string"}, {"type": "integer"}
-    tensor = {
-        "type": "object",
-        "required": ["type", "format", "num_channels", "spatial_shape", "dtype", "value_range"],
-        "properties": {
-            **dict.fromkeys(("type", "format", "dtype"), text),
-            "num_channels": number,
-            "spatial_shape": {"type": "array", "items": {"type": ["string", "integer"]}},
-            "value_range": {"type": "array", "items": {"type": "number"}},
-            "is_patch_data": {"type": "boolean"},
-            "channel_def": {"type": "object"},
-        },
-    }
-    tensors = {"type": "object", "additionalProperties": tensor, "minProperties": 1}
-    objects = ("changelog", "required_packages_version", "eval_metrics")
-    return {
-        "$schema": "https://json-schema.org/draft/2019-09/schema",
-        "type": "object",
-        "required": list(_REQUIRED),
-        "properties": {
-            **dict.fromkeys([*_REQUIRED, "data_type", "intended_use"], text),
-            **{name: {"type": "object"} for name in objects},
-            "network_data_format": {
-                "type": "object",
-                "required": ["inputs", "outputs"],
-                "properties": {"inputs": tensors, "outputs": tensors},
-            },
-        },
-    }
 
 
 def readme(run: FinishedRun, plain: PlainInference, origin: Origin) -> str:

@@ -93,12 +93,12 @@ class BundleDefinition:
         """
         task = BundleTask(self.configuration, config)
         scaling = task.parts.rescaling
-        if normalised and task.methods_first and scaling:
+        if normalised and scaling:
             data = self.configuration.find(self.configuration.trainer, "train_data_loader", "dataset")
             raise self.configuration.problem(
                 f"{data}#transform",
                 f"{scaling} scales images after its random transforms, and would undo a method that "
-                "normalises them: use --normalise-at end",
+                "normalises them: put it before them",
             )
         return task
 

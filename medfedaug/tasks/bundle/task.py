@@ -38,19 +38,19 @@ class BundleTask(Task):
 
     Args:
         configuration: the Bundle's configuration.
-        config: the run, for classes and the place of the methods' transforms.
+        config: the run, for the classes.
 
     Attributes:
         parts: the training transforms.
     """
 
     left_to_right = 0
+    methods_first = True
 
     def __init__(self, configuration: BundleConfiguration, config: RunConfig) -> None:
         self.configuration = configuration
         self.classes, self.num_classes = config.classes, config.num_classes
         self.dense = config.task == "segmentation"
-        self.methods_first = config.normalise_at == "deterministic"
         trainer, evaluator = configuration.trainer, configuration.evaluator
         transforms = configuration.find(trainer, "train_data_loader", "dataset", "transform")
         self.parts = Parts(configuration.make(transforms))
@@ -97,8 +97,7 @@ class BundleTask(Task):
     def key(self) -> str:
         """The Bundle by its content, and the classes, whose places are the labels of photographs."""
         bundle = self.configuration.bundle
-        more = f"{self.methods_first} {self.classes!r}"
-        return f"bundle {bundle.name} {bundle.hash} {more}"
+        return f"bundle {bundle.name} {bundle.hash} {self.classes!r}"
 
     @property
     def cuts(self) -> bool:
@@ -162,15 +161,12 @@ class BundleTask(Task):
             raise self.configuration.problem("training", "its deterministic transforms give several sizes")
         keys: tuple[str, ...] = (Keys.IMAGE, Keys.LABEL)
         stacked = {key: torch.stack([item[key] for item in items]) for key in keys}
-        image = items[0][Keys.IMAGE] if self.methods_first else self._validation_image(site, case)
-        return {**stacked, **self.preparation.of_whole(image)}
-
-    def _validation_image(self, site: SiteFolder, case: Case) -> Tensor:
-        return self._applied(self.evaluation, site, case, "validation")[0][Keys.IMAGE]
+        return {**stacked, **self.preparation.of_whole(items[0][Keys.IMAGE])}
 
     def moments(self, site: SiteFolder, case: Case, over: str = "image") -> dict[str, Tensor]:
         """Compute the moments of the image after the validation transforms."""
-        return self.preparation.moments(self._validation_image(site, case), over)
+        (first, *_) = self._applied(self.evaluation, site, case, "validation")
+        return self.preparation.moments(first[Keys.IMAGE], over)
 
     def fixed(self, sample: Sample, random: np.random.RandomState) -> Any:
         """Return the cut sample without augmentation; a list if a case gives several."""

@@ -7,13 +7,11 @@ import numpy as np
 import pydicom
 import pytest
 import SimpleITK as sitk
-from monai.transforms import LoadImage
 from written_volumes import AFFINE, SHAPE, itk_image, load_volume, write, write_dicom
 from written_volumes import voxels as voxels
 
 from medfedaug.data.federation import check_federation
 from medfedaug.data.io.formats import read_header
-from medfedaug.data.io.readers import SimpleITKReader
 from medfedaug.data.sites import find_sites, site_statistics
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
@@ -62,27 +60,6 @@ def test_channels_come_first(tmp_path, kind):
     header = read_header(path)
     assert (header.shape, header.channels, header.axes) == (SHAPE, 2, "LPS")
     np.testing.assert_array_equal(load_volume(path).numpy(), np.moveaxis(voxels, -1, 0))
-
-
-def test_monai_takes_the_reader(tmp_path, voxels):
-    for kind in ("mha", "nrrd", "dicom"):
-        path = write(tmp_path / FORMATS[kind], voxels)
-        for reader in (SimpleITKReader, SimpleITKReader()):
-            image = LoadImage(reader=reader, ensure_channel_first=True)(path)
-            np.testing.assert_array_equal(image.numpy()[0], voxels)
-            np.testing.assert_allclose(image.affine.numpy(), AFFINE, atol=1e-5)
-    assert not SimpleITKReader().verify_suffix("image.nii.gz")
-
-
-def test_a_picture_of_two_dimensions_has_an_affine_of_two(tmp_path):
-    image = sitk.GetImageFromArray(np.arange(6, dtype=np.uint8).reshape(2, 3))
-    image.SetSpacing((2.0, 5.0))
-    sitk.WriteImage(image, str(tmp_path / "flat.mha"))
-    flat = LoadImage(reader=SimpleITKReader())(tmp_path / "flat.mha")
-    assert flat.tolist() == [[0, 3], [1, 4], [2, 5]]
-    assert flat.meta["affine"].tolist() == [[-2, 0, 0], [0, -5, 0], [0, 0, 1]]
-    with pytest.raises(ValueError, match="2-dimensional, a volume was expected"):
-        load_volume(tmp_path / "flat.mha")
 
 
 @pytest.mark.all_layers

@@ -9,24 +9,12 @@ import torch
 from reference import same
 from running import TINY_OPTIONS
 
-from medfedaug.config.run import Execution
 from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import RunFailed
-from medfedaug.federation import run_in_process
-from medfedaug.federation.in_process import InProcessCarrier
 from medfedaug.federation.messages.messages import PREPARE, TRAIN
 from medfedaug.federation.server import aggregation
 
 SITES = list("ABCDE")
-
-
-@pytest.fixture(scope="module")
-def five(tmp_path_factory):
-    root = tmp_path_factory.mktemp("hostile") / "data"
-    made = make_phantom(root, sites=5, patients=5, shape=(16, 16, 8), seed=0, shift=(0, 0, 0, 0, 3))
-    for folder, name in zip(made, SITES, strict=True):
-        shutil.move(folder, root / name)
-    return root
 
 
 @pytest.fixture(scope="module")
@@ -38,41 +26,6 @@ def uneven(tmp_path_factory):
     for folder, name in zip((*few, many), SITES, strict=True):
         shutil.copytree(folder, root / "sites" / name)
     return root / "sites"
-
-
-@pytest.fixture(scope="module")
-def federation(five, tiny_config):
-    """A run in which sites may lie: `lie(site, request, reply)` changes a reply in place."""
-
-    def run(lie=None, sites=SITES, data=five, min_sites=2, methods="fedavg", connected=None, **changes):
-        class Lying(InProcessCarrier):
-            def connected(self):
-                return connected(self.server.round + 1) if connected else super().connected()
-
-            def ask(self, request, names, needed, accept):
-                def see(name, reply):
-                    if lie is not None and not reply.error:
-                        lie(name, request, reply)
-                    return accept(name, reply)
-
-                return super().ask(request, names, needed, see)
-
-        network = {"network": "unet", "network_args": {"channels": [4, 8], "strides": [2], "norm": "batch"}}
-        events = []
-        # Scores are no part of any check, but for those of the last round.
-        config = tiny_config(methods, **{**network, "rounds": 3, "validate_every": 10, **changes})
-        server = run_in_process(
-            config,
-            data,
-            list(sites),
-            "cpu",
-            events.append,
-            execution=Execution(min_sites=min_sites),
-            carrier=Lying,
-        )
-        return server, events
-
-    return run
 
 
 def is_buffer(key):

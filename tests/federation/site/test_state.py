@@ -7,7 +7,6 @@ import sys
 
 import pytest
 from hospitals import Deployment, Hospital
-from running import TINY_OPTIONS
 
 from medfedaug.federation import FederationServer
 from medfedaug.federation.messages.messages import Request
@@ -118,19 +117,6 @@ def test_what_a_killed_writer_left_is_removed_at_the_next_start_and_nothing_else
     assert (state / "busy.key").read_bytes() == b"whole"
     assert [file for file in left if file.exists()] == []
     assert all(file.exists() for file in others)
-
-
-def test_a_servers_leftovers_go_too(run, phantom_dir, tmp_path):
-    out = tmp_path / "run"
-    (out / "state/server").mkdir(parents=True)
-    left = killed(out / "state/server/medfedaug.pt")
-    code, _, err = run(
-        *("simulate", "--data", phantom_dir, "--methods", "fedavg", "--rounds", 1, "--engine", "inprocess"),
-        *TINY_OPTIONS,
-        *("--limit", 1, "--no-report", "--out", out),
-    )
-    assert code == 0, err
-    assert not left.exists()
 
 
 @pytest.mark.parametrize(

@@ -110,24 +110,6 @@ def test_a_slice_that_is_gone_is_said(run, folder, tmp_path):
     assert nibabel.load(next((site.out / "images").iterdir())).shape == (24, 20, 4)
 
 
-def test_an_outline_that_is_rewritten_under_its_own_uid_is_seen_by_its_date(run, folder, tmp_path):
-    site = Site(run, tmp_path, folder.source)
-    files = write_image(tmp_path / "made/P", "P")
-    folder.send(tmp_path / "made/P")
-    path = write_outline(tmp_path / "made/s.dcm", files, {"Tumour": FIRST}, "20200101")
-    folder.send(path)
-    site.load(["P"], *SEG)
-    old = pydicom.dcmread(path)
-    again = pydicom.dcmread(write_outline(path, files, {"Tumour": SECOND}, "20200102"))
-    again.SOPInstanceUID = again.file_meta.MediaStorageSOPInstanceUID = old.SOPInstanceUID
-    again.SeriesInstanceUID = old.SeriesInstanceUID
-    again.save_as(path)
-    folder.send(path)
-    assert "other objects of SEG" in site.load(["P"], *SEG)
-    site.load(["P"], *SEG, "--refresh")
-    np.testing.assert_array_equal(site.label("P"), SECOND)
-
-
 def test_an_outline_that_is_gone_leaves_the_data_and_comes_back(run, archive, tmp_path):
     site = Site(run, tmp_path, archive.source)
     paths = {}

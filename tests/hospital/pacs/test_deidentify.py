@@ -27,8 +27,7 @@ from pydicom.uid import (
 
 from medfedaug.errors import ReaderError
 from medfedaug.hospital.dicom.pixels import stored_frames
-from medfedaug.hospital.pacs.deidentify import Deidentifier
-from medfedaug.hospital.pacs.kept_attributes import DUMMIES, EMPTIED, LABELS, kept_attributes
+from medfedaug.hospital.pacs.deidentify import DUMMIES, EMPTIED, LABELS, Deidentifier, kept_attributes
 
 NEEDLE = b"NEEDLE"
 VOXELS = np.random.default_rng(1).integers(-900, 900, (40, 36, 3)).astype(np.int16)

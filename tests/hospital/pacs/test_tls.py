@@ -14,7 +14,6 @@ from cryptography.x509.oid import NameOID
 from dicom_files import sets, write_slices
 from orthanc import free_port, running_orthanc
 
-from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access, ArchiveError, StudyQuery, open_archive
 
 VOXELS = np.zeros((8, 8, 2), np.int16)
@@ -102,16 +101,6 @@ def test_dimse_with_tls_is_refused_to(encrypted, files, changed, reason):
     archive = open_archive(dimse=encrypted.dimse, access=Access(timeout=3, **options))
     with archive, pytest.raises(ArchiveError, match="cannot be reached"):
         archive.find_studies(StudyQuery("PatientID", "TLS"))
-
-
-def test_files_that_are_no_certificates_are_named(files, tmp_path):
-    (tmp_path / "empty.pem").write_text("nothing\n")
-    with pytest.raises(ConfigError, match="no certificate of an authority in PEM"):
-        Access(authority=tmp_path / "empty.pem")
-    with pytest.raises(ConfigError, match="belong together"):
-        Access(certificate=files / "site.crt", key=files / "archive.key")
-    with pytest.raises(ConfigError, match="control character"):
-        Access(token="a\nInjected: header")
 
 
 def test_dicomweb_with_tls_and_a_client_certificate(run, orthanc, files, tmp_path, monkeypatch):

@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 import torch
 from hospitals import Deployment, Hospital
-from nvflare.apis.analytix import AnalyticsDataType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext, FLContextManager
 from nvflare.apis.signal import Signal
-from nvflare.apis.utils.analytix_utils import create_analytic_dxo
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
 from PIL import Image
@@ -29,7 +27,6 @@ from medfedaug.federation.messages.messages import Request
 from medfedaug.hospital.privacy.pseudonyms import PSEUDONYM_KEY
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.job.executor import SiteExecutor
-from medfedaug.nvflare_jobs.job.loop import _ClientAPI
 from medfedaug.nvflare_jobs.job.messages import reply_from_model, request_to_model
 
 SIDE, CLASSES = 4, 3
@@ -175,12 +172,4 @@ def test_no_log_event_of_a_site_names_files_or_settings(tmp_path, tiny_config, b
     assert error
     assert PATIENT not in error
     assert "SECRET" not in error
-    assert converter.sent == []
-
-
-def test_what_a_training_script_logs_stays(tmp_path):
-    (tmp_path / "loop.py").write_text("pass\n")
-    converter = Listening()
-    logged = create_analytic_dxo(f"dice of {PATIENT}", 0.8125, AnalyticsDataType.SCALAR, global_step=3)
-    _ClientAPI(tmp_path / "loop.py").fire_log_analytics(context_of(tmp_path, converter), logged)
     assert converter.sent == []

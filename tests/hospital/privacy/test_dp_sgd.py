@@ -10,7 +10,7 @@ from private_steps import by_hand, epsilon
 from running import TINY_ARGS
 
 from medfedaug.data.sites import find_sites
-from medfedaug.errors import ConfigError, PrivacyRefused, RunFailed
+from medfedaug.errors import PrivacyRefused, RunFailed
 from medfedaug.federation import FederationServer, Request, Site, SiteTrainer, run_in_process
 from medfedaug.hospital.privacy import PrivacyLedger, PrivacyPolicy
 from medfedaug.hospital.privacy.guard import SitePrivacy
@@ -216,15 +216,6 @@ def test_exact_statistics_normalise_nothing_where_the_server_leaves_out_the_exch
 def test_what_would_let_a_case_change_more_is_refused_with_the_reason(federation, methods, changes, words):
     with pytest.raises(RunFailed, match=f"site A: .*{words}"):
         federation(methods, **changes)
-
-
-def test_the_policy_says_what_is_missing():
-    with pytest.raises(ConfigError, match="epsilon says where the site stops"):
-        PrivacyPolicy(sgd_noise_multiplier=1.0)
-    with pytest.raises(ConfigError, match="sgd_clip must be positive"):
-        PrivacyPolicy(sgd_clip=0.0)
-    with pytest.raises(ConfigError, match="sgd_noise_multiplier cannot be negative"):
-        PrivacyPolicy(sgd_noise_multiplier=-1.0, epsilon=1.0)
 
 
 def test_it_goes_under_masks_too(federation):

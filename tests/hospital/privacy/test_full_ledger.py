@@ -5,6 +5,7 @@ import sqlite3
 import pytest
 
 from medfedaug.errors import ConfigError, StorageError
+from medfedaug.hospital.privacy import ledger as ledger_module
 from medfedaug.hospital.privacy.ledger import PrivacyLedger, Release
 
 
@@ -30,6 +31,19 @@ def test_sqlites_full_disk_is_told_as_one_and_nothing_is_lost(ledger, monkeypatc
         ledger.enter([Release("job", "model", "weights", "x" * 100_000)])
     monkeypatch.undo()
     assert [entry.release.shape for entry in ledger.entries()] == ["1 MB"]
+
+
+def test_a_disk_that_is_full_when_a_ledger_begins_leaves_nothing_unreadable(tmp_path, monkeypatch):
+    def full(connection):
+        connection.execute("CREATE TABLE members (cases TEXT)")
+        raise sqlite3.OperationalError("database or disk is full")
+
+    account = PrivacyLedger(tmp_path / "ledger.sqlite")
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_module, "_make", full)
+        with pytest.raises(StorageError, match="the disk is full"):
+            account.releases()
+    assert account.releases() == []
 
 
 def test_a_ledger_of_another_schema_is_refused_with_both(ledger):

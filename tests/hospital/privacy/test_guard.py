@@ -380,8 +380,8 @@ def test_after_a_noisy_release_fedrdn_uses_the_noisy_pair_itself():
 
 def test_the_number_of_studies_is_not_that_of_one_patient():
     guard = PrivacyGuard("A", PrivacyPolicy(), cases=40)
-    assert guard.description([2] * 12)["studies"] == 24
-    assert not guard.description([1] * 11 + [29]).get("studies")
+    assert guard.counts([2] * 12)["studies"] == 24
+    assert not guard.counts([1] * 11 + [29]).get("studies")
 
 
 # ---------------------------------------------------------------- the account

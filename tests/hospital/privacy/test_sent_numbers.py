@@ -102,4 +102,4 @@ def test_a_split_of_few_cases_has_no_number_in_a_message(deploy, tiny_config):
     deployment.run(tiny_config(rounds=1))
     prepared = [reply.metrics for _, reply in deployment.replies if reply.task == "prepare"]
     assert [metrics["cases"] for metrics in prepared] == [{"training": 8}] * 2
-    assert [metrics["description"] for metrics in prepared] == [{"patients": 8, "studies": 8}] * 2
+    assert [metrics["counts"] for metrics in prepared] == [{"patients": 8, "studies": 8}] * 2

@@ -13,8 +13,6 @@ from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, run_in_process
 from medfedaug.federation.in_process import InProcessCarrier
 from medfedaug.federation.messages.messages import CONFIRM, KEYS, MASKED, OPEN, SHARES, TRAIN, Request
-from medfedaug.hospital.secure.keys import KeyPair, derived
-from medfedaug.hospital.secure.secure_random import stream
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
 from medfedaug.simulate import configure, simulate
@@ -347,19 +345,6 @@ def test_a_job_under_masks_is_no_other_job(federation):
     carrier = lying(lambda r, s: Request(KEYS, 1, run=r.run) if r.task == TRAIN else r)
     with pytest.raises(RunFailed, match="no task 'keys'"):
         federation(secure=False, carrier=carrier)
-
-
-# ---------------------------------------------------------------- the parts, against their definitions
-
-
-def test_both_ends_agree_on_a_key_and_on_no_other_for_another_purpose():
-    one, other = KeyPair(), KeyPair()
-    assert one.agree(other.public, b"x") == other.agree(one.public, b"x") != one.agree(other.public, b"y")
-    assert KeyPair(one.secret).public == one.public
-    with pytest.raises(ValueError):
-        one.agree(bytes(32), b"x")  # the point of order 1, with which every key agrees on zeros
-    key = derived(b"secret", b"x")
-    assert np.array_equal(stream(key, 5), stream(key, 9)[:5])
 
 
 @pytest.mark.slow

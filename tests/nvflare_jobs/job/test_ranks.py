@@ -136,9 +136,8 @@ def federation(tmp_path):
 
 def same(found: Reply, expected: Reply) -> None:
     assert found.num_samples == expected.num_samples == 8
-    for name, kept in (("train_loss", found.metrics), ("val_dice", found.metrics)):
-        if name in kept:
-            assert kept[name] == pytest.approx(expected.metrics[name], abs=1e-6)
+    if "val_dice" in found.metrics:
+        assert found.metrics["val_dice"] == pytest.approx(expected.metrics["val_dice"], abs=1e-6)
     for part in ("weights", "payload"):
         one, other = getattr(found, part), getattr(expected, part)
         assert one.keys() == other.keys()
@@ -169,11 +168,7 @@ def test_two_processes_are_one_with_the_doubled_batch_until_one_dies(federation)
         ("break", "the training script train_2.py ended before round 2 was over (RuntimeError: "),
         (
             "next(network.parameters()).data += 1",
-            "rank 1 of 2 has other weights than rank 0 after the round; pass each batch through",
-        ),
-        (
-            "federation.before_step(), federation.step()",
-            "rank 1 of 2 took 3 steps in the round, and rank 0 took 2",
+            "rank 1 of 2 has other weights than rank 0 after the round; take the same steps",
         ),
     ],
 )

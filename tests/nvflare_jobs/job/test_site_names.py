@@ -6,7 +6,7 @@ import shutil
 import pytest
 from running import TINY_OPTIONS
 
-from medfedaug.nvflare_jobs.job.site_names import VARIABLE, SiteNames, identifiers
+from medfedaug.nvflare_jobs.job.site_names import identifiers
 
 
 def test_what_is_an_identifier_stays_and_others_never_meet_it():
@@ -17,13 +17,6 @@ def test_what_is_an_identifier_stays_and_others_never_meet_it():
         **{"Genève": "Geneve_2", "Geneve": "Geneve", "Ge.neve": "Ge_neve", "server": "server_2"},
         **{"--": "site", "A B": "A_B_2", "A_B": "A_B"},
     }
-
-
-def test_a_process_of_a_simulation_knows_both(monkeypatch):
-    monkeypatch.setenv(VARIABLE, json.dumps({"Zurich_Sud": "Zürich Süd"}))
-    names = SiteNames()
-    assert (names.name("Zurich_Sud"), names.identifier("Zürich Süd")) == ("Zürich Süd", "Zurich_Sud")
-    assert names.name("other") == names.identifier("other") == "other"
 
 
 @pytest.mark.slow

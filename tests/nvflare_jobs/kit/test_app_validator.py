@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +12,8 @@ from hostile_files import FILES, SECRET, TOKEN, VARIABLE, bait, spoil_files
 from medfedaug import __version__
 from medfedaug.nvflare_jobs import MedFedAugRecipe
 from medfedaug.nvflare_jobs.kit import app_validator
-from medfedaug.nvflare_jobs.kit.kit import VALIDATOR
 
-SIDES = {"client": "hospital-a", "server": "fl-server.example.org"}
-START = Path(__file__).parents[2] / "support/nvflare_start.py"
+SIDES = ("client", "server")
 
 
 def job_of(folder: Path, config) -> Path:
@@ -24,49 +21,10 @@ def job_of(folder: Path, config) -> Path:
     return folder / "job"
 
 
-def given(*starts: tuple[Path, str, list[Path]]) -> tuple[list[dict[str, str]], str]:
-    """The outcome of each job at each kit, which has a process of its own, and all that these printed."""
-    apps = [[str(kit), side, *(str(job / "app") for job in jobs)] for kit, side, jobs in starts]
-    done = subprocess.run(
-        [sys.executable, str(START), json.dumps(apps)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, VARIABLE: SECRET},
-        check=True,
-    )
-    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"deployed"')]
-    return answers, done.stdout + done.stderr
-
-
-def odd_jobs(honest: Path, folder: Path) -> list[Path]:
-    """Jobs of which a value, a key and a file have what a refusal must not show."""
-    jobs = []
-    for name in ("value", "key", "file"):
-        job = shutil.copytree(honest, folder / name)
-        file = job / "app/config/config_fed_client.json"
-        content = json.loads(file.read_text())
-        if name == "value":
-            content["executors"][0]["executor"]["args"]["config"]["classes"][1] = "{of the job}"
-        elif name == "key":
-            content["x\x1b[2J" + "y" * 500] = "{}"
-        else:
-            (job / "app/odd\x1b[2J.yml").write_text("text: of the job")
-        file.write_text(json.dumps(content))
-        jobs.append(job)
-    return jobs
-
-
 @pytest.fixture
 def validator(monkeypatch):
     monkeypatch.setattr(app_validator, "close_other_loaders", lambda: None)  # for all of this process
     return app_validator.JsonAppValidator()
-
-
-def configured(run, kits: Path, side: str) -> Path:
-    code, out, err = run("site", "configure", kits / SIDES[side], "--forbid-code")
-    assert code == 0, err
-    assert f"app_validator: {VALIDATOR}" in out
-    return kits / SIDES[side]
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -80,47 +38,26 @@ def test_a_job_with_any_other_configuration_is_refused(tmp_path, tiny_config, va
     assert validator.validate(str(honest / "app")) == ("", {})
 
 
-@pytest.mark.slow  # processes of two kits, in which NVFlare itself reads the jobs
-def test_a_kit_refuses_every_other_configuration_in_its_parent_and_in_job_processes(
-    run, kits, tmp_path, tiny_config
-):
+LOAD = """
+from sys import argv
+from medfedaug.nvflare_jobs.kit.app_validator import JsonAppValidator
+from nvflare.fuel.utils.config_factory import ConfigFactory
+if argv[1] == "configured":
+    JsonAppValidator()
+print(ConfigFactory.load_config("config_fed_client.conf", [argv[2]]).to_dict())
+"""
+
+
+@pytest.mark.parametrize("kit", ["configured", "plain"])
+def test_no_process_of_a_kit_reads_environment_files_or_addresses_for_a_job(tmp_path, tiny_config, kit):
     honest = job_of(tmp_path, tiny_config(classes=("background", "lesion")))
-    odd = odd_jobs(honest, tmp_path / "odd")
-    starts = []
     with bait(tmp_path / "secrets") as laid:
-        for side in SIDES:
-            folder = tmp_path / f"hostile/{side}"
-            jobs = [spoil_files(honest, folder / str(n), side, a, laid) for n, a in enumerate(FILES)]
-            starts.append((configured(run, kits, side), side, [*jobs, honest]))
-        starts[0][2].extend(odd)
-        answers, printed = given(*starts)
-        assert laid.asked == []
-    kits_files = [path for kit, _, _ in starts for path in kit.rglob("*") if path.is_file()]
-    for secret in (SECRET, TOKEN):
-        assert secret not in printed
-        assert not any(secret.encode() in path.read_bytes() for path in kits_files)
-    count = len(FILES) + 1
-    assert len(answers) == 2 * count + len(odd)
-    check_answers(answers[:count], "client", starts[0][0])
-    check_answers(answers[-count:], "server", starts[1][0])
-    # A refusal names file and key, and no value.
-    value, key, file = answers[count:-count]
-    brace = "config_fed_client.json: executors.0.executor.args.config.classes.1 has a brace"
-    assert brace in value["deployed"]
-    assert "of the job" not in value["deployed"] + file["deployed"]
-    for answer in (key, file):
-        assert answer["deployed"].isprintable()
-        assert len(answer["deployed"]) < 300
-
-
-def check_answers(answers: list[dict[str, str]], side: str, kit: Path) -> None:
-    for attack, answer in zip(FILES, answers, strict=False):
-        assert "job refused: " in answer["deployed"], attack
-        assert str(kit) not in answer["deployed"]
-        if "hocon" in attack and not FILES[attack].keep:
-            assert answer["built"].startswith("NotJson: "), attack  # a job process would not read it either
-    assert answers[-1]["deployed"] == ""
-    assert json.loads(answers[-1]["built"])["executors" if side == "client" else "workflows"]
+        hostile = spoil_files(honest, tmp_path / "hostile", "client", "hocon", laid)
+        command = [sys.executable, "-c", LOAD, kit, str(hostile / "app/config")]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, VARIABLE: SECRET})
+        read = [SECRET in done.stdout, TOKEN in done.stdout, bool(laid.asked)]
+    assert read == [kit == "plain"] * 3
+    assert ("NotJson" in done.stderr) is (kit == "configured")
 
 
 def test_a_job_that_would_be_refused_is_not_exported(run, tmp_path):
@@ -164,7 +101,6 @@ CONVERTER = "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent"
         (CONVERTER, {"events_to_convert": ["analytix_log_stats"]}, ""),
         ("nvflare.app_common.logging.job_log_streamer.JobLogStreamer", {}, "sends a site's logs"),
         (
-            "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver",
             {"tracking_uri": "https://evil.example"},
             "to an address of the job",
         ),

@@ -8,9 +8,7 @@ from pathlib import Path
 import certificates
 import pytest
 from connect_proxy import connect_proxy
-from reboot_parts import Deployment
-from rehearsal_processes import left_running
-from rehearsed_hospitals import HOSPITALS, SERVER
+from rehearsed_hospitals import HOSPITALS, SERVER, Rehearsal
 
 from medfedaug.errors import RunFailed
 from medfedaug.nvflare_jobs.kit.doctor import examine
@@ -193,7 +191,7 @@ def test_another_python3_on_the_path_is_not_ready_and_is_not_started(
 
 @pytest.mark.slow
 def test_behind_a_proxy_a_kit_starts_and_says_why_it_is_not_connected(tmp_path, proxy, monkeypatch):
-    with Deployment(tmp_path / "work", hospitals=HOSPITALS[:2]) as system:
+    with Rehearsal(tmp_path / "work", hospitals=HOSPITALS[:2]) as system:
         for name in ("HOME", "PATH"):
             monkeypatch.setenv(name, system.environment[name])
         system.request_kits()  # over gRPC
@@ -219,13 +217,12 @@ def test_behind_a_proxy_a_kit_starts_and_says_why_it_is_not_connected(tmp_path, 
         assert find_trouble(kit, server=False) == ""
         stop(kit)
         stop(system.kit(SERVER))
-    assert left_running(tmp_path) == []
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_python")
 def test_the_way_to_a_running_server_and_the_log_of_a_site_whose_certificate_has_expired(tmp_path):
-    with Deployment(tmp_path / "work", hospitals=HOSPITALS[:2]) as system:
+    with Rehearsal(tmp_path / "work", hospitals=HOSPITALS[:2]) as system:
         system.provision()
         system.make_data()
         system.configure()
@@ -262,4 +259,3 @@ def test_the_way_to_a_running_server_and_the_log_of_a_site_whose_certificate_has
         assert len(lines) == 1
         assert "ERROR" in lines[0]
         assert "docs/howto/certificates.md" in lines[0]
-    assert left_running(tmp_path) == []

@@ -1,14 +1,10 @@
 """Verdicts of an evaluation, by a metric of either direction."""
 
-import json
-
 import pytest
-from results import content
 
-from medfedaug.errors import MedFedAugWarning
 from medfedaug.metrics.base import Metric
 from medfedaug.metrics.registry import METRICS, described, find_metric
-from medfedaug.research.comparison.local_vs_global import find_evaluations, worth_table
+from medfedaug.research.comparison.local_vs_global import worth_table
 
 
 def evaluation(metric, low, high, **more):
@@ -69,18 +65,3 @@ def test_the_direction_of_a_bundles_metric_is_in_the_file(own_metric):
     (row,) = worth_table(evaluation("mean_gap", 0.25, 0.75, **told)).rows
     assert not find_metric("mean_gap").higher_is_better
     assert row.verdict == "worse"
-
-
-@pytest.mark.parametrize(("evaluated", "left_out"), [("first", False), ("second", True), (None, False)])
-def test_an_evaluation_of_a_run_that_was_replaced_is_left_out(tmp_path, evaluated, left_out):
-    """With `simulate --overwrite` it stays beside the results of another run."""
-    (tmp_path / "results.json").write_text(json.dumps({**content(), "run": "first"}))
-    made = {"scored": "global", **({} if evaluated is None else {"runs": [{"run": evaluated}]})}
-    models = {"global": made, "local": {"scored": "local"}}
-    found = {**evaluation("dice", 0.25, 0.75), "models": models}
-    (tmp_path / "evaluation.json").write_text(json.dumps(found))
-    if left_out:
-        with pytest.warns(MedFedAugWarning, match="of another run than results.json in its folder"):
-            assert find_evaluations([tmp_path]) == ([], [tmp_path])
-    else:
-        assert find_evaluations([tmp_path]) == ([found], [tmp_path])

@@ -65,30 +65,13 @@ def test_folds_and_seeds_are_one_experiment_though_each_run_has_a_plan_of_its_ow
     ]
 
 
-def test_a_method_that_had_another_plan_than_fedavg_is_named(write, tmp_path):
-    """One site more sent its fingerprint, for instance: the difference may come of the plan."""
-    runs = [
-        planned_run(write, 1.0),
-        planned_run(write, 2.0, ("fedrdn",)),
-        planned_run(write, 1.0, ("fedfa",)),
-    ]
-    (note,) = (note for note in summary_table(runs).notes if "plan" in note)
-    difference = "the plan may cause a difference, not the method."
-    assert note == f"fedrdn: not the same plan as fedavg (seed 0); {difference}"
-    text = Page(write_report(runs[::2], tmp_path / "r.html").read_text()).text
-    assert '"spacing": [1.0, 1.0, 1.0]' in text
-    assert "This is the plan of" not in text  # all have it
-
-
 def test_another_plan_that_was_asked_for_is_another_experiment(write):
     given = {"planning": {"memory": 8.0, "given": ["batch_size"]}, "batch_size": 2}
     runs = [planned_run(write, 1.0), planned_run(write, 1.0, ("fedrdn",), asked=given)]
     runs += [load_run(write(methods=("fedfa",), scores={"A": 0.5, "B": 0.5, "C": 0.5}))]
     with_same = [run.label for run in runs if experiment(run) == experiment(runs[0])]
     assert with_same == ["fedavg"]
-    # The first two had the same settings in the end, however they came about.
-    differences = {row.label: row.difference for row in summary_table(runs).rows}
-    assert differences == {"fedavg": None, "fedrdn": pytest.approx(0.0), "fedfa": None}
+    assert all(row.difference is None for row in summary_table(runs).rows)
 
 
 def test_a_plan_that_does_not_say_what_was_asked_is_named(write):

@@ -9,7 +9,6 @@ import torch
 from benchmark_files import (
     CHARACTERS,
     counts,
-    leaf,
     write_cifar,
     write_digits,
     write_fedscale,
@@ -75,24 +74,6 @@ def test_deals_that_cannot_be(sites, alpha):
         deal_by_dirichlet(np.zeros(10, int), sites, alpha, seed=0)
 
 
-def test_femnist_keeps_leafs_own_division(tmp_path):
-    for part, first, second in (("train", 20, 30), ("test", 3, 4)):
-        folder = tmp_path / "data" / part
-        folder.mkdir(parents=True)
-        (folder / f"all_data_0_niid_0_keep_0_{part}_9.json").write_text(leaf({"f0000_14": first}, 7))
-        both = leaf({"f0001_41": second, "f0009_00": 1}, 9)
-        (folder / f"all_data_1_niid_0_keep_0_{part}_9.json").write_text(both)
-    sites = open_benchmark("femnist", tmp_path)
-    assert counts(sites) == {"f0000_14": (18, 2, 3), "f0001_41": (27, 3, 4)}  # the third has too few
-    assert check_federation(sites)[2] == tuple(sorted(CHARACTERS))
-    case = next(c for c in sites[1].cases["training"] if c.index == 5)
-    assert case.label == CHARACTERS[14]
-    assert sites[1].load_image(case).unique().tolist() == [14]
-    assert [site.name for site in open_benchmark("femnist", tmp_path, writers=1)] == ["f0000_14"]
-    with pytest.raises(ConfigError, match="3 writers are more than the 2 with 10 images"):
-        open_benchmark("femnist", tmp_path, writers=3)
-
-
 def test_femnist_as_fedscale_deals_it(tmp_path):
     write_fedscale(tmp_path / "femnist", {"train": {"7": 20, "8": 3}, "test": {"7": 4}, "val": {"9": 2}})
     sites = open_benchmark("femnist", tmp_path / "femnist")
@@ -100,6 +81,8 @@ def test_femnist_as_fedscale_deals_it(tmp_path):
     assert counts(sites) == {"train_7": (16, 2, 2), "test_7": (0, 0, 4), "val_9": (0, 0, 2)}
     case = sites[1].cases["test"][3]
     assert (case.label, sites[1].load_image(case).unique().tolist()) == (CHARACTERS[3], [3])
+    with pytest.raises(ConfigError, match="2 writers are more than the 1 with 10 images"):
+        open_benchmark("femnist", tmp_path / "femnist", writers=2)
     listed = tmp_path / "femnist/client_data_mapping/val.csv"
     head = "client_id,sample_path,label_name,label_id\n"
     for row in ("9,data/a.png,a,62", "9,data/a.png,a,-1", "9", "9,data/a.png,a,x", '9,"data', "\xff"):

@@ -32,15 +32,11 @@ def test_domainnet_10_has_the_papers_shares(tmp_path):
     assert counts(open_benchmark("domainnet_10", tmp_path, fraction=1.0))["real"] == (40, 10, 4)
 
 
-def test_pacs_split_by_seed_and_as_published(tmp_path):
+def test_pacs_split_by_seed(tmp_path):
     write_pacs(tmp_path)
     sites = open_benchmark("pacs", tmp_path)
     assert counts(sites) == dict.fromkeys(PACS, (6, 2, 2))
     assert sites[0].cases == open_site(tmp_path / "kfold/art_painting").cases
-    sites = open_benchmark("pacs", tmp_path, split="published")
-    assert counts(sites) == dict.fromkeys(PACS, (6, 2, 2))
-    assert [case.name for case in sites[3].cases["validation"]] == ["dog/pic_000.jpg", "house/pic_000.jpg"]
-    assert [case.label for case in sites[3].cases["test"]] == ["dog", "house"]
     assert check_federation(sites) == ("classification", 3, ("dog", "house"))
 
 

@@ -10,8 +10,7 @@ from torch.nn.functional import avg_pool2d, cross_entropy
 
 from medfedaug.errors import ConfigError
 from medfedaug.models import build_network
-from medfedaug.research.layers.batch_instance_norm import batch_shares, mix_instance_norms
-from medfedaug.research.methods.bin import BIN
+from medfedaug.research.methods.bin import BIN, batch_shares, mix_instance_norms
 
 
 def mixed(z, norm, rho, training=True):

@@ -3,8 +3,7 @@
 import pytest
 from open_classes import ALL, FIRST, NONE, SECOND, SHAPES, batch, softmax, voxels
 
-from medfedaug.research.functional.open_classes import conditional_distillation
-from medfedaug.research.methods.condist import ConDist
+from medfedaug.research.methods.condist import ConDist, conditional_distillation
 
 
 @pytest.mark.parametrize("shape", SHAPES)

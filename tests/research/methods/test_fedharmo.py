@@ -48,22 +48,6 @@ def test_images_take_on_the_average_amplitudes_and_minima_are_flat(federate):
     assert_models(run, federated_averaging(run, train), atol=2e-6)
 
 
-@pytest.mark.parametrize("band", [0.0, 0.3])
-def test_low_frequencies_alone_are_exchanged_and_replaced(federate, band):
-    run = federate("fedharmo", settings={"fedharmo": {"band": band}}, rounds=1)
-    images = {site: pixels(run, site).numpy() / 255 for site in "ABC"}
-    average = np.mean([np.abs(np.fft.fft2(one)).mean(0) for one in images.values()], axis=0)
-    frequencies = np.abs(np.fft.fftfreq(8) * 8)
-    low = np.maximum(frequencies[:, None], frequencies[None]) <= int(band * 8)
-    for (site, _), batches in run.batches.items():
-        spectrum = np.fft.fft2(images[site])
-        amplitude = np.where(low, average, np.abs(spectrum))
-        expected = np.fft.ifft2(amplitude * np.exp(1j * np.angle(spectrum))).real
-        batches.assert_images(torch.from_numpy(expected))
-    sent = run.requests[1].once["fedharmo/amplitude"].double().numpy()
-    np.testing.assert_allclose(sent, (average * low)[..., :5], rtol=1e-5, atol=1e-5)
-
-
 def harmo_site(images, name="A", **args):
     """A site of slices, which pass the method's transforms on their way to the network."""
 
@@ -124,7 +108,7 @@ def test_fedharmos_model_is_evaluated_with_the_amplitudes_it_was_trained_with(
     phantom_dir, tiny_config, tmp_path
 ):
     sites = ["site_A", "site_B", "site_C"]
-    server = run_in_process(tiny_config("harmofl"), phantom_dir, sites, "cpu")
+    server = run_in_process(tiny_config("fedharmo"), phantom_dir, sites, "cpu")
     write_run(tmp_path, server)
     evaluation = evaluate_model(tmp_path / "global_model.pt", phantom_dir, device="cpu")
     test = server.results()["test"]

@@ -10,7 +10,6 @@ from medfedaug.errors import DataError
 from medfedaug.federation.messages.tensor_checks import check_tensors
 from medfedaug.methods.base import ServerContext, SiteContext
 from medfedaug.research.methods.fedmix import FedMix
-from medfedaug.tasks import ClassificationTask, SegmentationTask
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["photographs", "label maps"])
@@ -82,17 +81,6 @@ def test_fedmix_sends_means_of_groups_that_cover_the_site():
         assert len(part.means) == 3
 
 
-def test_fedmix_pads_with_background():
-    from medfedaug.research.methods.fedmix import _background, _fit
-
-    label = torch.stack([torch.zeros(2, 2), torch.ones(2, 2)])
-    padded = _background(_fit(label, (4, 4)))
-    assert padded.shape == (2, 4, 4)
-    assert torch.equal(padded.sum(0), torch.ones(4, 4))
-    assert torch.equal(padded[1], nn.functional.pad(torch.ones(2, 2), (1, 1, 1, 1)))
-    assert torch.equal(_background(_fit(padded, (2, 2))), label)
-
-
 def test_fedmix_refuses_invalid_means_and_sites_with_too_few_samples():
     server = FedMix().before_training(ServerContext(nn.Identity(), 1, task=Points()))
     images, labels = torch.rand(2, 1, 4, 4), torch.full((2, 3), 1 / 3)
@@ -102,19 +90,8 @@ def test_fedmix_refuses_invalid_means_and_sites_with_too_few_samples():
             server.check({"images": images, "labels": labels, **wrong})
     with pytest.raises(DataError, match=r"site A.*4 training samples.*means of 5"):
         fedmix_sites({"A": 4})["A"][3].collect()
-
-
-def test_the_loss_takes_probabilities_for_labels():
-    outputs = torch.randn(4, 3, 8, 8)
-    labels = torch.randint(3, (4, 1, 8, 8))
-    segmentation = SegmentationTask(3)
-    assert segmentation.probabilities(labels).shape == (4, 3, 8, 8)
-    torch.testing.assert_close(
-        segmentation.loss(outputs, segmentation.probabilities(labels)), segmentation.loss(outputs, labels)
-    )
-    classification = ClassificationTask(["a", "b", "c"], scale=True)
-    logits, classes = outputs[:, :, 0, 0], labels[:, 0, 0, 0]
-    torch.testing.assert_close(
-        classification.loss(logits, classification.probabilities(classes)),
-        classification.loss(logits, classes),
-    )
+    sites = fedmix_sites({"A": 6, "B": 5})
+    part = sites["A"][3]
+    part.means = [(torch.rand(1, 4, 4), torch.rand(3))]
+    with pytest.raises(DataError, match=r"site A.*shape \(1, 2, 3\) and \(1, 4, 4\)"):
+        part.mix(sites["A"][0], [(1.0, sites["A"][1])])

@@ -29,25 +29,6 @@ def test_the_length_is_the_sum_of_the_gradients_weights(momentum):
     assert float(part.collect()["length"]) == pytest.approx(total)
 
 
-def test_opposite_updates_of_sites_that_go_unequally_far_cancel(tiny_config):
-    """Equal samples, 2 and 10 steps, updates +2 and -10: 0 by the paper, -4 by FedAvg."""
-    server = FederationServer(tiny_config("fednova"))
-    for site in "AB":
-        server.accept_preparation(site, Reply("prepare", num_samples=7))
-    server.finish_preparation()
-    server.start_round()
-    before = {key: value.clone() for key, value in server.state.items()}
-    parameters = dict(Composition(server.config).network.named_parameters())
-    for site, length, change in (("A", 2.0, 2.0), ("B", 10.0, -10.0)):
-        weights = {key: before[key] + change * (key in parameters) for key in server.shared}
-        payload = {"fednova/length": torch.tensor([length])}
-        assert server.accept(site, Reply("train", 1, weights, payload, num_samples=7))
-    server.finish_round()
-    for key in parameters:
-        torch.testing.assert_close(server.state[key], before[key], rtol=0, atol=2e-6)
-    assert server.rounds[0]["methods"]["fednova"] == {"steps": 6.0}
-
-
 @pytest.mark.parametrize("length", [0.0, -3.0, 1e9])
 def test_a_length_that_no_training_has_is_refused(tiny_config, length):
     server = FederationServer(tiny_config("fednova"), execution=Execution(min_sites=1))

@@ -3,11 +3,7 @@
 import pytest
 import torch
 from reference import SEGMENTING_OPTIONS, UNEVEN, assert_steps, share_of
-from torch import nn
 from torch.nn.functional import cross_entropy
-
-from medfedaug.methods.base import SiteContext
-from medfedaug.research.methods.mixup import MixUp
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["photographs", "label maps"])
@@ -26,13 +22,6 @@ def test_images_and_losses_of_two_are_mixed(federate, make_regions, dense):
         return share * cross_entropy(out, y) + (1 - share) * cross_entropy(out, y[order])
 
     assert_steps(run, step)
-
-
-def test_mixup_of_a_mixed_batch_weighs_all_four():
-    part = MixUp(alpha=1.0).at_site(SiteContext("A", nn.Identity()))
-    _, targets = part.mix(torch.rand(3, 1, 2, 2), [(0.25, torch.arange(3)), (0.75, torch.arange(3, 6))])
-    assert len(targets) == 4
-    assert sum(weight for weight, _ in targets) == pytest.approx(1.0)
 
 
 def test_mixup_draws_lambda_from_a_symmetric_beta():

@@ -7,8 +7,7 @@ import pytest
 import torch
 from open_classes import ALL, FIRST, GENERATOR, NONE, SHAPES, batch, softmax, voxels
 
-from medfedaug.research.functional.open_classes import confident_entropy, possible_classes
-from medfedaug.research.methods.teacher import Teacher, TeacherSite
+from medfedaug.research.methods.teacher import Teacher, TeacherSite, confident_entropy, possible_classes
 
 
 @pytest.mark.parametrize("shape", SHAPES)

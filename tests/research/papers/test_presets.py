@@ -1,7 +1,7 @@
 """Presets: what a planned run gets, compared with the words of the paper; and their documentation."""
 
 import csv
-import pickle
+import struct
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from benchmark_files import picture, write_fedbn
+from scipy.io import savemat
 
 from medfedaug.config.run import RunConfig
 from medfedaug.methods import build_methods
@@ -158,12 +159,15 @@ def test_four_fifths_of_domainnet_train_as_in_domainbed(monkeypatch, tmp_path):
 
 def test_a_hundredth_of_digits_trains_without_synthetic_ones(monkeypatch, tmp_path):
     """FRAug Section 4.1: "1% for the Digits dataset", of which it has MNIST, MNIST-M, SVHN and USPS."""
-    rng = np.random.default_rng(0)
     for site in ("MNIST", "SynthDigits"):
-        (tmp_path / site / "partitions").mkdir(parents=True)
-        for file in (*(f"partitions/train_part{i}.pkl" for i in range(10)), "test.pkl"):
-            pair = rng.integers(0, 256, (100, 28, 28), dtype=np.uint8), np.arange(100) % 10
-            (tmp_path / site / file).write_bytes(pickle.dumps(pair, protocol=4))
+        (tmp_path / site).mkdir()
+    for name, mnist, count in (("train", "train", 1000), ("test", "t10k", 100)):
+        labels = np.arange(count, dtype=np.uint8) % 10
+        for kind, values in (("images-idx3", np.zeros((count, 28, 28), np.uint8)), ("labels-idx1", labels)):
+            head = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape)
+            (tmp_path / f"MNIST/{mnist}-{kind}-ubyte").write_bytes(head + values.tobytes())
+        synthetic = {"X": np.zeros((32, 32, 3, count), np.uint8), "y": labels[:, None]}
+        savemat(tmp_path / f"SynthDigits/synth_{name}_32x32.mat", synthetic)
     assert [site.name for site in open_benchmark("digits", tmp_path)] == ["MNIST", "SynthDigits"]
     (site,) = open_benchmark("digits", tmp_path, **planned(monkeypatch, "fraug_digits").data)
     assert (site.name, len(site.cases["training"])) == ("MNIST", 10)  # of 1,000

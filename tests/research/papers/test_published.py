@@ -119,7 +119,7 @@ LINE = "office_caltech_10,FedFA+,3,FEDAVG,fedavg,,,,84.4,66.7,75.0,88.1,78.5,"
 
 def test_a_line_is_read_with_spread_and_gaps():
     text = f"{HEADER}\n{LINE}\n" + LINE.replace("84.4,66.7", "84.4 ± 0.9,").replace("78.5", "")
-    whole, part = parse_published(text, "office_caltech_10")
+    whole, part = parse_published(text)
     assert (whole.source, whole.mean.score, whole.mean.spread) == ("FedFA+ Table 3", 0.785, None)
     assert list(part.sites) == ["amazon", "dslr", "webcam"]
     assert part.sites["amazon"].score == pytest.approx(0.844)

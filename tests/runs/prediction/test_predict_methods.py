@@ -39,7 +39,7 @@ def maps(out: Path) -> dict[str, np.ndarray]:
 def normalised(tmp_path_factory, phantom_dir) -> Path:
     """A run that normalises with the site's statistics, and leaves running statistics at the sites."""
     out = tmp_path_factory.mktemp("run") / "run"
-    run = simulated(phantom_dir, out, "fedrdn,silobn", *FEW, "--set", "silobn.unseen=own")
+    run = simulated(phantom_dir, out, "fedrdn,silobn", *FEW, "--set", "silobn.unseen=average")
     return balanced(run, phantom_dir, "site_A")
 
 

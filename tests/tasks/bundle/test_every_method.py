@@ -15,7 +15,7 @@ CLASSIFYING = ("fedproto", "fedsr", "fpl", "fraug", "rsc", "selfreg")
 REFUSED = {
     **dict.fromkeys(CLASSIFYING, "is defined for classification alone"),
     **dict.fromkeys(("feddg", "randaugment"), "is not defined for volumes"),
-    **dict.fromkeys(("fedharmo", "harmofl"), "patches"),
+    "fedharmo": "patches",
     "fedmix": "fedmix mixes labels",
     "fedfd_prompt": "prompts go into MONAI's ViT",
 }

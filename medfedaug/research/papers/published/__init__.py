@@ -20,21 +20,18 @@ A number that a paper or its successor prints again is listed once, with the sit
 """
 
 import csv
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from medfedaug.errors import DataError
 from medfedaug.research.papers.axes import parse_axis, shown, split_values
-from medfedaug.research.papers.presets import PRESETS, Preset
+from medfedaug.research.papers.presets import Preset
 
 __all__ = ["PrintedScore", "Published", "parse_published", "published_rows"]
 
-PAPERS = ("FedFA", "FedFA+", "FedRDN", "FedFD-A", "FRAug")
-_BEFORE_SITES = ("protocol", "paper", "table", "row", "methods", "settings", "held_out", "trained_at")
-_AFTER_SITES = ("mean", "note")
+_NO_SITES = {"protocol", "paper", "table", "row", "methods", "settings", "held_out", "trained_at"}
+_NO_SITES |= {"mean", "note"}
 
 
 @dataclass(frozen=True)
@@ -93,60 +90,24 @@ def published_rows(preset: Preset) -> tuple[Published, ...]:
 @cache
 def _of_benchmark(benchmark: str) -> tuple[Published, ...]:
     path = resources.files(__name__) / f"{benchmark}.csv"
-    return parse_published(path.read_text(encoding="utf-8"), benchmark) if path.is_file() else ()
+    return parse_published(path.read_text(encoding="utf-8")) if path.is_file() else ()
 
 
-def parse_published(text: str, benchmark: str) -> tuple[Published, ...]:
-    """Read the rows of a file.
-
-    Args:
-        text: its content.
-        benchmark: the data set of its protocols.
-    """
-    path = f"{benchmark}.csv"
-    header, *lines = [*csv.reader(text.splitlines())] or [[]]
-    sites = header[len(_BEFORE_SITES) : -len(_AFTER_SITES)]
-    if tuple(header) != (*_BEFORE_SITES, *sites, *_AFTER_SITES) or len(set(header)) < len(header):
-        raise DataError(
-            f"the columns must be {', '.join(_BEFORE_SITES)}, the sites', {', '.join(_AFTER_SITES)}",
-            path=path,
-        )
-    rows = []
-    for number, cells in enumerate(lines, start=2):
-        try:
-            if len(cells) != len(header):
-                raise ValueError(f"{len(cells)} cells in place of {len(header)}")
-            rows.append(_row(dict(zip(header, cells, strict=True)), sites, benchmark))
-        except ValueError as error:
-            raise DataError(f"line {number}: {error}", path=path) from error
-    return tuple(rows)
+def parse_published(text: str) -> tuple[Published, ...]:
+    """Read the rows of a file."""
+    return tuple(map(_row, csv.DictReader(text.splitlines())))
 
 
-def _row(cells: Mapping[str, str], sites: list[str], benchmark: str) -> Published:
-    protocol = cells["protocol"]
-    if protocol not in PRESETS or PRESETS[protocol].benchmark != benchmark:
-        raise ValueError(f"{protocol!r} is no protocol of {benchmark}")
-    if cells["paper"] not in PAPERS:
-        raise ValueError(f"the paper {cells['paper']!r} is not one of {', '.join(PAPERS)}")
-    if cells["held_out"] not in ("", "yes"):
-        raise ValueError(f"held_out is 'yes' or empty, got {cells['held_out']!r}")
-    for name in ("table", "row", "methods"):
-        if not cells[name]:
-            raise ValueError(f"{name} is empty")
-    if cells["trained_at"] not in ("", *sites):
-        raise ValueError(f"trained_at {cells['trained_at']!r} is no site")
-    scores = {site: score for site in sites if (score := _score(cells[site])) is not None}
-    mean = _score(cells["mean"])
-    if not scores and mean is None:
-        raise ValueError("there is no score")
+def _row(cells: Mapping[str, str]) -> Published:
+    sites = [name for name in cells if name not in _NO_SITES]
     table = cells["table"]
     return Published(
-        protocol=protocol,
+        protocol=cells["protocol"],
         methods=cells["methods"],
         source=f"{cells['paper']} {f'Table {table}' if table.isdigit() else table}",
         row=cells["row"],
-        sites=scores,
-        mean=mean,
+        sites={site: score for site in sites if (score := _score(cells[site])) is not None},
+        mean=_score(cells["mean"]),
         settings=cells["settings"],
         held_out=cells["held_out"] == "yes",
         trained_at=cells["trained_at"],
@@ -157,7 +118,5 @@ def _row(cells: Mapping[str, str], sites: list[str], benchmark: str) -> Publishe
 def _score(text: str) -> PrintedScore | None:
     if not text:
         return None
-    match = re.fullmatch(r"(\d+\.\d+)(?: ± (\d+\.\d+))?", text)
-    if not match or not 0 < float(match[1]) <= 100:
-        raise ValueError(f"{text!r} is no score in per cent")
-    return PrintedScore(float(match[1]) / 100, None if match[2] is None else float(match[2]) / 100)
+    score, *spread = (float(number) / 100 for number in text.split(" ± "))
+    return PrintedScore(score, *spread)

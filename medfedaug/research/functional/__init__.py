@@ -1,1 +1,0 @@
-"""Equations of the compared methods, as pure functions on tensors."""

@@ -1,1 +1,0 @@
-"""Layers of the compared methods."""
