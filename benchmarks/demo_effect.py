@@ -1,4 +1,4 @@
-"""The effect that `medfedaug demo` shows, over seeds of patients and training, and with other remedies.
+"""The effect that `medfedaug demo` shows, over seeds of patients and training.
 
 python benchmarks/demo_effect.py --out docs/results/demo --seeds 0 1 2 3 4 5 6 7 8 9
 """
@@ -10,16 +10,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from measure import hardware, parser
 
-# Further remedies, with fewer seeds; the last is a norm of the network in place of a method.
-OTHERS = {"norm": ["--method", "norm"], "fixbn": ["--method", "fixbn"], "ditto": ["--method", "ditto"]}
-OTHERS["instance norm, fedrdn"] = ["--norm", "instance"]
 MAIN = "fedrdn"
 
 
-def run(command: str, seed: int, options: list[str]) -> dict[str, object]:
+def run(command: str, seed: int) -> dict[str, object]:
     """Run the demo once and return its result, with its seconds."""
     with tempfile.TemporaryDirectory() as folder:
         file, started = Path(folder) / "demo.json", time.perf_counter()
@@ -32,7 +30,6 @@ def run(command: str, seed: int, options: list[str]) -> dict[str, object]:
             str(seed),
             "--json",
             str(file),
-            *options,
         ]
         subprocess.run(demo, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         return {**json.loads(file.read_text()), "seconds": round(time.perf_counter() - started)}
@@ -62,22 +59,21 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--out", type=Path, required=True, help="for numbers.json and table.md")
     arguments.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
-    arguments.add_argument("--other-seeds", type=int, nargs="*", default=[0, 1, 2])
     arguments.add_argument("--command", default=str(Path(sys.executable).with_name("medfedaug")))
     options = arguments.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "numbers.json"
-    record = json.loads(file.read_text()) if file.exists() else {"hardware": hardware(), "runs": {}}
-    todo = [(MAIN, seed, []) for seed in options.seeds]
-    todo += [(name, seed, flags) for seed in options.other_seeds for name, flags in OTHERS.items()]
-    for name, seed, flags in todo:
-        done = record["runs"].setdefault(name, {})
+    record: dict[str, Any] = (
+        json.loads(file.read_text()) if file.exists() else {"hardware": hardware(), "runs": {}}
+    )
+    done = record["runs"].setdefault(MAIN, {})
+    for seed in options.seeds:
         if str(seed) not in done:
-            done[str(seed)] = run(options.command, seed, flags)
+            done[str(seed)] = run(options.command, seed)
             file.write_text(json.dumps(record, indent=1) + "\n")
             (options.out / "table.md").write_text(table(record["runs"]))
             odd = done[str(seed)]["sites"][done[str(seed)]["odd"]]
-            print(name, seed, {key: round(value["dice"] or 0, 3) for key, value in odd.items()}, flush=True)
+            print(MAIN, seed, {key: round(value["dice"] or 0, 3) for key, value in odd.items()}, flush=True)
 
 
 if __name__ == "__main__":

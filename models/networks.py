@@ -129,11 +129,6 @@ def built_in_networks() -> tuple[str, ...]:
     return tuple(sorted(_NETWORKS))
 
 
-def task_of(name: str) -> str:
-    """Return the task of a built-in network, ``"segmentation"`` or ``"classification"``; empty for others."""
-    return getattr(_NETWORKS[name], "task", "segmentation") if name in _NETWORKS else ""
-
-
 def supervises(name: str) -> bool:
     """Return whether a network has heads at several levels of its decoder (`medfedaug.models.supervision`).
 

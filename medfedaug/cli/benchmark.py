@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from medfedaug.research.sweeps.workers import Workers
 
 
+_DECODED = 4 * 2**30
+"""Bytes of decoded images that each process keeps."""
+
+
 def benchmark(
     name: Annotated[str | None, Argument(help="A paper's table or figure, or a protocol (--list).")] = None,
     data: Annotated[Path | None, Option(help="Folder of sites, or a protocol's published files.")] = None,
@@ -53,7 +57,6 @@ def benchmark(
     trials: Annotated[int, Option(min=1, help="Number of configurations that a search tries.")] = 20,
     workers: WorkersOption = None,
     each: Each = None,
-    memory: Annotated[float, Option(min=0, help="GiB of decoded images that each process keeps.")] = 4.0,
     threads: Threads = 0,
     limit: Limit = None,
     init: Init = None,
@@ -91,7 +94,7 @@ def benchmark(
                     trials,
                     on_event=progress.show,
                     device=device,
-                    workers=_workers(comparison, memory),
+                    workers=_workers(comparison),
                     threads=threads,
                 )
             comparison, sentences = result.experiment, result.sentences()
@@ -99,7 +102,6 @@ def benchmark(
             comparison,
             engine=engine,
             device=device,
-            memory=memory,
             threads=threads,
             pictures=pictures,
             sentences=sentences,
@@ -116,10 +118,10 @@ def benchmark(
         raise RunFailed("; ".join(failures))
 
 
-def _workers(comparison: Experiment, memory: float) -> Workers:
+def _workers(comparison: Experiment) -> Workers:
     from medfedaug.research.sweeps.workers import find_workers
 
-    return find_workers(comparison.workers, comparison.out, memory=int(memory * 2**30), each=comparison.each)
+    return find_workers(comparison.workers, comparison.out, memory=_DECODED, each=comparison.each)
 
 
 def _check_names(name: str | None, methods: Sequence[str]) -> None:
@@ -182,7 +184,6 @@ def run_experiment(
     *,
     engine: str,
     device: str,
-    memory: float,
     threads: int,
     pictures: bool,
     sentences: Sequence[str] = (),
@@ -205,7 +206,7 @@ def run_experiment(
             experiment.out,
             engine=engine,
             device=device,
-            workers=_workers(experiment, memory),
+            workers=_workers(experiment),
             execution=Execution(threads=threads),
             on_event=progress.show,
             init=experiment.init,

@@ -38,7 +38,6 @@ def phantom(
     ] = False,
     unlabelled: Annotated[list[str] | None, Option(metavar="SITE", help="Site without outlines.")] = None,
     sparse: Annotated[float, Option(help="Share of outlined slices in training.")] = 1.0,
-    test_outlined: Annotated[bool, Option("--test-outlined", help="Leave test cases complete.")] = False,
 ) -> None:
     """Write a multi-site MRI phantom: NIfTI volumes, label maps and a dataset.json per site."""
     from medfedaug.data.phantom import SPACINGS, make_phantom
@@ -59,9 +58,7 @@ def phantom(
             inverted=[k >= sites - inverted for k in range(sites)],
         )
         if labelled_apart or unlabelled or sparse != 1:
-            annotated = annotate_apart(
-                out, apart=labelled_apart, unlabelled=unlabelled or (), sparse=sparse, measured=test_outlined
-            )
+            annotated = annotate_apart(out, apart=labelled_apart, unlabelled=unlabelled or (), sparse=sparse)
             for site, structures in annotated.items():
                 say(f"{site} has outlined: {', '.join(structures) or 'nothing'}")
     except (ValueError, OSError) as error:

@@ -11,8 +11,8 @@ import gzip
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,16 +117,6 @@ class Structure:
     outline: float = 0.0
     prevalence: float = 1.0
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.lesions <= 20:
-            raise ValueError(f"lesions must be from 1 to 20, got {self.lesions}")
-        if not 0.2 <= self.size <= 3:
-            raise ValueError(f"size must be from 0.2 to 3, got {self.size}")
-        if not -20 <= self.outline <= 20:
-            raise ValueError(f"outline must be from -20 to 20 mm, got {self.outline}")
-        if not 0 <= self.prevalence <= 1:
-            raise ValueError(f"prevalence must be from 0 to 1, got {self.prevalence}")
-
 
 _STRONGEST_BIAS = 0.8  # beyond, parts of the head are dark
 
@@ -149,7 +139,6 @@ def make_phantom(
     shift: float | Sequence[float] = 1.0,
     inverted: Sequence[bool] = (),
     scanner_seed: int | None = None,
-    scanner_values: Sequence[Mapping[str, float]] = (),
     structures: Sequence[Structure] = (),
 ) -> list[Path]:
     """Write a federation of phantom sites, one NIfTI volume and one label map per patient.
@@ -175,8 +164,6 @@ def make_phantom(
             and modalities differ; none by default. The patients do not depend on it.
         scanner_seed: the seed of the scanners; by default ``seed``. A fixed one gives new patients the same
             scanners.
-        scanner_values: for each site, numbers of `Scanner` that replace the drawn ones, such as
-            ``{"noise": 0.1}``; none by default. The patients do not depend on them.
         structures: for each site, lesions and outlines; one lesion a patient, outlined exactly, by default.
 
     Returns:
@@ -210,13 +197,10 @@ def make_phantom(
         )
     if inverted and len(inverted) != sites:
         raise ValueError(f"inverted must say yes or no for each of the {sites} sites, got {list(inverted)}")
-    for name, entries in (("scanner_values", scanner_values), ("structures", structures)):
-        if entries and len(entries) != sites:
-            raise ValueError(f"{name} must have an entry for each of the {sites} sites, got {len(entries)}")
-    numbers = [entry.name for entry in fields(Scanner) if entry.name != "inverted"]
-    for values in scanner_values:
-        if not all(name in numbers and value > 0 for name, value in values.items()):
-            raise ValueError(f"scanner_values must be positive numbers of {', '.join(numbers)}, got {values}")
+    if structures and len(structures) != sites:
+        raise ValueError(
+            f"structures must have an entry for each of the {sites} sites, got {len(structures)}"
+        )
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed must be from 0 to 2**32 - 1, got {seed}")
     out = Path(out_dir).resolve()
@@ -225,12 +209,9 @@ def make_phantom(
 
     inversions = [bool(value) for value in inverted] or [False] * sites
     scanner_seed = seed if scanner_seed is None else scanner_seed
-    values_by_site = scanner_values or [{}] * sites
     structures_by_site = structures or [Structure()] * sites
     scanners = {
-        _site_name(k): replace(
-            _scanner(scanner_seed, k).shifted(shifts[k]), inverted=inversions[k], **values_by_site[k]
-        )
+        _site_name(k): replace(_scanner(scanner_seed, k).shifted(shifts[k]), inverted=inversions[k])
         for k in range(sites)
     }
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -252,7 +233,6 @@ def make_phantom(
                 **({"shift": shift} if shift != 1 else {}),
                 **({"inverted": inversions} if any(inversions) else {}),
                 **({"scanner_seed": scanner_seed} if scanner_seed != seed else {}),
-                **({"scanner_values": [*map(dict, scanner_values)]} if scanner_values else {}),
                 **({"structures": [*map(asdict, structures)]} if structures else {}),
             },
             "sites": {name: scanner.to_dict() for name, scanner in scanners.items()},

@@ -66,10 +66,6 @@ def per_channel(values: Tensor, ndim: int) -> Tensor:
     return values.reshape(list(values.shape) + [1] * (ndim - 2))
 
 
-CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""The layout with channels last, by the number of dimensions of a batch."""
-
-
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and population variance of each channel of each image, (B, C) each."""
     # Two passes: several times faster on a CPU than `torch.var_mean`, and as exact.

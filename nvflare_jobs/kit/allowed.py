@@ -86,8 +86,3 @@ def is_void(resources: Mapping[str, Any]) -> str:
     if resources.get("class_list_enforcement_mode", "enforce") != "enforce":
         return f"class_list_enforcement_mode is {resources['class_list_enforcement_mode']}"
     return ""
-
-
-def foreign_prefixes(allowed: Sequence[str]) -> list[str]:
-    """List the entries that allow whole packages of others."""
-    return [entry for entry in allowed if entry.endswith(".") and entry.split(".")[0] != "medfedaug"]

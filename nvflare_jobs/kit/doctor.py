@@ -180,9 +180,6 @@ def _classes(resources: dict[str, Any], server: bool, configure: str) -> Check:
         return Check(name, False, text, configure)
     if missing := allowed.lacking(entries, server):
         return Check(name, False, f"{', '.join(missing)}: not in class_allow_list", configure)
-    if wide := allowed.foreign_prefixes(entries):
-        text = f"{', '.join(wide)}: a job can use whatever the modules there import"
-        return Check(name, None, text, "Name classes one by one.")
     others = len(set(entries) - set(allowed.needed_classes(server)))
     return Check(name, True, f"{len(entries) - others} classes for our jobs, {others} for other jobs")
 

@@ -273,7 +273,8 @@ def _check_tls(startup: _Startup, plain: socket.socket) -> Check:
         secure.settimeout(3.0)
         try:
             with suppress(TimeoutError):  # a server drops a certificate only after the handshake
-                secure.recv(1)
+                if not secure.recv(1) and startup.scheme == "http":  # gRPC closes one without its protocol
+                    raise ConnectionError("it closed the connection")
         except (ssl.SSLError, ConnectionError) as error:
             reason = getattr(error, "reason", None) or error
             text = f"{startup.target}: the server drops this kit's certificate ({reason})"

@@ -164,8 +164,6 @@ def accept(answer: Enrolment, requests: str | Path, kit: str | Path) -> bool:
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no request of {answer.name} is open; name its folder with --requests")
     before = kit / "startup.before"
-    if before.is_dir() and not (kit / "startup").exists():  # a process was killed in between
-        before.rename(kit / "startup")
     renews = (kit / "startup").is_dir()
     if kit.exists() and not renews:
         raise ConfigError(f"{kit} is there already, and is no kit; choose another folder")

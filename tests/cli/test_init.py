@@ -124,11 +124,8 @@ def read_as(run, site, *arguments):
     "drawn",
     [
         {},
-        {"suffix": "tif"},
-        {"turn": lambda image: image.convert("1")},
-        {"turn": lambda image: image.convert("RGB")},
+        {"suffix": "tif", "turn": lambda image: image.convert("1")},
         {"turn": lambda image: image.convert("RGBA")},
-        {"turn": lambda image: image.convert("LA")},
     ],
 )
 def test_masks_of_0_and_255_are_read_as_the_page_says(run, tmp_path, drawn):
@@ -180,10 +177,8 @@ def test_what_cannot_be_a_site_is_one_line_and_nothing_is_written(run, tmp_path)
         ),
         (["site", "--labels", "0=a,64=b,255=a"], "has the classes 0 a, 64 b, 255 a. Two or more are needed"),
         (["site", "--labels", "0=a,b"], "--labels takes VALUE=NAME, such as 0=background,255=lesion"),
-        (["site", "--labels", "x=a,y=b"], "--labels: a value is a whole number"),
         (["site", "--labels", "1=a,1=b"], "--labels names one value twice"),
         (["empty"], "holds no images beside label maps. Looked for are imagesTr and labelsTr"),
-        (["nowhere"], "no such folder"),
         (["apart"], "no image of images has a label map of its name in labels"),
         (["good", "--patient", "x(.+)"], "finds no patient in the name '0'"),
         (["good", "--patient", "("], "is no regular expression"),
@@ -247,8 +242,6 @@ def test_folders_of_classes_need_no_list(run, tmp_path):
     ("more", "words"),
     [
         ("labels/2_seg.nii.gz", "labels/2_seg.nii.gz: is of the same case as 2.nii.gz"),
-        ("labels/2_mask.nii", "labels/2_mask.nii: is of the same case as 2.nii.gz"),
-        ("images/2.nii", "images/2.nii.gz: is of the same case as 2.nii,"),
         ("images/2_0000.nii.gz", "images/2_0000.nii.gz: is of the same case as 2.nii.gz"),
     ],
 )
@@ -308,15 +301,6 @@ def test_a_project_that_cannot_be_is_one_line(run, tmp_path, arguments, words):
     assert code == 2
     assert words in err
     assert not list(tmp_path.iterdir())
-
-
-def test_the_shell_completes_commands():
-    command = "from medfedaug.cli import main; import sys; sys.argv = ['medfedaug']; main()"
-    asked = {"_MEDFEDAUG_COMPLETE": "complete_bash", "COMP_WORDS": "medfedaug sim", "COMP_CWORD": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", command], env={**os.environ, **asked}, capture_output=True, text=True
-    )
-    assert done.stdout.split() == ["simulate"]
 
 
 def test_labels_of_nnu_net_that_are_no_classes_are_not_taken_for_some(run, tmp_path):

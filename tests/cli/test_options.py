@@ -125,29 +125,6 @@ def test_help_all_shows_what_help_leaves_out_once(run, monkeypatch):
     assert again == short
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        (
-            "simulate",
-            "data methods rounds local-epochs out seed task network limit holdout engine plan network-args "
-            "loss init schedule bundle patience buffer staleness site-speed precision compile deterministic "
-            "partial-loss spatial-dims orientation spacing patch-size patches-per-volume foreground overlap",
-        ),
-        ("import", "dicomweb dimse folder studies out series labels segments labelled anonymise"),
-        ("predict", "model images out site statistics dicomweb studies store"),
-        ("benchmark", "workers search trials data methods"),
-        ("compare", "data methods out json"),
-        ("phantom", "classes labelled-apart unlabelled sparse"),
-        ("site configure", "processes epsilon"),
-        ("bundle", "out"),
-    ],
-)
-def test_documented_options_exist_also_the_rare_ones(name, options):
-    known = {flag for option in every_command()[name].params for flag in option.opts}
-    assert not {f"--{option}" for option in options.split()} - known
-
-
 def test_a_file_gives_what_is_not_given_and_set_gives_rare_settings(run, phantom_dir, tmp_path):
     file = tmp_path / "run.yml"
     file.write_text("methods: [{name: fedavg}]\nmomentum: 0.5\nseed: 3\nrounds: 7\nplan: {overlap: 0.25}\n")

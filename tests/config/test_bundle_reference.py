@@ -82,12 +82,6 @@ def test_a_site_with_another_version_refuses_by_name_and_the_others_go_on_if_the
     assert str(other.bundle) not in reply.error
 
 
-def test_weights_of_a_bundle_may_change_after_it_was_allowed(hospitals, config):
-    (hospitals[0].bundle / "models").mkdir()
-    (hospitals[0].bundle / "models/model.pt").write_text("weights")
-    assert not answer(hospitals[0], config).error
-
-
 def test_a_bundle_that_is_not_allowed_is_refused_though_it_lies_where_the_environment_says(
     hospitals, config, lead, monkeypatch
 ):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from reference import same
 from running import TINY_OPTIONS
 
 from medfedaug.config.run import Execution
@@ -43,10 +44,6 @@ def three_sites(four_sites):
 
 def troubles(entry: dict) -> dict[str, str]:
     return {t["site"]: t["reason"] for t in (*entry["refused"], *entry["missing"])}
-
-
-def same(state: dict, expected: dict) -> bool:
-    return state.keys() == expected.keys() and all(torch.equal(state[k], expected[k]) for k in state)
 
 
 # ---------------------------------------------------------------- sites

@@ -5,12 +5,9 @@ import json
 import numpy as np
 import pytest
 from benchmark_files import write_volume
-from running import TINY_NETWORK, TINY_OPTIONS
+from running import TINY_OPTIONS
 
 from medfedaug.cli.progress import RoundProgress
-from medfedaug.config.run import RunConfig
-from medfedaug.methods import parse_methods
-from medfedaug.simulate import simulate
 
 TRAINING, VALIDATION, TEST = 0, 2, 3  # the images of `make_site`
 
@@ -93,37 +90,3 @@ def test_a_site_whose_test_image_is_unusable_is_named_and_left_out_of_the_mean(
     code, printed, err = run("evaluate", *command.split())
     assert code == 0, err
     assert "not tested" not in printed
-
-
-def test_pooled_training_does_without_a_site_that_cannot_be_validated(run, two_sites, tmp_path, once_begun):
-    spoilt = []
-    once_begun(lambda: spoilt.append(spoil(two_sites, VALIDATION)))
-    out, pooled = tmp_path / "out", ("--methods", "pooled")
-    code, _, err = run(*arguments(two_sites, out, *pooled))
-    assert code == 2
-    ((path, before),) = spoilt
-    message = err.splitlines()[-1]
-    assert "round 2: 1 of 2 needed updates could be used" in message
-    assert f"site B, {path}: has NaN or infinite voxels" in message
-    # Its training images are there all the same.
-    fewer = tmp_path / "fewer"
-    path.write_bytes(before)
-    once_begun(lambda: spoil(two_sites, VALIDATION))
-    code, _, err = run(*arguments(two_sites, fewer, *pooled, "--min-sites", 1))
-    assert code == 0, err
-    results = json.loads((fewer / "results.json").read_text())
-    assert [{trouble["site"] for trouble in entry["refused"]} for entry in results["rounds"]] == [
-        set(),
-        {"B"},
-        {"B"},
-    ]
-    assert all(entry["sites"]["A"]["samples"] for entry in results["rounds"])
-    assert "val_dice" not in results["rounds"][1]["sites"].get("B", {})
-    # Mended, the run goes on where it broke off, and gives what it would have given.
-    path.write_bytes(before)
-    code, _, err = run(*arguments(two_sites, out, *pooled, "--resume"))
-    assert code == 0, err
-    assert "resumed after round 1" in err
-    config = RunConfig(methods=tuple(parse_methods("pooled")), **TINY_NETWORK, rounds=3, batch_size=4)
-    whole = simulate(two_sites, tmp_path / "whole", config, engine="inprocess", device="cpu", report=False)
-    assert json.loads((out / "results.json").read_text())["test"] == json.loads(json.dumps(whole["test"]))

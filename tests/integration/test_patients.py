@@ -103,17 +103,6 @@ def test_one_patient_in_training_and_test_is_refused_however_the_list_writes_the
         VolumeFolder.open(folder)
 
 
-def test_an_empty_name_is_no_patient(make_site):
-    folder = make_site("A")
-    content = json.loads((folder / "dataset.json").read_text())
-    for split, name in (("training", ""), ("validation", "  "), ("test", None)):
-        for row in content[split]:
-            row["patient"] = name
-    (folder / "dataset.json").write_text(json.dumps(content))
-    site = VolumeFolder.open(folder)
-    assert {case.patient for cases in site.cases.values() for case in cases} == {""}
-
-
 # ---------------------------------------------------------------- whose cases are scored
 
 

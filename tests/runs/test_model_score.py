@@ -26,7 +26,7 @@ def test_a_good_model_has_a_score_and_no_warning():
 def test_the_score_of_the_site_counts_where_it_has_one():
     of_b = ModelScore.of([record(A=0.9, B=0.2)], "B")
     assert of_b.score == "test Dice 0.20 (at B)"
-    assert "Dice of 0.20 alone" in of_b.warning
+    assert "Dice of only 0.20" in of_b.warning
     assert not ModelScore.of([record(A=0.9, B=0.2)], "A").warning
     assert "mean of 2 sites" in ModelScore.of([record(A=0.9, B=0.2)], "new").score
     assert "mean of 1 site" in ModelScore.of([record(A=0.9, B=None)], "B").score

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from monai.transforms import Compose, Flip, Rotate
-from torch.utils.data import DataLoader
 
 from medfedaug.config.plan import Plan
 from medfedaug.data.sites import find_sites
@@ -81,16 +80,6 @@ class Whole(list):
 
 def training(samples, seed=0):
     return TrainingDataset(Whole(samples), Compose(), FlipRotate(0.0, modes=LABELLED), Compose(), seed)
-
-
-def test_a_loader_asks_for_whole_batches():
-    dataset = training([sample(4, 4, float(i)) for i in range(5)])
-    requests = []
-    whole = dataset.__getitems__
-    dataset.__getitems__ = lambda indices: requests.append(list(indices)) or whole(indices)
-    batches = list(DataLoader(dataset, batch_size=2, collate_fn=list))
-    assert requests == [[0, 1], [2, 3], [4]]
-    assert [int(s["image"].min()) for batch in batches for s in batch] == [0, 1, 2, 3, 4]
 
 
 def test_together_each_site_has_its_own_draws_and_the_order_is_kept():

@@ -104,32 +104,6 @@ def channels() -> dict[str, Any]:
     )
 
 
-def tools() -> dict[str, Any]:
-    """As endoscopic_tool_segmentation: photographs with label images, the intersection over the union."""
-    return _zoo(
-        network=target(
-            "UNet", spatial_dims=2, in_channels=3, out_channels=2, channels=[4, 8, 8], strides=[2, 2]
-        ),
-        loss=target("DiceLoss", to_onehot_y=True, softmax=True),
-        optimizer=target("torch.optim.AdamW", params="$@network.parameters()", lr=0.01),
-        once=[
-            target("LoadImaged", keys=BOTH, reader="PILReader"),
-            target("EnsureChannelFirstd", keys="image", channel_dim=-1),
-            target("EnsureChannelFirstd", keys="label", channel_dim="no_channel"),
-            target("Resized", keys=BOTH, spatial_size=[16, 16], mode=["bilinear", "nearest"]),
-            target("ScaleIntensityd", keys="image", minv=0.0, maxv=1.0),
-        ],
-        drawn=[target("RandFlipd", keys=BOTH, prob=0.5, spatial_axis=1)],
-        inferer=target("SimpleInferer"),
-        postprocessing=[
-            target("AsDiscreted", argmax=[True, False], to_onehot=[2, 2], keys=["pred", "label"])
-        ],
-        key={"val_iou": target("MeanIoUHandler", include_background=False, output_transform=_FROM)},
-        more={},
-        batch_size=2,
-    )
-
-
 def _zoo(
     *,
     network: dict[str, Any],
@@ -311,7 +285,7 @@ def photographs() -> dict[str, Any]:
     }
 
 
-KINDS = {"volumes": volumes, "channels": channels, "tools": tools, "photographs": photographs}
+KINDS = {"volumes": volumes, "channels": channels, "photographs": photographs}
 
 
 def write(folder: Path, content: Mapping[str, Any], metadata: Mapping[str, Any] | None = None) -> Path:
@@ -345,28 +319,6 @@ def make_brats_sites(root: Path, names: str = "AB", cases=(2, 1, 1)) -> Path:
                 write_volume(folder / f"labels/{index}.nii.gz", label)
                 content[split].append({"image": files, "label": f"labels/{index}.nii.gz"})
                 index += 1
-        (folder / "dataset.json").write_text(json.dumps(content))
-    return root
-
-
-def make_pictures(root: Path, names: str = "AB") -> Path:
-    """Sites of small photographs with label images."""
-    for name in names:
-        folder = root / name
-        rng = np.random.default_rng(sum(name.encode()))
-        for kind in ("images", "labels"):
-            (folder / kind).mkdir(parents=True)
-        content: dict[str, Any] = {"labels": {"0": "background", "1": "tool"}}
-        for index, split in enumerate(("training", "training", "training", "validation", "test")):
-            pixels = rng.integers(0, 100, (20, 24, 3), dtype=np.uint8)
-            label = np.zeros((20, 24), np.uint8)
-            label[3:12, 4:15] = 1
-            pixels[label > 0] += 100
-            Image.fromarray(pixels).save(folder / f"images/{index}.png")
-            Image.fromarray(label).save(folder / f"labels/{index}.png")
-            content.setdefault(split, []).append(
-                {"image": f"images/{index}.png", "label": f"labels/{index}.png"}
-            )
         (folder / "dataset.json").write_text(json.dumps(content))
     return root
 

@@ -181,15 +181,6 @@ def test_dictionary_draws_like_the_array_version_and_forwards_its_state():
         assert torch.equal(*(p({"image": x})["image"] for p in pipelines))
 
 
-def test_missing_keys():
-    x = image(4, 4)
-    out = FedRDNd(["image", "other"], SITES, site="A", allow_missing_keys=True)({"image": x})
-    assert drawn_site(out["image"], x) == "A"
-    assert set(out) == {"image"}
-    with pytest.raises(KeyError, match="other"):
-        FedRDNd(["image", "other"], SITES)({"image": x})
-
-
 def test_bundle_configuration(tmp_path):
     save_statistics(tmp_path / "statistics.json", SITES)
     x = image(4, 4)

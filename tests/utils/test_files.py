@@ -51,11 +51,6 @@ def test_a_failure_at_the_last_moment_leaves_the_old_file(tmp_path, monkeypatch,
     assert [p.name for p in tmp_path.iterdir()] == ["kept"]
 
 
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(StorageError, match=r"nowhere/kept: cannot be written: No such file or directory"):
-        write_atomic(tmp_path / "nowhere/kept", lambda file: file.write(b"new"))
-
-
 def test_a_writers_own_mistake_is_not_hidden_and_leaves_the_old_file(tmp_path):
     path = tmp_path / "kept"
     write_atomic(path, lambda file: file.write(b"old"))

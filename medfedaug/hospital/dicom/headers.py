@@ -1,5 +1,6 @@
 """Read headers of DICOM files, once and without the voxels: `DicomInstance` and its `DicomSlice`s."""
 
+import os
 import re
 import stat
 import warnings
@@ -185,18 +186,10 @@ def _begins_as_dicom(path: Path, modified: int, size: int) -> bool:
 
 def read_instance(path: Path) -> DicomInstance:
     """Read the header of a file, once for each version of the file."""
+    if not is_dicom_file(path):
+        raise ReaderError("no DICOM file" if os.access(path, os.R_OK) else "cannot be opened")
     try:
         status = path.stat()
-    except (OSError, ValueError) as error:
-        raise ReaderError("a link to nothing" if path.is_symlink() else reason_of(error)) from error
-    if not stat.S_ISREG(status.st_mode):
-        raise ReaderError("no regular file")
-    if not status.st_size:
-        raise ReaderError("empty")
-    try:
-        if not is_dicom_file(path):
-            with path.open("rb"):  # an unreadable file raises its own error
-                raise ReaderError("no DICOM file")
         return _read_instance(path, status.st_mtime_ns, status.st_size)
     except OSError as error:
         raise ReaderError(f"cannot be opened ({reason_of(error)})") from error

@@ -39,7 +39,6 @@ _SCHEMES = ("DCM", "SCT", "FMA")
 _NO_CODE = ("REMOVED", "99MEDFEDAUG", "Removed")
 _PROFILE = ("113100", "DCM", "Basic Application Confidentiality Profile")
 
-
 _OBJECT = """
     SOPClassUID SOPInstanceUID StudyInstanceUID SeriesInstanceUID FrameOfReferenceUID
     Modality SeriesNumber InstanceNumber

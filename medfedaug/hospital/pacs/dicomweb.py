@@ -43,8 +43,6 @@ from medfedaug.hospital.pacs.object_check import MOST_BYTES, ObjectRefused
 _PAGE = 1000
 _MOST_PAGES = 1000
 _OBJECTS = {"Accept": 'multipart/related; type="application/dicom"; transfer-syntax=*'}
-
-
 _MOST_ANSWER, _MOST_OBJECT = 2**26, 2**30  # bytes of an answer without objects, and of an object
 _CHUNK = 2**16
 _BUSY = (408, 429, 502, 503, 504)
@@ -59,6 +57,7 @@ class _Session(requests.Session):
 
     def __init__(self, access: Access) -> None:
         super().__init__()
+        self.headers["Accept-Encoding"] = "identity"
         # A busy archive is asked again after a growing delay.
         retry = Retry(
             total=access.attempts - 1,

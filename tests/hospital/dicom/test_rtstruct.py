@@ -5,7 +5,6 @@ import subprocess
 from dataclasses import replace
 
 import contourpy
-import highdicom as hd
 import numpy as np
 import pydicom
 import pytest
@@ -136,18 +135,6 @@ def all_objects(folder, label, segments=SEGMENTS):
     write_rtstruct(folder / "rt.dcm", folder / "series", label, segments)
     write_report(folder / "sr.dcm", folder / "series", label, folder / "seg.dcm", segments)
     return [pydicom.dcmread(folder / name) for name in ("seg.dcm", "rt.dcm", "sr.dcm")]
-
-
-def test_a_viewer_shows_a_class_in_one_colour_of_its_own_in_seg_and_contours(label, tmp_path):
-    write_slices(tmp_path / "series", np.zeros(SHAPE, np.int16))
-    seg, contours, _ = all_objects(tmp_path, label)
-    shown = [
-        hd.color.CIELabColor.from_dicom_value(one.RecommendedDisplayCIELabValue).to_rgb()
-        for one in seg.SegmentSequence
-    ]
-    drawn = [[*map(int, one.ROIDisplayColor)] for one in contours.ROIContourSequence]
-    np.testing.assert_allclose(shown, drawn, atol=1)
-    assert len({*map(tuple, drawn)}) == 3
 
 
 def test_a_class_that_the_images_character_set_lacks_makes_the_object_utf8(label, tmp_path):

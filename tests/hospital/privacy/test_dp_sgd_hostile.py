@@ -318,15 +318,6 @@ def test_no_draw_follows_from_the_seed_of_the_run_and_none_outside_is_changed(ph
 # ---------------------------------------------------------------- what is spent
 
 
-@pytest.mark.parametrize(("network", "arguments"), [("segresnet", {}), ("dynunet", {"norm": "instance"})])
-def test_networks_of_volumes_train(phantom_dir, tiny_config, network, arguments):
-    config = tiny_config(network=network, network_args=arguments, local_steps=1)
-    site = PrivateSite(config, phantom_dir, private(), "site_A")
-    assert not site.prepared.error
-    assert not site.ask().error
-    assert len(site.privacy.ledger.releases()) == 1
-
-
 def test_a_network_that_cannot_be_trained_so_spends_nothing(photographs, tmp_path):
     ledger = tmp_path / "ledger.sqlite"
     bounds = {"intensity_mean": [0, 1], "intensity_std": [0.01, 1]}

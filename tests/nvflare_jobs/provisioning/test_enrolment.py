@@ -308,18 +308,3 @@ def test_a_name_that_nvflare_would_not_take_is_refused_before_a_key_is_made(plac
     assert code == 2
     assert words in " ".join(err.split())
     assert not Path("requests").exists()
-
-
-def test_a_renewal_that_was_killed_between_its_renames_goes_on(places, answered, run):
-    _, _, work = places
-    shutil.copytree("requests", work / "open")
-    answer, root = answered
-    kept = Path(shutil.copy(answer, work))
-    accept = ("enrol", "accept", kept, "--fingerprint", root, "--kit", work / "kit", "--requests")
-    assert run(*accept, "requests")[0] == 0
-    (work / "kit" / "startup").rename(work / "kit" / "startup.before")
-    code, out, err = run(*accept, work / "open")
-    assert code == 0, err
-    assert "has a new certificate" in " ".join(out.split())
-    assert (work / "kit/startup/client.crt").is_file()
-    assert not (work / "kit/startup.before").exists()

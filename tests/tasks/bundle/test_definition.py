@@ -42,7 +42,6 @@ def data(tmp_path_factory, phantom):
     return {
         "volumes": phantom,
         "channels": bundles.make_brats_sites(root / "channels"),
-        "tools": bundles.make_pictures(root / "tools"),
         "photographs": bundles.make_photographs(root / "photographs"),
     }
 
@@ -68,7 +67,6 @@ def settings(bundle, sites, methods="fedavg", **changes) -> RunConfig:
 METRICS = {
     "volumes": ["mean_dice", "accuracy"],
     "channels": ["mean_dice", "mean_dice_tc", "mean_dice_wt", "mean_dice_et"],
-    "tools": ["iou"],
     "photographs": ["accuracy", "f1"],
 }
 
