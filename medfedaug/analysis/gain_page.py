@@ -1,12 +1,16 @@
 """The page of a comparison: which method helped whom by how much in short trainings, and the next step."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from statistics import fmean
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from medfedaug.analysis import page
+from medfedaug.analysis.plots import add_legend, colours_by_name, plain_label, tidy
 from medfedaug.analysis.text_table import TextTable, number
 from medfedaug.config.comparison import ALONE, REFERENCE
 from medfedaug.metrics.registry import find_metric
@@ -59,17 +63,19 @@ def _text(gain: Mapping[str, Any] | None) -> str:
     return f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
 
 
-def conclusions(record: Mapping[str, Any], data: str = "") -> list[str]:
+def conclusions(record: Mapping[str, Any], data: str = "", settings: Sequence[str] = ()) -> list[str]:
     """Return what a comparison shows, in sentences, and the command of the next step.
 
     Args:
         record: content of ``compare.json``.
         data: the folder of all sites; empty for a comparison of hospitals.
+        settings: the settings of the comparison, ``NAME=VALUE``.
     """
-    return list(_conclusions(record, data))
+    kept = [setting for setting in settings if not setting.startswith("rounds=")]
+    return list(_conclusions(record, data, kept))
 
 
-def _conclusions(record: Mapping[str, Any], data: str) -> Iterator[str]:
+def _conclusions(record: Mapping[str, Any], data: str, settings: Sequence[str]) -> Iterator[str]:
     budget, gains, title = record["budget"], record["gains"], find_metric(record["metric"]).in_text
     rounds = counted(max(budget["stages"], default=0), "round")
     if record["nothing_learned"]:
@@ -81,16 +87,19 @@ def _conclusions(record: Mapping[str, Any], data: str) -> Iterator[str]:
     if not gains:
         yield "No comparison: no site has a score of two methods on validation patients."
         return
-    alone = shown_by(gains.get(ALONE))
-    if ALONE in gains:
-        words = {"worse": "Training together helped", "better": "Separate training was better"}
-        answer = words.get(alone, "Separate or joint training: not distinguishable")
-        yield f"{answer}: each site by itself has {_text(gains[ALONE])} {title} against {REFERENCE}."
     methods = {name: shown_by(gain) for name, gain in gains.items() if name != ALONE}
     by_gain = sorted(methods, key=lambda name: -gains[name]["mean"])
+    answers = []
     for word, verb in (("better", "Better"), ("worse", "Worse")):
         if named := [f"{name} {_text(gains[name])}" for name in by_gain if methods[name] == word]:
-            yield f"{verb} than {REFERENCE}: {', '.join(named)}."
+            answers.append(f"{verb} than {REFERENCE}: {', '.join(named)}.")
+    if ALONE in gains:
+        words = {"worse": "Training together helped", "better": "Separate training was better"}
+        alone = words.get(shown_by(gains[ALONE]), "Separate or joint training: not distinguishable")
+        text = f"{alone}: each site by itself has {_text(gains[ALONE])} {title} against {REFERENCE}."
+        # The first sentence is the headline: what was shown.
+        answers.insert(0 if shown_by(gains[ALONE]) in words else len(answers), text)
+    yield from answers
     if named := [name for name in by_gain if methods[name] == "not distinguishable"]:
         yield f"Not distinguishable from {REFERENCE}: {', '.join(named)}."
     for site, entry in record["sites"].items():
@@ -104,10 +113,10 @@ def _conclusions(record: Mapping[str, Any], data: str) -> Iterator[str]:
         yield f"{name} stopped after round {entry['rounds']}: {entry['reason']}."
     if record["rising"]:
         yield f"{REFERENCE} still improved after {rounds}: a longer training may rank methods differently."
-    yield _next_step(record, data)
+    yield _next_step(record, data, settings)
 
 
-def _next_step(record: Mapping[str, Any], data: str) -> str:
+def _next_step(record: Mapping[str, Any], data: str, settings: Sequence[str]) -> str:
     rest = [name for name in record["recommended"] if name != REFERENCE]
     measured = (
         f"Measured in {counted(max(record['budget']['stages']), 'round')} with "
@@ -121,7 +130,8 @@ def _next_step(record: Mapping[str, Any], data: str) -> str:
     if not data:
         return f"{measured} Next: medfedaug export --methods {(rest or [REFERENCE])[0]} --rounds {rounds} ..."
     methods = " ".join([REFERENCE, *rest[:2]])
-    options = f"--methods {methods} --seeds 5 --set rounds={rounds} --out benchmark"
+    chosen = " ".join([f"rounds={rounds}", *map(quote, settings)])
+    options = f"--methods {methods} --seeds 5 --set {chosen} --out benchmark"
     return f"{measured} Next: medfedaug benchmark --data {quote(data)} {options}"
 
 
@@ -129,10 +139,16 @@ def write_gain_page(record: Mapping[str, Any], path: Path, sentences: list[str])
     """Write a comparison as one HTML file."""
     html, body = page.start_page("Train together, and with which method? Short trainings")
     for sentence in sentences:
-        page.add(body, "p", sentence, **{"class": "answer"} if sentence is sentences[0] else {})
+        text, then, command = sentence.partition(" Next: ")
+        page.add(body, "p", text + then, **{"class": "answer"} if sentence is sentences[0] else {})
+        if then:
+            page.add(body, "pre", command)
+        if sentence is sentences[0] and record["gains"]:
+            caption = "Black: the gain with its 90% interval. In colour: the gain at each site."
+            page.figure(body, partial(gain_picture, record), f"Gains over {REFERENCE} by method", caption)
     section = page.start_section(body, f"Gains over {REFERENCE}")
     page.text_table(section, gain_table(record))
-    section = page.start_section(body, "Trainings")
+    section = page.start_section(body, "Trainings", folded=True)
     rows = [
         (
             training["method"],
@@ -150,6 +166,28 @@ def write_gain_page(record: Mapping[str, Any], path: Path, sentences: list[str])
     page.write_page(html, path)
 
 
+def gain_picture(record: Mapping[str, Any], *, width: float = 9.0) -> Figure:
+    """Draw each method's gain with its interval, and its gain at each site."""
+    sites = [*record["sites"]] if len(record["sites"]) <= _MOST_SITES else []
+    colours = colours_by_name(sites)
+    drawing = Figure(figsize=(width, 1.1 + 0.4 * len(record["gains"])), layout="constrained")
+    panel = drawing.add_subplot()
+    panel.axvline(0, color="0.6", linewidth=1)
+    for place, (name, gain) in enumerate(record["gains"].items()):
+        for site in sites:
+            if (there := record["sites"][site]["gains"].get(name)) is not None:
+                panel.plot(there["mean"], place + 0.25, "o", color=colours[site], markersize=4)
+        if gain["low"] is not None:
+            panel.plot((gain["low"], gain["high"]), (place, place), color="black", linewidth=1.6)
+        panel.plot(gain["mean"], place, "o", color="black", markersize=6)
+    tidy(panel)
+    panel.set_yticks(range(len(record["gains"])), [plain_label(name) for name in record["gains"]])
+    panel.set_ylim(len(record["gains"]) - 0.4, -0.4)
+    panel.set_xlabel(f"{find_metric(record['metric']).title} over {REFERENCE}, validation", fontsize=10)
+    add_legend(drawing, colours, width)
+    return drawing
+
+
 def _explained(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the notes of the table: the interval, the rule that stops a method, and the budget."""
     budget = record["budget"]
@@ -159,7 +197,7 @@ def _explained(record: Mapping[str, Any]) -> Iterator[str]:
         "patients of these sites, each method by itself (medfedaug.metrics.gains)."
     )
     yield (
-        f"After the rounds {', '.join(map(str, budget['stages']))} each training's best model so far is "
+        f"After rounds {', '.join(map(str, budget['stages']))}, each training's best model so far is "
         "scored. A method stops if its whole interval lies below that of the best one."
     )
     limit = f" of {budget['seconds']:.0f}" if budget["seconds"] else ""

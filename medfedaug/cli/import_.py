@@ -84,7 +84,7 @@ def import_(
     if segments:
         given[ImportSettings]["segments"] = named_pairs("--segments", "'Tumour core=tumour'", segments)
     settings = ImportSettings(**given[ImportSettings])
-    from medfedaug.hospital.pacs.archive import open_archive
+    from medfedaug.hospital.pacs.open_archive import open_archive
 
     wanted = read_studies(studies)
     pseudonyms = Pseudonyms.of_site(state_folder)

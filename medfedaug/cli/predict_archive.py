@@ -69,7 +69,8 @@ def predict(
         return
     assert studies is not None
     require_pacs("shapely", "highdicom")
-    from medfedaug.hospital.pacs.archive import open_archive, read_studies
+    from medfedaug.hospital.pacs.archive import read_studies
+    from medfedaug.hospital.pacs.open_archive import open_archive
     from medfedaug.hospital.pacs.predict_studies import predict_studies
 
     of_studies = replace(of_studies, pseudonyms=of_studies.pseudonyms or key_folder(options.data))

@@ -228,13 +228,19 @@ class SiteFolder(ABC):
         return replace(self, cases={**self.cases, "training": training})
 
     def with_classes(self, names: Sequence[str], sites: Sequence[SiteFolder] = ()) -> Self:
-        """Return a partial site with label maps of a federation's classes, background first.
+        """Return a site of segmentation with label maps of a federation's classes, background first.
 
-        All ``sites`` of a federation share one code of the label maps.
+        Names decide, whatever their order at the site. Partial ``sites`` of a federation share one code of
+        the label maps.
         """
-        if not self.partial:
-            return self
         known, site_names = ([plain_name(name) for name in n] for n in (names, self.classes))
+        if not self.partial:
+            others = known == site_names or {*known} != {*site_names}
+            if self.task != "segmentation" or others or known[0] != site_names[0]:
+                return self
+            values = self.label_values or tuple(range(len(self.classes)))
+            values = tuple(values[site_names.index(name)] for name in known)
+            return replace(self, classes=tuple(names), label_values=values)
         for name in self.annotated():
             if plain_name(name) not in known[1:]:
                 near = get_close_matches(plain_name(name), known[1:], 1)

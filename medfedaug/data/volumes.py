@@ -309,7 +309,8 @@ class VolumeFolder(SiteFolder):
                 hint="Write label images without loss, as PNG." if is_lossy(_label(case)) else "",
             )
         if self.label_values:
-            label = torch.bucketize(label, torch.tensor(classes, dtype=label.dtype))
+            ordered, places = torch.tensor(classes, dtype=label.dtype).sort()
+            label = places[torch.bucketize(label, ordered)]
         return label.to(torch.uint8 if label_bits(len(classes)) == 8 else torch.int32)
 
     def _annotated_map(self, case: Case, label: torch.Tensor, values: list[float]) -> torch.Tensor:

@@ -10,14 +10,16 @@ VARIABLE = "MEDFEDAUG_SITE_NAMES"
 """Environment variable of a simulation's processes: the names by identifier, as JSON."""
 
 _TAKEN = {"server"}  # NVFlare's own
+# Letters that Unicode does not take apart.
+_WHOLE = str.maketrans({"ł": "l", "Ł": "L", "ø": "o", "Ø": "O", "ß": "ss", "æ": "ae", "Æ": "Ae"})
 
 
 def identifiers(names: Iterable[str]) -> dict[str, str]:
     """Return an identifier for each name, which NVFlare takes.
 
     Example:
-        >>> identifiers(["site_A", "Zürich Süd", "St. Anna", "東京"])
-        {'site_A': 'site_A', 'Zürich Süd': 'Zurich_Sud', 'St. Anna': 'St_Anna', '東京': 'site'}
+        >>> identifiers(["site_A", "Łódź Süd", "St. Anna", "東京"])
+        {'site_A': 'site_A', 'Łódź Süd': 'Lodz_Sud', 'St. Anna': 'St_Anna', '東京': 'site'}
     """
     found: dict[str, str] = {}
     for name in sorted(names, key=lambda name: (_plain(name) != name, name)):  # what is one already stays
@@ -29,7 +31,7 @@ def identifiers(names: Iterable[str]) -> dict[str, str]:
 
 
 def _plain(name: str) -> str:
-    ascii_text = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    ascii_text = unicodedata.normalize("NFKD", name.translate(_WHOLE)).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9_-]+", "_", ascii_text).strip("_-") or "site"
 
 

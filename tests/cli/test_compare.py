@@ -98,7 +98,7 @@ def test_the_rounds_follow_from_the_budget(data, tmp_path):
 
 def test_the_conclusions_name_whom_a_method_helped_by_how_much():
     shown = result(single=(-0.2, -0.3, -0.1), ditto=(0.1, 0.02, 0.2), fedfa=(0.0, -0.1, 0.1))
-    said = conclusions(shown, "data")
+    said = conclusions(shown, "data", ("rounds=8", 'network_args={"a": 1}'))
     assert said[0] == (
         "Training together helped: each site by itself has -0.200 [-0.300, -0.100] Dice against fedavg."
     )
@@ -106,6 +106,7 @@ def test_the_conclusions_name_whom_a_method_helped_by_how_much():
     assert "Not distinguishable from fedavg: fedfa." in said
     assert "At A, most: ditto +0.100 [+0.020, +0.200]." in said
     assert "medfedaug benchmark --data data --methods fedavg ditto --seeds 5" in said[-1]
+    assert """--set rounds=40 'network_args={"a": 1}' --out""" in said[-1]
     assert "medfedaug export --methods ditto --rounds 40" in conclusions(shown)[-1]
 
 
@@ -113,6 +114,7 @@ def test_nothing_is_recommended_where_nothing_shows():
     said = conclusions(result(single=(-0.1, -0.3, 0.1), ditto=(0.1, -0.02, 0.2)), "data")
     assert said[0].startswith("Separate or joint training: not distinguishable: ")
     assert "Nothing was distinguishable" in said[-1]
+    assert conclusions(result(single=(-0.1, -0.3, 0.1), ditto=(0.1, 0.02, 0.2)))[0].startswith("Better than")
     assert not any("medfedaug benchmark" in sentence for sentence in said)
 
 

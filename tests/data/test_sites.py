@@ -11,7 +11,7 @@ import torch
 from benchmark_files import write_volume
 from PIL import Image
 
-from medfedaug.data.federation import check_federation
+from medfedaug.data.federation import arrange, check_federation
 from medfedaug.data.sites import find_sites, open_site, site_statistics
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
@@ -298,6 +298,17 @@ def test_sites_must_fit_each_other(make_site, tmp_path):
         check_federation(find_sites(tmp_path / "data"), holdout=["C"])
     with pytest.raises(DataError, match="found 1"):
         check_federation(find_sites(tmp_path / "data"), holdout=["B"])
+
+
+def test_names_of_classes_decide_whatever_their_order(make_site, tmp_path):
+    edit(make_site("A"), lambda c: c["labels"].update({"1": "lesion", "2": "edema"}))
+    edit(make_site("B"), lambda c: c["labels"].update({"1": "edema", "2": "lesion"}))
+    own = find_sites(tmp_path / "data")[1]
+    first, second = arrange(find_sites(tmp_path / "data"))
+    assert second.classes == first.classes == ("background", "lesion", "edema")
+    case = own.cases["training"][0]
+    assert second.load_label(case).any()
+    assert torch.equal(second.load_label(case), 2 * own.load_label(case))
 
 
 def test_a_site_in_place_of_its_parent_is_named(phantom_dir):

@@ -7,11 +7,10 @@ import torch
 from running import TINY_OPTIONS
 
 from medfedaug.config.run import Execution, RunConfig
-from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
+from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, Reply, Request, run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.in_process import SitesInProcess
-from medfedaug.federation.simulated_time import SimulatedTime
 from medfedaug.methods import parse_methods
 from medfedaug.research.sweeps.cross_site import cross_site
 from medfedaug.runs.results_schema import check_record
@@ -187,15 +186,3 @@ def test_speeds_are_read_from_the_command_and_checked(three_sites, tmp_path, run
     pooled = RunConfig(methods=tuple(parse_methods("pooled")))
     with pytest.raises(ConfigError, match="a federation"):
         simulate(three_sites, tmp_path / "other", pooled, execution=SLOW, engine="inprocess")
-
-
-def test_a_clock_orders_answers_by_hour_and_then_by_request():
-    clock = SimulatedTime(Execution(site_speed={"A": 0.5}), "ABC")
-    for site in "ABC":
-        clock.send(site, Reply("train", 1))
-    assert [clock.next_reply()[0] for _ in range(2)] == ["B", "C"]
-    clock.send("B", Reply("train", 2))  # at two hours, as A, which was asked first
-    assert [clock.next_reply()[0] for _ in range(2)] == ["A", "B"]
-    assert clock.now == 2.0
-    with pytest.raises(MedFedAugError, match="no site Z"):
-        SimulatedTime(Execution(site_speed={"Z": 1.0}), "AB")

@@ -219,17 +219,6 @@ def test_a_run_ends_where_validation_no_longer_rises(tiny_config, phantom_dir):
     check_record(results)
 
 
-def test_a_score_that_nobody_asked_for_selects_no_model(tiny_config):
-    server = started_server(tiny_config(rounds=4, validate_every=2))
-    for round_ in (1, 2, 3):
-        server.start_round()
-        for site in "AB":
-            metrics = {"val_dice": 0.9 if round_ == 2 else 0.5} if round_ == 3 or site == "A" else {}
-            server.accept(site, update(server, site, round_, metrics=metrics))
-        server.finish_round()
-    assert server.selected_round == 2
-
-
 def test_sites_may_miss_rounds(tiny_config, make_site, tmp_path):
     for name in "ABCD":
         make_site(name, shape=(32, 32, 4))

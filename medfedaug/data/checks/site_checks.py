@@ -46,7 +46,7 @@ def check_classes(site: SiteFolder, expected: Sequence[str], whose: str) -> None
         if plain_name(name) != plain_name(other) and not unnamed:
             raise site.error(
                 f"label {label} is {name!r}, and {other!r} for {whose}",
-                hint="All sites need the same classes in the same order.",
+                hint="All sites need the same names of classes, background first.",
             )
 
 

@@ -88,7 +88,7 @@ class ModelIdentity:
 
         Example:
             >>> ModelIdentity("ab12").series_uid("1.2.3", ObjectKind.SEGMENTATION)
-            '2.25.87483738559044494516980841032725039610'
+            '2.25.126587045386692677229533243114238444134'
         """
         return self._uid(source, kind, part, "series")
 

@@ -387,32 +387,3 @@ class Patience:
             if self._silent >= _MOST_SILENT:
                 raise ArchiveError(f"{error}; run the same command again to go on", timed_out=True) from error
         return str(error)
-
-
-def open_archive(
-    *,
-    dicomweb: str | None = None,
-    dimse: str | None = None,
-    folder: str | Path | None = None,
-    access: Access | None = None,
-) -> Archive:
-    """Open the archive of the one address that is given."""
-    addresses = {"--dicomweb": dicomweb, "--dimse": dimse, "--folder": folder}
-    names = [name for name, value in addresses.items() if value]
-    if len(names) != 1:
-        text = " and ".join(names) or "no archive"
-        raise ConfigError(f"{text} given; give one of --dicomweb URL, --dimse AET@HOST:PORT, --folder DIR")
-    access = access or Access()
-    if dicomweb:
-        require_pacs("dicomweb_client")
-        from medfedaug.hospital.pacs.dicomweb import DicomWebArchive
-
-        return DicomWebArchive(dicomweb, access)
-    if dimse:
-        require_pacs("pynetdicom")
-        from medfedaug.hospital.pacs.dimse import DimseArchive
-
-        return DimseArchive(dimse, access)
-    from medfedaug.hospital.pacs.folder import FolderArchive
-
-    return FolderArchive(Path(str(folder)))

@@ -87,7 +87,9 @@ def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
         "",
         "What this kit withholds, by its policy and rules",
         *dict.fromkeys(f"  {line}" for of in servers for line in withheld_here(of.config, settings)),
-        *_changed(config),
+        "",
+        "Settings that are not the default",
+        *(f"  {line}" for line in changed_settings(config)),
     ]
 
 
@@ -130,11 +132,6 @@ def withheld_here(config: RunConfig, settings: SiteSettings) -> Iterator[str]:
             "cannot hide: times, edges of voxels, differences of scores, messages about images"
         )
         yield "everything, where a method changes the training or sends statistics, and noise cannot hide it"
-
-
-def _changed(config: RunConfig) -> list[str]:
-    lines = ["", "Settings that are not the default"]
-    return [*lines, *(f"  {line}" for line in changed_settings(config))]
 
 
 def changed_settings(config: RunConfig) -> list[str]:

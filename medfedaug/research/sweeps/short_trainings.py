@@ -178,8 +178,8 @@ def planned_rounds(timing: Timing, trainings: Trainings, budget: float) -> int:
         minutes = timing.needed(least, trainings.number) / 60
         raise ConfigError(
             f"--budget: {trainings.number} trainings of {least} rounds take about {minutes:.0f} min, since a "
-            f"round of {REFERENCE} takes {timing.round:.1f} s: give --budget {minutes + 1:.0f}min, or fewer "
-            "--methods"
+            f"round of {REFERENCE} takes {timing.round:.1f} s: give --budget {minutes + 1:.0f}min, fewer "
+            "--methods, or smaller images (--set image_size=64)"
         )
     return rounds
 
@@ -233,7 +233,7 @@ def compare_methods(
         budget["spent"] = round(budget["spent"] + request.budget - plan["budget"], 1)
         budget["seconds"] = request.budget
         results["left_out"] = dict(trainings.left_out)
-        results["conclusions"] = conclusions(results, str(request.data))
+        results["conclusions"] = conclusions(results, str(request.data), request.settings)
         write_json(out / COMPARED, results)
         write_gain_page(results, out / PAGE, results["conclusions"])
         for model in state.glob("*/*.pt"):  # the record suffices to show the result again

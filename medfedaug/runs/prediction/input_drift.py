@@ -17,10 +17,8 @@ from medfedaug.statistics import SIGMA_FLOOR
 
 __all__ = ["DriftReference"]
 
-# Limits in units of the sites' mean deviation, and of the range of their deviations. They warn of 1 of 65
-# training images of the sites themselves for LGG, 0 of 67 for the retinal vessels, 50 of 1,213 for
-# Office-Caltech 10; of a camera that was left out, of 15 of 15 images (AVWIDE), 4 of 8 (VEVIO), 1 of 10
-# (STARE), 0 of 34 (DRIVE, CHASEDB1).
+# Limits in units of the sites' mean deviation, and of the range of their deviations. `docs/use.md` has the
+# measured rates of warnings.
 _FARTHEST, _LARGEST_RATIO = 1.0, 2.0
 _SPACING_RATIO = 1.2  # headers round, and scanners differ a little within a protocol
 
@@ -98,7 +96,7 @@ class DriftReference:
                     f"deviations outside the sites' {low[channel]:.3g} to {high[channel]:.3g}"
                 )
             factor = _outside(float(std), float(narrow[channel]), float(wide[channel]))
-            if std <= SIGMA_FLOOR * abs(mean):
+            if std <= SIGMA_FLOOR * abs(mean) and narrow[channel] > 0:
                 warnings.append(
                     f"every voxel{where} has one intensity, {mean:.3g}, and at the sites they vary"
                 )

@@ -20,8 +20,8 @@ from medfedaug.hospital.pacs.archive import (
     ArchiveStudy,
     FetchError,
     StudyQuery,
-    open_archive,
 )
+from medfedaug.hospital.pacs.open_archive import open_archive
 
 VOXELS = np.random.default_rng(0).integers(-900, 900, (48, 40, 5)).astype(np.int16)
 SYNTAXES = {"explicit": ExplicitVRLittleEndian, "implicit": ImplicitVRLittleEndian}

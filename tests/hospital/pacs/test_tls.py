@@ -7,21 +7,22 @@ from ipaddress import ip_address
 import numpy as np
 import pytest
 from archive_proxy import proxy_before
-from certificates import new_key
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 from dicom_files import sets, write_slices
 from orthanc import free_port, running_orthanc
 
-from medfedaug.hospital.pacs.archive import Access, ArchiveError, StudyQuery, open_archive
+from medfedaug.hospital.pacs.archive import Access, ArchiveError, StudyQuery
+from medfedaug.hospital.pacs.open_archive import open_archive
 
 VOXELS = np.zeros((8, 8, 2), np.int16)
 
 
 def write_pair(folder, name, issuer=None):
     """A certificate for 127.0.0.1 and its key, in files; of an authority where ``issuer`` is ``None``."""
-    key, now = new_key(), datetime.now(timezone.utc)
+    key, now = rsa.generate_private_key(65537, 2048), datetime.now(timezone.utc)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     signer, signed_by = issuer or (key, subject)
     host = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])

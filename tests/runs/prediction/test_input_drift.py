@@ -6,12 +6,14 @@ import math
 import nibabel
 import numpy as np
 import pytest
+import torch
 from hospitals import Deployment, Hospital
 from running import TINY_ARGS
 
 from medfedaug.federation import FederationServer
 from medfedaug.federation.messages.messages import PREPARE, Reply
 from medfedaug.hospital.privacy import PrivacyLedger
+from medfedaug.runs.prediction.input_drift import DriftReference
 
 FREE = {"allow_limit": True}
 
@@ -78,3 +80,10 @@ def test_what_no_voxel_can_be_is_dropped_and_the_site_takes_part(tiny_config, to
     assert server.record.to_results()["spacing"] == {
         "B": {level: [1.0] * 3 for level in ("low", "median", "high")}
     }
+
+
+@pytest.mark.parametrize(("lowest", "warned"), [(0.0, False), (0.1, True)])
+def test_an_empty_channel_is_unlike_sites_that_record_it(lowest, warned):
+    pairs = torch.tensor([[0.2], [0.3]]), torch.tensor([[lowest], [0.2]])
+    empty = {"mean": torch.tensor([0.2]), "std": torch.tensor([0.0])}
+    assert bool(DriftReference(*pairs, over="image", edges=None).intensity_warnings(empty)) == warned
