@@ -9,6 +9,7 @@ from torch import Tensor
 
 from medfedaug.errors import warn
 from medfedaug.functional import augmentation_spread, feature_statistics, perturb_features
+from medfedaug.functional.passes import plain_tensor
 from medfedaug.models.processes import drawn_together, rows_of_all, several_processes
 from medfedaug.models.stage_layer import StageLayer
 
@@ -178,6 +179,7 @@ class FFALayer(StageLayer):
             active = draw < self.prob
         elif float(draw) >= self.prob:  # 1
             return x
+        x = plain_tensor(x)
         mean, std = feature_statistics(x, self.eps)  # 2, 3
         means, stds = mean, std
         if together:

@@ -236,6 +236,8 @@ def jobs(
         say("no job has come to this site")
         return
     table = Table("hash", "seen", "approval", "jobs", "methods", "rounds", "purpose")
+    # Whole on a narrow terminal: the hash is copied to approve the job.
+    table.columns[0].min_width, table.columns[1].min_width = 12, 10
     for entry in entries:
         methods = ", ".join(entry.methods)
         methods = f"compare {methods}" if entry.compares else methods

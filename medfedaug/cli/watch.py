@@ -50,7 +50,8 @@ def watch(
 
     live = out_console.is_terminal and not once
     path = find_events(kit)
-    if path is not None and (ended := _ended_since(kit, path)):
+    # The server removes the folder of a job that has ended.
+    if (path is not None or once) and (ended := _ended_since(kit, path)):
         say(ended)
         return
     if path is None:
@@ -104,14 +105,15 @@ def _write_metrics(kit: Path, file: Path, once: bool) -> None:
         time.sleep(_METRICS_PERIOD)
 
 
-def _ended_since(kit: Path, events: Path) -> str:
+def _ended_since(kit: Path, events: Path | None) -> str:
     """Return a line on a job that ended at the server after the job with these events; empty for none."""
     from medfedaug.errors import MedFedAugError
     from medfedaug.nvflare_jobs.kit.job_states import newest_ended
     from medfedaug.nvflare_jobs.kit.kit import open_kit
 
     try:
-        ended = newest_ended(open_kit(kit), events.parent.parent.name) if (kit / "startup").is_dir() else None
+        job = events.parent.parent.name if events is not None else ""
+        ended = newest_ended(open_kit(kit), job) if (kit / "startup").is_dir() else None
     except MedFedAugError:
         return ""
     return (
@@ -162,7 +164,8 @@ def _shown(watched: Watched, path: Path | None) -> Group:
     for site, scores in sorted(watched.tested.items()):
         text = ", ".join(f"{k} {v:.4f}" for k, v in scores.items())
         table.add_row(f"{site}: tested", text or "none sent", "")
-    return Group(Text(title), table, *(Text(wrapped(line)) for line in watched.lines[-_LAST:]))
+    shown = [Text(title), *([table] if table.rows else ())]
+    return Group(*shown, *(Text(wrapped(line)) for line in watched.lines[-_LAST:]))
 
 
 def _sparkline(values: Sequence[float | None], width: int = 30) -> str:

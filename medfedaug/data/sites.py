@@ -11,6 +11,7 @@ from medfedaug.data.folders import MARKER, is_federation, open_folder, site_fold
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 from medfedaug.utils.layers import added_module
+from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import first_of
 
 if TYPE_CHECKING:
@@ -111,8 +112,8 @@ def describe_federation(task: str, kind: str, classes: Sequence[str], patients: 
         'segmentation, 2D, 2 classes (background, lesion), 2 sites, 21 patients'
     """
     named = first_of(list(classes), 6)
-    numbers = f"{len(classes)} classes ({named}), {len(patients)} sites, {sum(patients)} patients"
-    return f"{task}, {kind}, {numbers}"
+    sites, people = counted(len(patients), "site"), counted(sum(patients), "patient")
+    return f"{task}, {kind}, {len(classes)} classes ({named}), {sites}, {people}"
 
 
 def num_patients(site: SiteFolder) -> int:

@@ -9,8 +9,7 @@ from torch import Tensor
 def working_precision(x: Tensor) -> Tensor:
     """Convert half precision to float32, and leave other floating point types as they are.
 
-    A subclass of `torch.Tensor`, such as MONAI's ``MetaTensor``, becomes a plain tensor: PyTorch forbids to
-    change the views in place that a subclass makes within the functions of this package.
+    A subclass of `torch.Tensor` becomes a plain tensor (`plain_tensor`).
 
     Raises:
         TypeError: when `x` is not floating point.
@@ -21,11 +20,21 @@ def working_precision(x: Tensor) -> Tensor:
     """
     if not x.is_floating_point():
         raise TypeError(f"expected a floating point tensor, got {x.dtype}")
+    x = plain_tensor(x)
+    if x.dtype == torch.float16 or x.dtype == torch.bfloat16:
+        return x.float()
+    return x
+
+
+def plain_tensor(x: Tensor) -> Tensor:
+    """Make a subclass of `torch.Tensor`, such as MONAI's ``MetaTensor``, a plain tensor.
+
+    PyTorch forbids to change the views in place that a subclass makes within the functions of this package. A
+    layer that uses its features twice does this once, so that their gradients are added up in one order.
+    """
     if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles a condition beside this one
         if type(x) is not Tensor:
             x = x.as_subclass(Tensor)
-    if x.dtype == torch.float16 or x.dtype == torch.bfloat16:
-        return x.float()
     return x
 
 

@@ -224,7 +224,7 @@ def _device(name: str) -> Check:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
     if name == "auto":
-        return Check("device", True, gpus) if gpus else Check("device", None, "no GPU: the CPU computes")
+        return Check("device", bool(gpus) or None, gpus or "no GPU found; training runs on the CPU")
     try:
         torch.empty(1, device=name)
     except (RuntimeError, AssertionError) as error:  # a build without CUDA asserts

@@ -109,8 +109,8 @@ class _MethodTransform(Transform, RandomizableTrait):
     def __init__(self, make: Callable[[], Sequence[Transform]]) -> None:
         self._make: Callable[[], Sequence[Transform]] | None = make
         self._current: Compose | None = None
-        self.first: Mapping[str, Tensor] = {}
-        """Mean and standard deviation of the round's first image in this process, (C,) each."""
+        self.first: Any = None
+        """The round's first image in this process, if any."""
         # In shared memory, for the worker processes of a loader.
         self._used = torch.zeros(1, dtype=torch.int64).share_memory_()
 
@@ -125,18 +125,19 @@ class _MethodTransform(Transform, RandomizableTrait):
         # Not tested for truth: `len` of a `Compose` flattens it, which reseeds the transforms.
         self._current = Compose(list(self._make())) if current is None else current
         self._used.zero_()
-        self.first = {}
+        self.first = None
         return self._current
 
     def __call__(self, data: Mapping[Any, Any]) -> Any:
         current = self.begin() if self._current is None else self._current
-        self.first = self.first or image_moments(plain_tensor(data[Keys.IMAGE]))
+        if self.first is None:
+            self.first = data.get(Keys.IMAGE)
         self._used += 1
         return current(data)
 
     def __getstate__(self) -> dict[str, Any]:  # for a loader's processes
         current = self.begin() if self._current is None else self._current
-        return {"_make": None, "_current": current, "_used": self._used, "first": {}}
+        return {"_make": None, "_current": current, "_used": self._used, "first": None}
 
 
 class LoopTraining(LocalTraining):
@@ -217,9 +218,9 @@ class LoopTraining(LocalTraining):
                 f"federation.transform, in which {', '.join(self.transforming)} changes the training images; "
                 "put it at the end of the transforms of the training data"
             )
-        if self._normalising and self.transform.first and not self._compared:
+        if self._normalising and isinstance(self.transform.first, Tensor) and not self._compared:
             self._compared = True
-            self._compare_scales(self.transform.first)
+            self._compare_scales(image_moments(plain_tensor(self.transform.first)))
         return self.values(self.losses)
 
     def _compare_scales(self, image: Mapping[str, Tensor]) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pydicom
 from pydicom import Dataset
-from pydicom.sr.codedict import codes
 from pydicom.valuerep import CUSTOMIZABLE_CHARSET_VR
 
 from medfedaug.errors import ConfigError, DataError, first_line
@@ -24,7 +23,6 @@ from medfedaug.hospital.dicom.volumes import DicomSeries
 
 OWN_CODES = "99MEDFEDAUG"
 """Coding scheme of classes."""
-CATEGORY = codes.SCT.SpatialAndRelationalConcept
 _SEG, _CONVERT = "DICOM SEG", "Convert the series to NIfTI."
 _NEEDED = ("PatientID", "StudyInstanceUID", "FrameOfReferenceUID")
 _COLOURS = ((230, 60, 50), (60, 130, 230), (60, 180, 75), (245, 180, 40), (145, 60, 180), (70, 200, 200))
@@ -45,6 +43,13 @@ class Segments:
         import highdicom as hd
 
         return hd.sr.CodedConcept(f"CLASS{number}", OWN_CODES, self.classes[number][:64])
+
+
+def category() -> Any:
+    """Return the category of all classes, made where it is used: the dictionary takes a while to import."""
+    from pydicom.sr.codedict import codes
+
+    return codes.SCT.SpatialAndRelationalConcept
 
 
 def check_highdicom() -> None:
@@ -85,7 +90,7 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
         description = hd.seg.SegmentDescription(
             segment_number=number,
             segment_label=name[:64],
-            segmented_property_category=CATEGORY,
+            segmented_property_category=category(),
             segmented_property_type=segments.type_of(number),
             algorithm_type=hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
             algorithm_identification=algorithm,

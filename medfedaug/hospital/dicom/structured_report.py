@@ -12,7 +12,7 @@ import pydicom
 
 from medfedaug._version import __version__
 from medfedaug.hospital.dicom.identity import ObjectKind
-from medfedaug.hospital.dicom.segmentation import CATEGORY, Segments, save_object, writing
+from medfedaug.hospital.dicom.segmentation import Segments, category, save_object, writing
 from medfedaug.hospital.dicom.series import open_series
 
 
@@ -65,7 +65,7 @@ def _report(
                     segment_number=number,
                     source_series=hd.sr.SourceSeriesForSegmentation(volume.uid),
                 ),
-                finding_category=CATEGORY,
+                finding_category=category(),
                 finding_type=segments.type_of(number),
                 algorithm_id=hd.sr.AlgorithmIdentification(
                     name="medfedaug",

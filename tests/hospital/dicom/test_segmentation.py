@@ -86,6 +86,8 @@ def test_a_series_has_a_segmentation_that_lies_on_it(run, model, voxels, tmp_pat
 
     segment = hd.seg.segread(out / "knee.dcm").SegmentSequence[0]
     assert (segment.SegmentLabel, segment.SegmentAlgorithmType) == ("lesion", "AUTOMATIC")
+    shown = hd.color.CIELabColor.from_dicom_value(segment.RecommendedDisplayCIELabValue)
+    assert np.ptp(shown.to_rgb()) > 20, "a viewer would show it in grey"
     record = json.loads((out / "predictions.json").read_text())
     assert record["cases"]["knee"]["label_map"] == "knee.dcm"
     edges = np.linalg.norm(affine[:3, :3], axis=0)

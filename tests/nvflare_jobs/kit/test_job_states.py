@@ -88,10 +88,14 @@ def test_watch_says_that_a_job_waits_for_approval_until_it_is_approved(kit, run)
     events(kit, "j1", {"event": "warning", "text": "none"})
     assert run("site", "watch", kit.path, "--once")[1].startswith("j1: waits for approval")
     kit.job_book().judge(entry.hash, "approved")
-    assert run("site", "watch", kit.path, "--once")[1].startswith("j1: round 0 of 0, running")
+    shown = run("site", "watch", kit.path, "--once")[1]
+    assert shown.startswith("j1: round 0 of 0, running")
+    assert "by round" not in shown, "a table without rows"
 
 
 def test_watch_says_that_a_newer_job_has_ended_of_which_the_server_keeps_no_folder(server, run):
+    stored(server, "j0", "FINISHED:COMPLETED", submitted=0.5)
+    assert run("site", "watch", server.path, "--once")[1].startswith("brain (j0): finished; fetch it with")
     stored(server, "j1", "RUNNING", submitted=1.0)
     events(server, "j1", {"event": "round_started", "round": 1, "rounds": 3}, age=600)
     assert run("site", "watch", server.path, "--once")[1].startswith("j1: ")
