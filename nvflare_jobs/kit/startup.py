@@ -256,6 +256,8 @@ def _check_tls(startup: _Startup, plain: socket.socket) -> Check:
     try:
         context = ssl.create_default_context(cafile=str(startup.root))
         context.check_hostname = False  # as NVFlare does, which compares the server's identity
+        if startup.scheme == "grpc":  # which closes a connection without its protocol
+            context.set_alpn_protocols(["h2"])
         if startup.security == "mtls":
             context.load_cert_chain(startup.certificate, startup.key)
         secure = context.wrap_socket(plain)
@@ -273,7 +275,7 @@ def _check_tls(startup: _Startup, plain: socket.socket) -> Check:
         secure.settimeout(3.0)
         try:
             with suppress(TimeoutError):  # a server drops a certificate only after the handshake
-                if not secure.recv(1) and startup.scheme == "http":  # gRPC closes one without its protocol
+                if not secure.recv(1):
                     raise ConnectionError("it closed the connection")
         except (ssl.SSLError, ConnectionError) as error:
             reason = getattr(error, "reason", None) or error

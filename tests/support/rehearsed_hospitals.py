@@ -390,6 +390,7 @@ class Rehearsal:
         """Return whether the server keeps a TLS connection with or without a site's certificate."""
         startup = self.kit(self.hospitals[0]) / "startup"
         context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
+        context.set_alpn_protocols(["h2"])  # gRPC's, without which it closes the connection
         if certificate:
             context.load_cert_chain(startup / "client.crt", startup / "client.key")
         with socket.create_connection(("localhost", self.port), timeout=10) as plain:

@@ -81,9 +81,9 @@ class Certificates(Identity):
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
             raise MedFedAugError(f"the certificate of site {site} has expired, or is not valid yet")
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        # NVFlare writes an administrator's role to this field, and nothing for a site.
-        administrator = certificate.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)
-        if [name.value for name in names] != [site] or administrator or site in self.strangers:
+        # NVFlare writes an administrator's role to this field; for a site nothing, or "client" by enrolment.
+        roles = {role.value for role in certificate.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)}
+        if [name.value for name in names] != [site] or roles - {"client"} or site in self.strangers:
             raise MedFedAugError(
                 f"the {what} of site {site} came with a certificate that is of no site of this name"
             )

@@ -27,7 +27,8 @@ def project() -> Project:
 
 @pytest.fixture(scope="module")
 def issued(project):
-    return {name: project.issue(name) for name in (*SITES, SERVER)}
+    roles = {"C": "client"}  # as a certificate of `medfedaug enrol` has it
+    return {name: project.issue(name, roles.get(name)) for name in (*SITES, SERVER)}
 
 
 @pytest.fixture
