@@ -42,10 +42,10 @@ def pages() -> dict[Path, str]:
     from medfedaug.methods import base, registry
 
     texts = {path: path.read_text(encoding="utf-8") for path in (TABLE, SENT, WORDS)}
-    rows = ["| name | effect | leaves a site beside the model |", "|---|---|---|"]
+    rows = ["| name | effect | leaves a site besides the model |", "|---|---|---|"]
     for name in registry.BUILT_IN_NAMES:
         cls = registry.built_in_methods().get(name)
-        times = "as there" if cls is None else _beside_the_model(cls)
+        times = "the same" if cls is None else _besides_the_model(cls)
         rows.append(f"| `{name}` | {describe_method(name).what.rstrip('.')} | {times} |")
         if not _has_row(texts[SENT], name):
             texts[SENT] = _with_rows(texts[SENT], [f"| `{name}` | what leaves | | {times} | |"])
@@ -71,8 +71,8 @@ def pages() -> dict[Path, str]:
     return texts
 
 
-def _beside_the_model(cls: Any) -> str:
-    """Say when a method sends what beside the model."""
+def _besides_the_model(cls: Any) -> str:
+    """Say when a method sends what besides the model."""
     from medfedaug.methods.base import Method
 
     if "separate_sites" in cls.excludes:

@@ -15,7 +15,7 @@ from medfedaug.federation.job_folder import CARDS, COUNTS, LEVELS, SPACING
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import mean_interval
-from medfedaug.runs.annotated import OWN, Annotated
+from medfedaug.runs.annotated import BORROWED, OWN, Annotated
 from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.recorded_run import RecordedRun
 from medfedaug.utils.files import write_text
@@ -190,6 +190,7 @@ class _Card:
                 "borrowed: the site outlined it in no training case, and the model learned it from others; "
                 "without a score its quality there is not known. unknown: no site outlined it for training."
             )
+            blocks += self.borrowed(kinds)
         missing = [self.name(site) for site in self.test.get("missing", {})]
         if missing:
             blocks.append(f"Not tested, and not in the mean: {', '.join(missing)}.")
@@ -202,6 +203,15 @@ class _Card:
             text = str(reason).removeprefix(f"site {site}: ")
             blocks.append(f"{self.name(site)}, no say in the choice: {text}.")
         return tuple(blocks)
+
+    def borrowed(self, kinds: Annotated) -> Iterator[str]:
+        """Yield a line for each borrowed class of a training site that no test case there shows."""
+        for site in self.trained:
+            scored = self.tested.get(site, {}).get("classes", {})
+            for label in kinds.classes:
+                if label not in scored and kinds.kind(site, label) == BORROWED:
+                    far = kinds.distance(site, label, self.run.statistics)
+                    yield f"{self.name(site)}, {label}: not measured at this site{far}."
 
     def classes(self) -> list[str]:
         names = dict.fromkeys(name for entry in self.tested.values() for name in entry.get("classes", {}))

@@ -46,7 +46,8 @@ def write_report(
         run_dirs: the runs' folders, folders that contain them at any depth, or loaded runs.
         out_html: the page to write; an existing page is replaced.
         data: the folder with the sites' folders, or with a benchmark's files. The page then also shows the
-            worst and the best case of each site, for the first run of each method.
+            test case on which methods differ most, and for the first run of each method the worst and the
+            best case of each site.
         device: the device of the models, with ``data``.
         notes: paragraphs that a reader must know first, and tables as lines of cells, the headings first.
         reduced: how all runs are reduced, compared with the full experiment
@@ -83,7 +84,7 @@ def write_report(
 
 def _page(
     runs: Sequence[Run],
-    images: Callable[[ET.Element, Groups], None] | None,
+    images: Callable[[ET.Element, Groups, ET.Element], None] | None,
     notes: Sequence[str | Sequence[Sequence[str]]],
     reduced: str,
     evaluations: Sequence[Mapping[str, Any]],
@@ -99,6 +100,7 @@ def _page(
     if len({site for run in runs for site in run.sites}) <= MOST_SITES and any(run.sites for run in runs):
         caption = "A line is the 95% interval of the mean over a site's test patients, from three on."
         page.figure(body, partial(site_scores, groups), "Test score by site and method", caption)
+    example = page.add(body, "section")
     for note in (_lead(runs), *notes, *_stalled(runs), *_late(runs)):
         if isinstance(note, str):
             page.add(body, "p", note)
@@ -115,7 +117,7 @@ def _page(
     for append in (_curves, _traffic, _gamma):
         append(body, groups)
     if images is not None:
-        images(body, groups)
+        images(body, groups, example)
     if any("planned" in run.context for run in runs):
         _plan(page.add(body, "section"), groups)
     for append in (_troubles, _runs, _configuration):

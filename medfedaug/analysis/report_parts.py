@@ -53,6 +53,7 @@ class ReportParts:
         self,
         body: ET.Element,
         groups: Groups,
+        example: ET.Element,
         data: Path,
         device: str,
     ) -> None:

@@ -94,7 +94,7 @@ WORDS: dict[str, str] = {
     "averaged_parameters": "some trained parameters are averaged, and do not stay at the sites",
     "given_shares": "the run, and no method, decides a site's share of the mean",
     "soft_labels": "the loss gets targets as probabilities",
-    "complete_labels": "every voxel of a training image has its class annotated",
+    "complete_labels": "every voxel of a training image has a known class",
     "unlabelled_images": "a site learns from images without label maps, too",
     "several_images": "a batch has several images; with one, the method does nothing, and a warning says so",
     "second_derivatives": "its steps differentiate gradients, which a compiled network does not allow",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.metrics.registry import find_metric
+
+if TYPE_CHECKING:
+    from medfedaug.statistics import ChannelStatistics
 
 OWN, BORROWED, UNKNOWN = "own", "borrowed", "unknown"
 """A class at a site: annotated there for training; learned from other sites alone; annotated nowhere."""
@@ -75,6 +78,18 @@ class Annotated:
                 f"{_range(scores)}, which does not hold for this site's scanner"
             )
         return f"{name} was never outlined {where}: no site has a {title} of it"
+
+    def distance(self, site: str, name: str, statistics: Mapping[str, ChannelStatistics]) -> str:
+        """Describe how far a site's mean intensities lie from the nearest lender's, where recorded."""
+        known = [statistics[lender] for lender in self.lenders(name) if lender in statistics]
+        if site not in statistics or not known:
+            return ""
+        mean = statistics[site].mean
+        far = min(float(((mean - pair.mean).abs() / pair.std.clamp_min(1e-12)).max()) for pair in known)
+        return (
+            f"; its images' mean intensity is {far:.1f} standard deviations from that of the nearest site "
+            "that outlined it"
+        )
 
     def sentences(self, site: str) -> dict[str, str]:
         """Return `sentence` of each class that has one."""

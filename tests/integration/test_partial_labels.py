@@ -77,6 +77,7 @@ def test_a_class_is_scored_where_it_is_outlined_and_pages_say_so(run):
     assert "has outlined nothing." in card
     assert "Without outlines, site_D counts 1 of its samples in the average." in cells_note([load_run(run)])
     assert "| borrowed |" in card
+    assert "white matter: not measured at this site; its images' mean intensity is " in card
     assert " (borrowed) |" in card  # the class that site B outlined in test cases alone
     methods = record["rounds"][0]["methods"]
     assert {site for name in ("condist", "teacher") for site in methods.get(name, {})} <= {*OWNED} or methods
@@ -101,6 +102,7 @@ def test_prediction_marks_borrowed_classes(run, phantom, tmp_path, site, borrowe
     own = [note for note in notes if f"never outlined at site {site}" in note]
     assert [note.split(" was ")[0] for note in own] == [*borrowed]
     assert all(remark in note for note in own)
+    assert all(note.endswith(" deviations from that of the nearest site that outlined it") for note in own)
 
 
 def test_a_site_without_outlines_needs_a_method_that_learns_without(phantom, tmp_path):

@@ -46,7 +46,7 @@ def install(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_server_hears_answers_and_events_of_sites_that_allow_them(tmp_path):
+def test_the_server_hears_answers_and_events_of_sites_that_allow_them(tmp_path, monkeypatch):
     """Sites A and B run a job with a tracker; only A's administrator has allowed its events.
 
     A method speaks into logs, warnings, streams and metrics; the server asks for files, paths and errors; a
@@ -56,10 +56,12 @@ def test_the_server_hears_answers_and_events_of_sites_that_allow_them(tmp_path):
     with Rehearsal(tmp_path / "work", hospitals=HOSPITALS[:2]) as system:
         recorded, asked = tmp_path / "recorded.jsonl", tmp_path / "asked.jsonl"
         secrets = {*SECRETS, str(tmp_path)}
+        package = install(tmp_path / "site-packages")
+        monkeypatch.syspath_prepend(str(package))
         system.make_data()
         files = {name: str(folder / "dataset.json") for name, folder in system.data.items()}
         system.environment |= {
-            "PYTHONPATH": f"{SUPPORT}:{install(tmp_path / 'site-packages')}",
+            "PYTHONPATH": f"{SUPPORT}:{package}",
             "RECORDED": str(recorded),
             "RECORDED_TEXTS": json.dumps([*sorted(secrets), SCORE, ANSWER]),
             "ASKED": str(asked),

@@ -12,7 +12,7 @@ from medfedaug.config.options import Settings, setting, settings
 from medfedaug.errors import ConfigError, JobRefused, withheld
 
 OPEN_PROMISE = (
-    "whoever chooses the weights of a job can reconstruct images of yours from what it sends; approve a job "
+    "whoever chooses the weights of a job can reconstruct your images from what it sends; approve a job "
     "only if you trust them"
 )
 """The sentence about a site without an account of ε (promise B of ``docs/privacy.md``)."""

@@ -28,7 +28,7 @@ class CaseView:
     """The content of the picture of one case.
 
     Attributes:
-        rank: ``"worst"``, ``"best"`` or ``"only"``.
+        rank: ``"worst"``, ``"best"`` or ``"only"``; empty for another case.
         score: Dice of the volume, or probability of the true class.
         image: slice (X, Y), or photograph (H, W, 3), of a segmentation (X, Y, 3), from 0 to 1.
         truth: label map (X, Y), or the name of the class.
@@ -46,19 +46,20 @@ class CaseView:
     downwards: bool = False
 
 
-def extreme_cases(site: SiteModel, scores: Mapping[str, float | None]) -> list[CaseView]:
+def extreme_cases(site: SiteModel, scores: Mapping[str, float | None], also: str = "") -> list[CaseView]:
     """Return the worst and the best test case of a site, by Dice or by the probability of the true class.
 
     The recorded scores rank volumes. Of a volume, it takes the slice with the largest true region, so that
     the choice does not depend on the prediction. A single case is returned once; without a scored case the
-    list is empty.
+    list is empty. The volume ``also`` follows, without a rank.
     """
     site.network.eval()
     if not isinstance(site.task, SegmentationTask):
         return _photographs(site)
     cases, task = {case.name: case for case in site.folder.cases["test"]}, site.task
     ranked = sorted((score, name) for name, score in scores.items() if score is not None)
-    return [_volume(site, task, cases[name], rank, score) for rank, (score, name) in _ends(ranked)]
+    chosen = [*_ends(ranked), *(("", entry) for entry in ranked if entry[1] == also)]
+    return [_volume(site, task, cases[name], rank, score) for rank, (score, name) in chosen]
 
 
 def _volume(site: SiteModel, task: SegmentationTask, chosen: Case, rank: str, score: float) -> CaseView:
@@ -109,6 +110,31 @@ def _ends(ranked: Sequence[tuple]) -> list[tuple[str, tuple]]:
     if len(ranked) < 2:
         return [("only", entry) for entry in ranked]
     return [("worst", ranked[0]), ("best", ranked[-1])]
+
+
+def example_picture(views: Mapping[str, CaseView], *, width: float = 9.0) -> Figure:
+    """Draw one slice four times: plain, with the truth, and with the outline of each of two methods."""
+    (first, second), columns = views.values(), 2 if width < 5 else 4
+    panels: list[tuple[str, np.ndarray | str | None, str]] = [
+        ("image", None, ""),
+        ("truth", first.truth, _TRUTH),
+    ]
+    panels += [
+        (f"{label}, Dice {view.score:.2f}", view.prediction, _PREDICTION) for label, view in views.items()
+    ]
+    tall = second.image.shape[1] / second.image.shape[0]
+    height = 4 // columns * (width / columns * min(tall, 1.5) + 0.3)
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAPER)
+    for place, (title, labels, colour) in enumerate(panels, start=1):
+        panel = figure.add_subplot(4 // columns, columns, place)
+        panel.axis("off")
+        panel.imshow(first.image.swapaxes(0, 1), cmap="gray", vmin=0, vmax=1)
+        if not first.downwards:
+            panel.invert_yaxis()
+        if isinstance(labels, np.ndarray):
+            outline(panel, labels, colour, 1.5)
+        _title(panel, title, room=72 * 0.95 * width / columns)
+    return figure
 
 
 def case_picture(views: Sequence[CaseView], *, width: float = 9.0) -> Figure:

@@ -68,14 +68,15 @@ class ComparedRuns(ReportParts):
         self,
         body: ET.Element,
         groups: Groups,
+        example: ET.Element,
         data: Path,
         device: str,
     ) -> None:
-        """Append the worst and the best case of each site."""
+        """Append the worst and the best case of each site; the one that shows the gain to ``example``."""
         # Imports all of training, which a page without images does not need.
         from medfedaug.research.comparison.report_images import image_sections
 
-        image_sections(body, groups, data, device)
+        image_sections(body, groups, example, data, device)
 
 
 PARTS = ComparedRuns()

@@ -1,4 +1,4 @@
-"""Mean of the last layer class by class, over the sites that have annotated the class."""
+"""Mean of the last layer class by class, over the sites that outlined the class."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""ConDistFL: the global model teaches a site the classes that it has not annotated."""
+"""ConDistFL: the global model teaches a site the classes that it has not outlined."""
 
 import torch
 from torch import Tensor

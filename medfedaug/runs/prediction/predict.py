@@ -294,8 +294,10 @@ class _Job:
     @property
     def borrowed(self) -> dict[str, str]:
         """Notes on the classes that the images' site has not outlined; empty without a site."""
-        site = self.origin.site
-        return Annotated.of(self.run.record).sentences(site) if site else {}
+        site, annotated = self.origin.site, Annotated.of(self.run.record)
+        pairs = {name: pair for run in self.models.runs for name, pair in run.statistics.items()}
+        texts = annotated.sentences(site) if site else {}
+        return {name: f"{text}{annotated.distance(site, name, pairs)}" for name, text in texts.items()}
 
     def notes(
         self, reference: DriftReference, used: dict[str, Any] | None, usual: TrainingRange | None

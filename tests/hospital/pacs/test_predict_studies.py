@@ -100,6 +100,36 @@ def test_seg_contours_and_report_come_back_and_refer_to_their_series(orthanc, ru
     assert patient not in said + err + (out / "predictions.json").read_text()
 
 
+NAMES = {
+    "ISO_IR 144": "Люксембург^Роза",
+    "ISO_IR 101": "Wałęsa^Łucja",
+    "ISO_IR 100": "Müller-Weiß^Jürgen",
+    "\\ISO 2022 IR 87": "Yamada^Tarou=山田^太郎=やまだ^たろう",
+    "\\ISO 2022 IR 149": "Hong^Gildong=洪^吉洞=홍^길동",
+}
+
+
+def test_names_in_any_letters_come_back_from_the_archive(orthanc, run, model, tmp_path):
+    patients = {f"LETTERS-{n}": pair for n, pair in enumerate(NAMES.items())}
+    for patient, (characters, name) in patients.items():
+
+        def named(header, k, patient=patient, characters=characters, name=name):
+            header.SpecificCharacterSet = characters.split("\\") if "\\" in characters else characters
+            header.PatientID, header.PatientName = patient, name
+
+        voxels = np.random.default_rng(0).integers(0, 1000, (32, 32, 2)).astype(np.int16)
+        write_slices(tmp_path / "in" / patient, voxels, change=named)
+    orthanc.put(tmp_path / "in")
+    call = ("predict", "--model", model, "--dicomweb", orthanc.dicomweb, "--store", "--rtstruct", "--report")
+    call += ("--studies", studies(tmp_path / "s.csv", *patients), "--out", tmp_path / "out", "--no-previews")
+    run.ok(*call)
+    for patient, (_, name) in patients.items():
+        found = objects(orthanc, patient)
+        assert {kind: str(one.PatientName) for kind, (one,) in found.items()} == dict.fromkeys(
+            ("SEG", "RTSTRUCT", "SR"), name
+        )
+
+
 def test_the_same_study_gets_no_second_objects(orthanc, run, model, tmp_path):
     put(orthanc, tmp_path / "in", "TWICE-1")
     call = ("predict", "--model", model, "--dicomweb", orthanc.dicomweb, "--store", "--no-previews")

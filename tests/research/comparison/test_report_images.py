@@ -195,7 +195,11 @@ def test_a_run_that_kept_layers_at_the_sites_is_shown_with_them(trained, phantom
         batch_size=4,
     )
     results = simulate(phantom_dir, tmp_path / "run", config, engine="inprocess", device="cpu")
-    text = write_report([tmp_path / "run"], tmp_path / "r.html", data=phantom_dir, device="cpu").read_text()
+    both = [trained, tmp_path / "run"]
+    text = write_report(both, tmp_path / "both.html", data=phantom_dir, device="cpu").read_text()
+    case = text.index("where fedrdn and fedbn differ most")
+    assert text.index("Test score by site and method") < case < text.index("training sites: ")
+    text = write_report(both[1:], tmp_path / "r.html", data=phantom_dir, device="cpu").read_text()
     name, score = min(results["test"]["sites"]["site_A"]["cases"].items(), key=lambda found: found[1])
     assert f"at site_A: {name}, {score:.3f}" in text
     assert "at site_C" not in text  # it did not train
