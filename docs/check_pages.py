@@ -160,7 +160,7 @@ def _block_mistakes(language: str, block: str) -> Iterator[str]:
             yield f"{language} that cannot be read: {error}"
     elif language in ("bash", "console"):
         if language == "console":  # commands with their output
-            block = "\n".join(re.findall(r"^\$ (.*)", block, re.M))
+            block = "\n".join(re.findall(r"^\$ ((?:.*\\\n)*.*)", block, re.M))
         for line in re.sub(r"<<.*?^END$", "", block, flags=re.M | re.S).replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             command = get_command(app)

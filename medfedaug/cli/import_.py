@@ -162,8 +162,12 @@ def _print_folder(out: Path, state: Path, settings: ImportSettings) -> None:
     content = CaseFiles(out, state).content()
     if not content:
         return
+    studies = StudyList(state)
+    if len(units := studies.units()) > 1 and len(settings.channels) < 2:
+        counts = ", ".join(f"{count} in {unit}" for unit, count in sorted(units.items()))
+        say(f"images in several units ({counts}): their intensities do not compare", "yellow", err=True)
     if settings.outlined:
-        _print_classes(settings, content, StudyList(state))
+        _print_classes(settings, content, studies)
     _print_patients(content)
 
 

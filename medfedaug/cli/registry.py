@@ -61,6 +61,7 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
         ),
         Entry("core", "evaluate:evaluate", "evaluate --model runs/fedrdn --data data"),
         Entry("core", "report:report", "report runs/* --reference fedrdn"),
+        Entry("core", "clean:clean", "clean runs"),
     ),
     "For hospitals: own images, and a site of a federation": (
         Entry("hospital", "import_:import_", "import --folder dicom --studies studies.csv --out site_A"),

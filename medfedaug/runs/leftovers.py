@@ -1,6 +1,7 @@
-"""Workspaces of killed processes, and the user of a run's folder; without PyTorch."""
+"""Files that a finished run no longer needs, and the user of its folder; without PyTorch."""
 
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from medfedaug.errors import ConfigError
+from medfedaug.federation.job_folder import FINAL_MODEL, GLOBAL_MODEL, RESULTS, exchange_file
 from medfedaug.utils.files import parse_json
 
 LOCK, WORKSPACE = ".medfedaug.lock", ".medfedaug-run"
@@ -31,6 +33,34 @@ def workspaces(out: Path) -> list[Path]:
         for folder in out.resolve().parent.iterdir()
         if pattern.fullmatch(folder.name) and (folder / WORKSPACE).exists()
     ]
+
+
+def spare_files(out: Path) -> dict[Path, int]:
+    """Return what no command needs of a finished run, with sizes in bytes.
+
+    These are the model of the last round beside the selected one, and workspaces of killed processes.
+
+    Raises:
+        ConfigError: while another process makes the run, or when it is not finished.
+    """
+    if not is_json_with(out / RESULTS, "config", "rounds", "test"):
+        raise ConfigError(f"{out}: no finished run; name a folder with {RESULTS}")
+    if (out / LOCK).exists():
+        with locked(out / LOCK, f"{out}: another process is making this run"):
+            pass
+    last = out / FINAL_MODEL
+    models = [last, exchange_file(last)] if (out / GLOBAL_MODEL).exists() else []
+    spare = [*filter(Path.exists, models), *workspaces(out)]
+    files = {path: [file for file in (path, *path.rglob("*")) if file.is_file()] for path in spare}
+    return {path: sum(file.stat().st_size for file in inside) for path, inside in files.items()}
+
+
+def free(path: Path) -> None:
+    """Delete a file or folder of `spare_files`."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

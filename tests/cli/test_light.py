@@ -169,6 +169,11 @@ def test_the_page_of_a_run_is_drawn_from_its_record_alone(light, write, tmp_path
     assert "fedrdn" in page.read_text()
 
 
+def test_the_leftovers_of_a_run(light, write):
+    (out,) = light(("clean", write(methods=("fedavg",), scores={"DU": 0.5, "HT": 0.6})))
+    assert "would free: 0 B of 1 run" in out
+
+
 def cases_of(listing):
     found = json.loads(listing.read_text())
     return sorted(row["image"] for split in ("training", "validation", "test") for row in found[split])

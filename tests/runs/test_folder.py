@@ -6,8 +6,9 @@ import pytest
 import torch
 from running import TINY_OPTIONS
 
+from medfedaug.federation.job_folder import FINAL_MODEL, GLOBAL_MODEL
 from medfedaug.federation.messages.checkpoint import load_checkpoint, server_checkpoint
-from medfedaug.runs.folder import make_workspace
+from medfedaug.runs.folder import make_workspace, only_process
 from medfedaug.simulate import simulate
 
 
@@ -128,3 +129,48 @@ def test_scores_page_and_tables_replace_nothing_else(run, phantom_dir, tmp_path)
         assert mine.read_text() == "mine"
         assert run(*args, "--out", tmp_path / args[0])[0] == 0
         assert run(*args, "--out", tmp_path / args[0])[0] == 0
+
+
+@pytest.fixture
+def finished(write):
+    """A finished run with both models, a site's state, and the workspace of a killed process."""
+    folder = write(methods=("fedavg",), scores={"DU": 0.5, "HT": 0.6})
+    for name in (
+        GLOBAL_MODEL,
+        FINAL_MODEL,
+        "state/DU/layers.pt",
+        f"../.{folder.name}-abcdefgh/.medfedaug-run",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x" * 2000)
+    return folder
+
+
+def test_clean_lists_what_it_would_free_and_frees_nothing(run, finished):
+    before = contents(finished.parent)
+    code, out, err = run("clean", finished)
+    assert code == 0, err
+    assert "would free: 4.0 kB of 1 run; --yes frees it" in out
+    assert contents(finished.parent) == before
+
+
+def test_clean_frees_the_last_model_and_workspaces_and_nothing_else(run, finished):
+    before = contents(finished.parent)
+    code, _, err = run("clean", finished, "--yes")
+    assert code == 0, err
+    gone = {path.name for path in before.keys() - contents(finished.parent).keys()}
+    assert gone == {FINAL_MODEL, ".medfedaug-run"}
+
+
+def test_clean_keeps_the_only_model_of_a_run(run, finished):
+    (finished / GLOBAL_MODEL).unlink()
+    assert run("clean", finished, "--yes")[0] == 0
+    assert (finished / FINAL_MODEL).exists()
+
+
+def test_clean_leaves_a_run_that_is_being_made(run, finished):
+    with only_process(finished):
+        code, _, err = run("clean", finished, "--yes")
+    assert code == 2
+    assert "another process is making this run" in " ".join(err.split())
+    assert (finished / FINAL_MODEL).exists()

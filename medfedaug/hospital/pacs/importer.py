@@ -219,6 +219,8 @@ class _Import:
         self._write(plan, volumes, grid, label, files)
         instances = {volume.uid: len({piece.instance for piece in volume.slices}) for volume in volumes}
         records = describe_series(plan, instances, objects)
+        for volume in volumes:
+            records[volume.uid] |= {"units": volume.first.units}
         self.studies.enter(plan, [series.uid for series in images], records, shown)
 
     def _write(

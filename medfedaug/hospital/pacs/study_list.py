@@ -1,7 +1,8 @@
 """`StudyList`: the site's private list of imported studies, which maps pseudonyms to studies."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -88,8 +89,15 @@ class StudyList:
 
     def modalities(self) -> set[str]:
         """Return the modalities of the imported images."""
-        series = [one for entry in self.studies.values() for one in entry["series"].values()]
-        return {one["modality"] for one in series if one["kind"] == "image"}
+        return {series["modality"] for series in self._images()}
+
+    def units(self) -> Counter[str]:
+        """Count the images by unit, of those that state one."""
+        return Counter(series["units"] for series in self._images() if series.get("units"))
+
+    def _images(self) -> Iterator[Mapping[str, Any]]:
+        for entry in self.studies.values():
+            yield from (one for one in entry["series"].values() if one["kind"] == "image")
 
     def refuse(self, plan: StudyPlan, segments: Sequence[str]) -> None:
         """Enter the names of the segments for which a study was refused: messages do not show them."""

@@ -88,6 +88,18 @@ def test_ct_is_named_and_mr_is_not_since_its_sequence_is_not_known(run, tmp_path
         assert read_listing(out).get("channel_names") == names
 
 
+def test_pet_in_two_units_is_said(run, tmp_path):
+    for unit in ("BQML", "GML"):
+        change = sets(PatientID=f"P-{unit}", Modality="PT", Units=unit)
+        write_slices(tmp_path / "in" / unit, VOXELS, change=change)
+    (tmp_path / "s.csv").write_text("PatientID\nP-BQML\nP-GML\n")
+    source = ("--folder", tmp_path / "in", "--studies", tmp_path / "s.csv")
+    code, out, err = run("import", *source, "--out", tmp_path / "out/site_A")
+    assert code == 0, err
+    said = " ".join((out + err).split())
+    assert "images in several units (1 in BQML, 1 in GML): their intensities do not compare" in said
+
+
 def test_a_volume_of_a_diffusion_series_is_chosen_by_its_b_value(run, tmp_path):
     series, study = pydicom.uid.generate_uid(), pydicom.uid.generate_uid()
     for number, value in enumerate((0, 800)):
