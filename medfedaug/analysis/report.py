@@ -249,8 +249,8 @@ def _troubles(body: ET.Element, groups: dict[str, list[Run]]) -> None:
     rounds: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for label, members in groups.items():
         for run in members:
-            left_out = run.left_out.items()
-            rounds |= {(label, run.name, site, "left out", reason): [] for site, reason in left_out}
+            for event, named in (("left out", run.left_out), ("suspected", run.suspected)):
+                rounds |= {(label, run.name, site, event, reason): [] for site, reason in named.items()}
             for entry in run.rounds:
                 for kind in ("refused", "missing"):
                     for trouble in entry.get(kind, []):
@@ -261,7 +261,7 @@ def _troubles(body: ET.Element, groups: dict[str, list[Run]]) -> None:
                 rounds |= {(label, run.name, site, event, reason): [] for site, reason in reasons.items()}
     if not rounds:
         return
-    section = page.start_section(body, "Sites that failed, and refused updates")
+    section = page.start_section(body, "Sites that failed or are suspected, and refused updates")
     lines = [[*key[:4], _ranges(when), key[4]] for key, when in rounds.items()]
     page.table(
         section, ["method", "run", "site", "what", "rounds", "reason"], lines[:_MOST_TROUBLES], words=True

@@ -93,6 +93,7 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
         scored=content.get("scored", {}),
         units={site: entry["unit"] for site, entry in entries.items() if entry.get("unit")},
         left_out=content.get("left_out", {}),
+        suspected=content.get("suspected", {}),
         untested=untested,
         unscored={
             site: entry["note"]

@@ -75,6 +75,7 @@ _ROUND = entries(
         "bytes": map_of(map_of(count)),
         "methods": map_of(map_of(anything)),
         "shares": map_of(number),
+        "cosines": map_of(number),
     },
 )
 _SCORES = entries(
@@ -112,7 +113,7 @@ _RECORD = entries(
             }
         ),
         **dict.fromkeys(("run", "job", "date", "engine", "data"), text),
-        **dict.fromkeys(("left_out", "scored", "versions", "sha256"), map_of(text)),
+        **dict.fromkeys(("left_out", "suspected", "scored", "versions", "sha256"), map_of(text)),
         **dict.fromkeys(("sites", "bytes_up_before_training"), map_of(count)),
         **dict.fromkeys(("input", "execution", "files", "metrics", "data_options", "init"), map_of(anything)),
         "rounds": list_of(_ROUND),

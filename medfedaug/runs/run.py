@@ -52,6 +52,7 @@ class Run:
         patients: the number of the patient of each case by site, where the site named patients. Runs may
             number them in different orders.
         left_out: sites that could not take part, with the reason.
+        suspected: sites whose steps went against the others' in most rounds, with the reason.
         untested: sites that could not be tested, with the reason.
         unscored: tested sites that sent no score, with their reason.
         options: options of the data, for example ``fold``.
@@ -82,6 +83,7 @@ class Run:
     case_scores: dict[str, dict[str, float | None]] = field(default_factory=dict)
     patients: dict[str, dict[str, int]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    suspected: dict[str, str] = field(default_factory=dict)
     untested: dict[str, str] = field(default_factory=dict)
     unscored: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)

@@ -65,6 +65,7 @@ _LINES: Mapping[str, str] = {
     "share_lowered": "{site}: counts as {after:.0%} of the average, and not as the {before:.0%} of its "
     "samples; --max-share 1 lets it",
     "stage": "{text}",
+    "suspected": "suspected: {site}: {reason}",
     "unscored": "{site}: no validation score: {reason}",
     "unseen": "{site}: unseen, tested only",
     "warning": "warning: {text}",

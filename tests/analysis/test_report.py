@@ -81,6 +81,7 @@ def test_report_tells_what_failed_once_however_often_it_happened(write, tmp_path
         if entry["round"] != 4:
             entry["missing"] = [{"site": "CS", "task": "train", "reason": "site CS is not connected"}]
     data["left_out"] = {"FG": "site FG: no such folder"}
+    data["suspected"] = {"DU": "its steps went against the others' in 4 of 6 rounds"}
     data["sites"] = {"DU": 5, "HT": 5}
     del data["test"]["sites"]["HT"]
     data["test"]["missing"] = {"HT": "site HT: no answer in time"}
@@ -90,6 +91,7 @@ def test_report_tells_what_failed_once_however_often_it_happened(write, tmp_path
     assert text.count("site CS is not connected") == 1
     assert "no answer to train1–3, 5–6site CS" in text
     assert "left outsite FG: no such folder" in text
+    assert "suspectedits steps went against the others' in 4 of 6 rounds" in text
     assert "not testedsite HT: no answer in time" in text
     assert "no score4 scored cases, and means are of 10" in text
     assert load_run(write(data)).cases["DU"] == 4  # though it names none

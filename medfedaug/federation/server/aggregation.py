@@ -23,6 +23,7 @@ from medfedaug.federation.messages.messages import (
 from medfedaug.federation.messages.refusal import refusal
 from medfedaug.federation.messages.site_sampling import LEAST_SITES, lowered_shares
 from medfedaug.federation.server.outlier_checks import Plausibility, Sizes, check_payload, judge_steps
+from medfedaug.federation.server.step_directions import cosines
 from medfedaug.functional.weighted_mean import WeightedMean, capped_weights
 from medfedaug.methods.base import Aggregator, Payload, RoundMean, ServerContext, ServerExchange, SiteUpdate
 from medfedaug.models.substitution import shared_by_name
@@ -61,6 +62,7 @@ class Aggregation:
         aggregators: the aggregator that computes the global model from the mean; at most one.
         weights: the weight in the mean of each site whose update of this round was accepted.
         lowered: the sites whose share of the last round's mean was lowered, with the share before and after.
+        cosines: of each site's step of the last round with the others' (`step_directions.cosines`).
         words: the number of words of an update under secure aggregation, whose values cannot be checked.
         least_answers: the least number of updates whose sum can be computed, as far as known.
     """
@@ -83,6 +85,7 @@ class Aggregation:
         self.max_share, self.norm = max_share, norm
         self.weights: dict[str, float] = {}
         self.lowered: dict[str, tuple[float, float]] = {}
+        self.cosines: dict[str, float] = {}
         self._mean, self._held = WeightedMean(), HeldUpdates()
         self._steps: dict[str, Mapping[str, float]] = {}
         self._doubted: dict[str, str] = {}
@@ -147,7 +150,7 @@ class Aggregation:
     def start_round(self) -> None:
         """Start a round with a new mean."""
         self._mean, self.weights, self._held = WeightedMean(), {}, HeldUpdates()
-        self._steps, self._doubted, self.lowered = {}, {}, {}
+        self._steps, self._doubted, self.lowered, self.cosines = {}, {}, {}, {}
 
     def agree(self, training: Request, once: Payload, weights: Mapping[str, float]) -> Iterable[Ask]:
         """Yield the requests before a training, by which sites with these weights agree on it."""
@@ -183,7 +186,7 @@ class Aggregation:
         if doubt is not None:
             self._doubted[site] = doubt
 
-    def compare(self) -> dict[str, str]:
+    def compare(self, state: Mapping[str, Tensor]) -> dict[str, str]:
         """Compare the updates at the end of a round, and use all but outliers.
 
         Returns:
@@ -199,6 +202,9 @@ class Aggregation:
         good = {site: weight for site, weight in sorted(weights.items()) if site not in refused}
         used = capped_weights(good, self.max_share())
         self.lowered = lowered_shares(good, used)
+        if len(good) >= LEAST_SITES:
+            parameters = [name for name, _ in self._network.named_parameters() if name in {*self.sent}]
+            self.cosines = cosines({site: held[site].weights for site in good}, state, parameters)
         for site, weight in used.items():
             reason = refusal(site, partial(self._use, site, held.pop(site), weight))
             refused.update({site: reason} if reason is not None else {})

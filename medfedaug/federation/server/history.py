@@ -11,6 +11,7 @@ from medfedaug.federation.job_folder import COUNTS, SPACING
 from medfedaug.federation.messages.messages import UNSCORED, Reply, Request, by_method, num_bytes
 from medfedaug.federation.planning.fingerprint import accepted_spacing
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics
+from medfedaug.federation.server.step_directions import suspects
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.base import mean_score
 from medfedaug.metrics.registry import described, over_sites, score_of
@@ -65,6 +66,7 @@ class RunHistory:
         self.shares: dict[str, dict[str, float]] = {}
         self.labelled: dict[str, list[str]] = {}
         self._scalings: set[str] = set()
+        self._suspected: set[str] = set()  # those already named
         self.rounds: list[dict[str, Any]] = []
         self.once_bytes: dict[str, int] = {}
         self.test: dict[str, dict[str, Any]] = {}
@@ -207,9 +209,16 @@ class RunHistory:
         summaries: Mapping[str, dict[str, Any]],
         seconds: float,
         lowered: Mapping[str, tuple[float, float]] | None = None,
+        cosines: Mapping[str, float] | None = None,
     ) -> None:
         """Record that a round is over."""
         entry = self.rounds[-1]
+        if cosines:
+            entry["cosines"] = dict(sorted(cosines.items()))
+        for site, reason in suspects(self.rounds).items():
+            if site not in self._suspected:
+                self._suspected.add(site)
+                self.tell("suspected", round=entry["round"], site=site, reason=reason)
         if lowered:
             entry["shares"] = {site: after for site, (_, after) in sorted(lowered.items())}
         for name, summary in summaries.items():
@@ -252,6 +261,7 @@ class RunHistory:
             "init": self.init,
             "shares": self.shares,
             LABELLED: dict(sorted(self.labelled.items())),
+            "suspected": suspects(self.rounds),
         }
         return {
             "input": self.input,
@@ -270,6 +280,7 @@ class RunHistory:
         """Restore the result of `saved`."""
         for name in _SAVED:
             setattr(self, name, saved[name])
+        self._suspected = {*suspects(self.rounds)}
         self._scalings = set(SCALING.values()) & set(self.input["scaling"].split(_AND))
 
     def _sizes(self, message: Request | Reply) -> dict[str, int]:

@@ -341,7 +341,7 @@ class FederationServer:
         Raises:
             RunFailed: when too few updates were accepted; the last good model remains.
         """
-        for site, reason in self.aggregation.compare().items():
+        for site, reason in self.aggregation.compare(self.state).items():
             self.record.withdrawn(site, reason)
         accepted = len(self.aggregation.weights)
         if accepted < self._needed_now:
@@ -357,6 +357,7 @@ class FederationServer:
             self.aggregation.summaries(),
             time.perf_counter() - self._started,
             self.aggregation.lowered,
+            self.aggregation.cosines,
         )
         self.stalled = self._find_stalled()
         if self.stalled:

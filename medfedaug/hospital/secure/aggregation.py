@@ -66,7 +66,7 @@ class SecureAggregation(Aggregation):
         self.masks.add(site, reply.masks[MASKED].contiguous().numpy().view(np.uint64))
         self.weights[site] = weight
 
-    def compare(self) -> dict[str, str]:
+    def compare(self, state: Mapping[str, Tensor]) -> dict[str, str]:
         """Return no site: masked updates cannot be compared."""
         return {}
 
