@@ -180,6 +180,20 @@ def script(tmp_path):
     return write
 
 
+@pytest.fixture
+def checked(run, data, tmp_path):
+    """`checked(script, methods)`: exit code and texts of ``simulate --loop SCRIPT --check``."""
+    settings = json.dumps(configured().network_args)
+    fixed = ("simulate", "--data", data, "--out", tmp_path / "out", "--network-args", settings, "--check")
+
+    def check(path: Path, methods: str) -> tuple[int, str, str]:
+        code, out, err = run(*fixed, "--methods", methods, "--loop", path)
+        assert not (tmp_path / "out").exists()
+        return code, " ".join(out.split()), " ".join(err.split())
+
+    return check
+
+
 @pytest.mark.parametrize("methods", ["scaffold", "fedbn,fedprox", "ditto,fedrdn"])
 def test_other_methods_give_the_updates_of_the_federations_own_loop_too(scripted, script, data, methods):
     path = script(before="federation.before_step()" if methods == "scaffold" else "")
@@ -243,10 +257,14 @@ def test_the_loop_of_the_page_trains_on_a_phantom_as_the_command_writes_it(run, 
     page = (Path(__file__).resolve().parents[1] / "docs/pipelines.md").read_text(encoding="utf-8")
     text = page.split("\n## A loop of your own\n")[1]
     (tmp_path / "train.py").write_text(text.split("```python\n")[1].split("```")[0])
-    call = shlex.split(text.split("```bash\n")[1].split("```")[0].replace("\\\n", ""))
+    call, check = (
+        shlex.split(block.split("```")[0].replace("\\\n", "")) for block in text.split("```bash\n")[1:3]
+    )
     assert run("phantom", "--out", "data", "--sites", 2, "--patients", 3)[0] == 0
-    code, _, err = run(*call[1:], "--device", "cpu", "--no-report")
-    assert code == 0, err
+    assert "--check" in check
+    for words in (check, [*call, "--no-report"]):
+        code, _, err = run(*words[1:], "--device", "cpu")
+        assert code == 0, err
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -267,6 +285,44 @@ def test_a_loop_that_leaves_out_the_transform_sends_nothing(scripted, script, da
     )
     assert reply.error == (left_out if transform == "None" else "")
     assert bool(reply.weights) is (transform != "None")
+
+
+@pytest.mark.parametrize("methods", ["fedrdn,fedfa+", "fedrdn"])
+def test_a_loop_is_checked_with_one_batch_and_without_nvflare(checked, script, methods):
+    code, out, err = checked(script(), methods)
+    assert code == 0, err
+    assert "called; needed by fedrdn" in out
+    assert ("called; needed by fedfa_h" in out) is ("fedfa" in methods)
+    assert "step called, without the loss" in out.replace("│ ", "")
+    assert "the loop is connected: the server takes its update" in out
+
+
+@pytest.mark.parametrize(
+    ("parts", "methods", "problem"),
+    [
+        ({"transform": "None"}, "fedrdn", "without federation.transform, in which fedrdn changes"),
+        ({"after": ""}, "fedavg", "took no step in round 1; it has to call step()"),
+        ({}, "scaffold", "scaffold corrects the gradients: call before_step()"),
+        ({"first": "raise OSError('no such disk')"}, "fedavg", "OSError: no such disk"),
+        ({"join": 'network, "fedbn"'}, "fedavg", "the script takes part with fedbn, and the job's methods"),
+    ],
+)
+def test_a_check_names_what_the_loop_lacks(checked, script, parts, methods, problem):
+    code, out, err = checked(script(**parts), methods)
+    assert code == 2
+    assert problem in err
+    assert "is connected" not in out
+
+
+def test_a_check_warns_of_images_on_another_scale_than_the_statistics(checked, script):
+    code, _, err = checked(script(transform=TIMES_900), "fedrdn")
+    assert code == 0, err
+    assert "Scale images as the job does (--intensity scale)" in err
+
+
+def test_a_check_needs_a_loop(run, data, tmp_path):
+    code, _, err = run("simulate", "--data", data, "--out", tmp_path, "--methods", "fedavg", "--check")
+    assert (code, "give its file with --loop" in err) == (2, True)
 
 
 def test_images_on_another_scale_than_the_statistics_are_named_in_the_sites_log(scripted, script):

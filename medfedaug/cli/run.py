@@ -72,6 +72,9 @@ def simulate(
     device: Device = "auto",
     init: Init = None,
     loop: Loop = None,
+    check: Annotated[
+        bool, Option("--check", help="With --loop: run one batch and print its connections.", hidden=True)
+    ] = False,
     tracking: Tracking = None,
     pictures: Pictures = True,
     report: Report = True,
@@ -114,6 +117,11 @@ def simulate(
     patients = [num_patients(site) for site in simulation.sites]
     dims = f"{settled.plan.spatial_dims}D"
     say(describe_federation(settled.task, dims, settled.classes, patients))
+    if check:
+        from medfedaug.cli.loop_check import check_loop
+
+        check_loop(simulation)
+        return
     with resumable("--resume"), RoundProgress(settled.rounds) as progress:
         results = run_simulation(replace(simulation, on_event=progress.show))
     title = f"test, model of round {results['selected_round']}"
