@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from typing_extensions import Unpack
 
 from medfedaug.config.bundle_reference import allow
+from medfedaug.config.keywords import RunKeywords
 from medfedaug.config.machine import Machine
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig, asked_settings, task_defaults
@@ -194,6 +196,22 @@ class Simulation:
         return cls(data=Path(data), out=folder if out is None else Path(out), config=config, **options)
 
 
+class Keywords(RunKeywords, total=False):
+    """Settings of `simulate`: those of the run, and fields of `Simulation`."""
+
+    sites: Sequence[SiteFolder]
+    engine: str
+    device: str
+    overwrite: bool
+    resume: bool
+    on_event: Callable[[dict[str, Any]], None] | None
+    tracking: str | None
+    pictures: bool
+    report: bool
+    execution: Execution
+    machine: Machine | None
+
+
 def _names(group: type[Any]) -> set[str]:
     return {entry.name for entry in fields(group)}
 
@@ -211,7 +229,7 @@ def simulate(
     config: RunConfig | None = None,
     *,
     methods: str | Sequence[str | Mapping[str, Any]] = "fedavg",
-    **settings: Any,
+    **settings: Unpack[Keywords],
 ) -> LoadedRun:
     """Run a federation over the sites below a folder, on this machine.
 

@@ -9,7 +9,7 @@ network uses its own layers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import torch
 from torch import nn
@@ -17,6 +17,9 @@ from torch import nn
 from medfedaug.models.ffa import FFALayer
 from medfedaug.models.stage_layer import PickledHook, StageLayer
 from medfedaug.models.stages import Stage, known_stages, output_channels, supported_networks
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Network = TypeVar("Network", bound=nn.Module)
 Layer = TypeVar("Layer", bound=StageLayer)
@@ -46,10 +49,22 @@ class _AugmentInput(_Hook):
         return (module.get_submodule(self.path)(args[0]), *args[1:])
 
 
+class FFAArguments(TypedDict, total=False):
+    """Arguments of `FFALayer` other than the number of channels, for type checkers."""
+
+    prob: float
+    momentum: float
+    eps: float
+    variance: str
+    running: str
+    bias_correction: bool
+    synchronise: bool
+
+
 def insert_ffa(
     net: Network,
     stages: Sequence[int | str] | None = None,
-    **ffa: Any,
+    **ffa: Unpack[FFAArguments],
 ) -> Network:
     """Insert an `FFALayer` after each stage of a network's encoder.
 

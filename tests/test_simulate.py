@@ -7,12 +7,14 @@ import pytest
 from running import TINY_NETWORK
 
 import medfedaug as mfa
+from medfedaug.config.keywords import RunKeywords
+from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.methods import parse_methods
 from medfedaug.runs.recorded_run import RecordedRun
-from medfedaug.simulate import Simulation, configure
+from medfedaug.simulate import Keywords, Simulation, configure
 
 QUICK = {"engine": "inprocess", "device": "cpu", "report": False, "batch_size": 4, **TINY_NETWORK}
 
@@ -46,6 +48,23 @@ def test_methods_are_names_in_one_text_or_in_a_list(phantom_dir, methods):
     assert simulation.config.methods == tuple(parse_methods("fedrdn,fedfa+"))
 
 
+def test_every_setting_has_its_type_as_a_keyword():
+    settings = [
+        entry for group in (RunConfig, Execution) for entry in fields(group) if entry.name != "methods"
+    ]
+    files = dict.fromkeys(("bundle", "init", "loop"), "str | Path | None")
+    plain = {entry.name: entry.type.replace("tuple[str, ...]", "Sequence[str]") for entry in settings}
+    plain = {name: kind.replace("dict[", "Mapping[") for name, kind in plain.items()} | files
+    typed = {name: kind.__forward_arg__ for name, kind in RunKeywords.__annotations__.items()}
+    assert typed == plain
+    others = {entry.name: entry.type for entry in fields(Simulation)}
+    of_simulation = {*others} - {"data", "out", "config", "init", "loop"}
+    found = {name: kind.__forward_arg__ for name, kind in Keywords.__annotations__.items() if name in others}
+    assert {name: kind for name, kind in found.items() if name not in files} == {
+        name: others[name] for name in of_simulation
+    }
+
+
 def test_a_run_is_one_screen_in_a_notebook(phantom_dir):
     record = {
         "config": {"methods": [{"name": "fedrdn"}]},
@@ -58,6 +77,18 @@ def test_a_run_is_one_screen_in_a_notebook(phantom_dir):
     assert len(lines) <= 20
     assert max(map(len, lines[1:])) <= 110
     assert "and 25 more" in repr(run)
+    page = run._repr_html_()
+    assert "<td>site &lt;0&gt;</td><td>0.500</td>" in page
+    assert "<td>mean</td><td>0.500</td>" in page
+    assert page.count("<tr>") == 17 + 1  # heading, 15 sites, how many more, mean
+    assert max(len(repr(run.results)), len(run.results._repr_html_())) < 500
+
+
+def test_a_plan_shows_in_a_notebook_what_differs_from_its_defaults():
+    assert Plan(spacing=(1, 1, 3))._repr_html_() == (
+        "<table><tr><th>Plan</th><th>value</th></tr><tr><td>spacing</td><td>(1.0, 1.0, 3.0)</td></tr></table>"
+    )
+    assert "its default" in Plan()._repr_html_()
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in (*fields(RunConfig), *fields(Execution))])

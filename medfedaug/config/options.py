@@ -24,6 +24,7 @@ from typing_extensions import Self, dataclass_transform
 
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_json
+from medfedaug.utils.printable import html_table
 from medfedaug.utils.validation import check_choice, check_keys, check_printable
 
 Class = TypeVar("Class", bound=type)
@@ -172,6 +173,12 @@ class Settings:
             return handler(values)
         except ValidationError as error:
             raise ConfigError(f"{cls.TITLE}{_line(cls, error)}") from error
+
+    def _repr_html_(self) -> str:
+        """Return the settings other than their defaults as a table, for a notebook; without secrets."""
+        usual, shown = defaults(type(self)), [e.name for e in dataclasses.fields(self) if e.repr]  # type: ignore[arg-type]
+        rows = [[name, str(value)] for name in shown if (value := getattr(self, name)) != usual.get(name)]
+        return html_table([type(self).__name__, "value"], rows or [["every setting", "its default"]])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain JSON types."""

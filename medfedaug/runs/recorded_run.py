@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from medfedaug.federation.job_folder import (
 )
 from medfedaug.runs.results_schema import check_record
 from medfedaug.utils.files import parse_json, sha256
-from medfedaug.utils.printable import counted, printable
+from medfedaug.utils.printable import counted, html_table, printable
 from medfedaug.utils.validation import is_number
 from medfedaug.utils.versions import other_version
 
@@ -138,6 +139,11 @@ class RecordedRun(Mapping[str, Any]):
         lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in (header, *rows)]
         return "\n".join([self._headline, *(lines if rows else [])])
 
+    def _repr_html_(self) -> str:
+        """Return the scores by site as a table, for a notebook."""
+        header, *rows = self._screen()
+        return f"<p>{escape(self._headline)}</p>" + (html_table(header, rows) if rows else "")
+
     @property
     def _headline(self) -> str:
         methods = ",".join(printable(method["name"]) for method in self.record["config"]["methods"])
@@ -187,6 +193,13 @@ class _Results(dict[str, Any]):
 
     def __repr__(self) -> str:
         return f"<results.json: {', '.join(self)}>"
+
+    def _repr_html_(self) -> str:
+        """Return the entries as a table, for a notebook: values, and the sizes of lists and objects."""
+        sizes = {
+            k: counted(len(v), "entry", "entries") for k, v in self.items() if isinstance(v, list | dict)
+        }
+        return html_table(["results.json", ""], [[k, sizes.get(k, str(v))] for k, v in self.items()])
 
 
 def _cell(value: Any) -> str:

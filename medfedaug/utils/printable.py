@@ -11,6 +11,8 @@ import logging
 import re
 import traceback
 import unicodedata
+from collections.abc import Iterable, Sequence
+from html import escape
 from typing import Any
 
 __all__ = [
@@ -36,6 +38,17 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     ('1 round', '2 entries')
     """
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table for a notebook.
+
+    >>> html_table(["site"], [["A & B"]])
+    '<table><tr><th>site</th></tr><tr><td>A &amp; B</td></tr></table>'
+    """
+    lines = (("th", header), *(("td", cells) for cells in rows))
+    rows_ = ("".join(f"<{tag}>{escape(printable(cell))}</{tag}>" for cell in cells) for tag, cells in lines)
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows_)}</table>"
 
 
 def plain(text: str) -> str:

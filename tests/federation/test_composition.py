@@ -7,7 +7,7 @@ from small_networks import SEGMENTING, WIDTHS, needs_einops
 from medfedaug.config.plan import Plan
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
-from medfedaug.federation.composition import Composition
+from medfedaug.federation.composition import Composition, check_counted, with_trimmed_mean
 from medfedaug.federation.in_process import run_in_process
 from medfedaug.federation.pooled import run_pooled
 from medfedaug.methods import build_methods, registry
@@ -165,3 +165,26 @@ def test_whose_model_a_score_is_of_follows_from_the_composition(
 ):
     scored = Composition(tiny_config(methods, settings=settings)).scored
     assert scored == {"validation": validation, "test": test, "unseen": "unseen"}
+
+
+@pytest.mark.parametrize(
+    ("methods", "sites", "changes", "expected"),
+    [
+        ("fedavg", 4, {}, ["fedavg"]),
+        ("fedavg", 5, {}, ["fedavg", "trimmed_mean"]),
+        ("fedavg", 5, {"secure_aggregation": True}, ["fedavg"]),
+        ("median", 5, {}, ["median"]),
+        ("fedavgm", 5, {}, ["fedavgm"]),
+    ],
+)
+def test_five_hospitals_average_by_the_trimmed_mean_unless_a_method_averages(
+    tiny_config, methods, sites, changes, expected
+):
+    run = with_trimmed_mean(tiny_config(methods, **changes), sites)
+    assert [method["name"] for method in run.methods] == expected
+
+
+@pytest.mark.parametrize("method", ["fedmix", "feddg", "feddg_ga"])
+def test_no_job_for_hospitals_has_a_method_that_cannot_name_its_patients(tiny_config, method):
+    with pytest.raises(ConfigError, match=f"{method}: hospitals cannot say whose images are in what it"):
+        check_counted(tiny_config(method))

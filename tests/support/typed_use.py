@@ -12,3 +12,5 @@ insert_ffa(network, stage=[1])  # type: ignore[call-arg]
 layers: dict[str, FFALayer] = ffa_layers(network)
 FedRDNd(keys="image", statistic="statistics.json")  # type: ignore[call-arg]
 run: FinishedRun = mfa.simulate("data", "run", methods="fedrdn", rounds=20, threads=1, device="cpu")
+mfa.simulate("data", rounds="20")  # type: ignore[arg-type]
+mfa.simulate("data", method="fedrdn")  # type: ignore[call-arg]
