@@ -25,6 +25,7 @@ from medfedaug.utils.event_text import EventLines
 from medfedaug.utils.printable import printable
 
 _MOST_LEFT_OUT = 20
+_A_WEEK = 7 * 24 * 3600.0  # s
 
 _NOW = {
     "prepared": "{site} is ready",
@@ -51,6 +52,13 @@ class _DescriptionColumn(ProgressColumn):
         return Text(printable(task.description))
 
 
+class _RemainingColumn(TimeRemainingColumn):
+    """Time to the last round; nothing while models are tested and pages are drawn after it."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.finished else super().render(task)
+
+
 def duration(seconds: float) -> str:
     """Return a time in words.
 
@@ -72,7 +80,13 @@ class _Bar:
         columns = (_DescriptionColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         terminal = err_console.is_terminal
         self.total = total
-        self.bar = Progress(*columns, TimeRemainingColumn(), console=err_console, disable=not terminal)
+        self.bar = Progress(
+            *columns,
+            _RemainingColumn(),
+            console=err_console,
+            disable=not terminal,
+            speed_estimate_period=_A_WEEK,  # by default Rich forgets a round after 30 s
+        )
 
     def __enter__(self) -> Self:
         self.bar.start()

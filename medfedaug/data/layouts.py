@@ -266,6 +266,7 @@ def _classes(
     """Return the classes by value, with names by value or in the order of values; note those without one."""
     holders: dict[float, Path] = {}
     drawn: set[float] = set()
+    empty: list[str] = []
     for number, case in enumerate(cases, start=1):
         path = Path(case.label)
         try:
@@ -275,8 +276,12 @@ def _classes(
             raise DataError(problem, site=site, path=path) from error
         drawn |= {0, 1} if is_black_and_white(path, content) else {*content}
         holders |= {value: holders.get(value, path) for value in content}
+        if len(content) == 1:
+            empty.append(path.name)
         if on_label is not None:
             on_label(number, len(cases))
+    if empty:
+        notes.append(f"empty or full, of one value everywhere: label maps {first_of(empty, 6)}")
     by_value = isinstance(names, Mapping) and {*holders} <= {*names}
     masks = drawn <= {0, 1} and len(names or UNNAMED) == 2 and not by_value
     values = sorted(drawn if masks else holders)

@@ -67,6 +67,14 @@ def test_a_named_class_that_no_label_map_shows_is_noted(run, tmp_path):
     )
 
 
+def test_an_empty_label_map_is_noted(run, tmp_path):
+    fill(tmp_path / "A")
+    fill(tmp_path / "A", names=["7"], value=0)
+    code, out, _ = run("init", tmp_path / "A", "--yes")
+    assert code == 0
+    assert "note: A: empty or full, of one value everywhere: label maps 7.nii.gz" in " ".join(out.split())
+
+
 def test_the_decathlons_layout_and_flat_folders_are_split_by_patient_and_seed(run, tmp_path):
     fill(tmp_path / "A", names=[f"p{patient}_{visit}" for patient in range(5) for visit in (1, 2)])
     fill(tmp_path / "B", "images", "masks", ending="_mask", value=2)

@@ -139,6 +139,15 @@ def test_names_of_methods_that_are_not_known(light, tmp_path):
     assert "exists already" in there
 
 
+def test_the_command_without_arguments_says_where_to_begin(light):
+    (out,) = light(())
+    assert [word for word in ("demo", "inspect", "compare") if f"medfedaug {word}" in out] == [
+        "demo",
+        "inspect",
+        "compare",
+    ]
+
+
 def test_mistakes_that_need_no_library_to_be_seen(light, tmp_path, phantom_dir):
     out, nowhere = tmp_path / "out", tmp_path / "no.yml"
     (tmp_path / "empty").mkdir()

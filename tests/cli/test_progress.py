@@ -35,6 +35,20 @@ def test_ctrl_c_says_in_one_line_how_to_go_on_and_that_command_does(run, phantom
     assert "test, model of round" in out
 
 
+def test_the_remaining_time_follows_from_the_rounds_and_ends_with_the_last_one():
+    now, progress = [0.0], RoundProgress(4)
+    progress.bar.get_time = lambda: now[0]
+    with progress:
+        (task,), column = progress.bar.tasks, progress.bar.columns[-1]
+        for round_ in (1, 2, 3):
+            now[0] += 100
+            progress.show({"event": "round_finished", "round": round_, "seconds": 100.0})
+        assert str(column.render(task)) == "0:01:40"
+        now[0] += 100
+        progress.show({"event": "round_finished", "round": 4, "seconds": 100.0})
+        assert str(column.render(task)) == ""
+
+
 def test_where_sites_send_no_loss_it_says_that_losses_stay_there(tmp_path):
     def watched(**told) -> tuple[str, str]:
         seen, events = Watched(), tmp_path / "events.jsonl"

@@ -1,6 +1,5 @@
 """Directions of the sites' steps: a site whose steps go against the others' is named, and still counts."""
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -16,31 +15,25 @@ _LEAST_ROUNDS = 3
 def cosines(
     updates: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Tensor], keys: Collection[str]
 ) -> dict[str, float]:
-    """Return the cosine of each site's step with the mean of the others' directions; 0 without a step.
+    """Return the cosine of each site's step with the sum of the others' directions; 0 without a step.
 
-    With the unit step u of a site and the sum s of all, it is (u·s - 1) / ‖s - u‖. Computed entry by entry,
-    to save memory, and rounded, since exact values depend on single images.
+    With the cosines c of all pairs of steps, it is for site i ::
+
+        (Σ_(j≠i) cᵢⱼ) / √(Σ_(j≠i) Σ_(k≠i) cⱼₖ)
+
+    rounded to a tenth, since exact values depend on single images.
     """
-
-    def step(site: str, key: str) -> Tensor:
-        return updates[site][key].double() - state[key].double()
-
-    lengths = {
-        site: math.sqrt(sum(float(step(site, key).square().sum()) for key in keys)) for site in updates
-    }
-    dots, squared = dict.fromkeys(updates, 0.0), 0.0
+    products = torch.zeros(len(updates), len(updates), dtype=torch.float64)
     for key in keys:
-        total = torch.zeros_like(state[key], dtype=torch.float64)
-        for site, length in lengths.items():
-            total += step(site, key) / (length or 1.0)
-        squared += float(total.square().sum())
-        for site, length in lengths.items():
-            dots[site] += float((step(site, key) / (length or 1.0) * total).sum())
-    found = {}
-    for site, dot in dots.items():
-        rest = squared - 2 * dot + 1  # of s - u, squared
-        found[site] = round((dot - 1) / math.sqrt(rest), 1) if lengths[site] and rest > 1e-9 else 0.0
-    return found
+        steps = torch.stack([(entries[key] - state[key]).float().flatten() for entries in updates.values()])
+        products += (steps @ steps.T).double()
+    lengths = products.diagonal().sqrt()
+    pairs = products / (lengths[:, None] * lengths).clamp_min(1e-300)
+    sums, own = pairs.sum(dim=1), pairs.diagonal()
+    others = (pairs.sum() - 2 * sums + own).clamp_min(1e-9).sqrt()
+    return {
+        site: round(value, 1) for site, value in zip(updates, ((sums - own) / others).tolist(), strict=True)
+    }
 
 
 def suspects(rounds: Sequence[Mapping[str, Any]]) -> dict[str, str]:

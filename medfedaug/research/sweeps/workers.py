@@ -13,14 +13,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ClassVar
@@ -124,7 +124,8 @@ class Processes(Workers):
             self.number, spawn, _prepare_process, (self.number, self.memory, end)
         ) as pool:
             try:
-                futures = {pool.submit(make, run): run for run in runs}
+                with _interrupts_held():
+                    futures = {pool.submit(make, run): run for run in runs}
                 for future in as_completed(futures):
                     try:
                         reason = future.result()
@@ -139,11 +140,27 @@ class Processes(Workers):
                 lifeline.close()
 
 
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back here, and for good in processes that start meanwhile: they would print tracebacks.
+
+    It reaches the sweep, which ends its processes.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # else it starts with the first process, and lets Ctrl-C through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 _process = ExitStack()  # never closed: its contexts last as long as a worker
 
 
 def _prepare_process(jobs: int, memory: int, lifeline: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the sweep, which ends its processes
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
     _process.enter_context(keep_decoded(memory))

@@ -165,6 +165,26 @@ def test_undeclared_letters_keep_their_bytes_and_are_not_turned_into_others(labe
         all_objects(tmp_path, label, replace(SEGMENTS, classes=("background", "опухоль", "core", "cyst")))
 
 
+def test_a_name_that_its_character_set_cannot_decode_is_refused_for_every_object(label, tmp_path):
+    files = write_slices(
+        tmp_path / "series",
+        np.zeros(SHAPE, np.int16),
+        change=lambda header, k: setattr(header, "PatientName", "Müller^Jürgen"),
+    )
+    all_objects(tmp_path, label)  # the SEG for the report
+    for file in files:
+        header = pydicom.dcmread(file)
+        name = header.PatientName.original_string
+        header.SpecificCharacterSet, header.PatientName = "ISO_IR 192", "?" * len(name)
+        header.save_as(file)
+        file.write_bytes(file.read_bytes().replace(b"?" * len(name), name))
+    with pytest.raises(DataError, match=r"no DICOM SEG can be written for it: .* cannot decode"):
+        write_segmentation(tmp_path / "seg2.dcm", tmp_path / "series", label, SEGMENTS)
+    with pytest.raises(DataError, match=r"no RTSTRUCT can be written for it: .* cannot decode"):
+        write_rtstruct(tmp_path / "rt2.dcm", tmp_path / "series", label, SEGMENTS)
+    assert not [*tmp_path.glob("*2.dcm")]
+
+
 def test_uids_follow_from_model_site_series_and_kind(label, tmp_path):
     write_slices(tmp_path / "series", np.zeros(SHAPE, np.int16), series="1.2.3")
     for name, segments in (

@@ -64,3 +64,13 @@ def test_fields_that_a_person_wrote_survive_the_next_import(site, tmp_path):
     kept = site.rows[site.entries["P1"]["case"]]
     assert (kept["labelled"], kept["reader"]) == (["kidney"], "two")
     assert "label maps show liver, which 'labelled' in dataset.json lacks" in said
+
+
+def test_a_site_without_outlines_is_split_too(site, tmp_path):
+    patients = [f"P{n}" for n in range(5)]
+    for patient in patients:
+        write_image(tmp_path / "in" / patient, patient)
+    site.load(patients)
+    content = listing(site)
+    assert [len(content[part]) for part in ("training", "validation", "test")] == [3, 1, 1]
+    assert not any("label" in row for row in content["training"])

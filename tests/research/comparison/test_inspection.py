@@ -288,6 +288,16 @@ def test_a_site_whose_contrast_is_reversed_is_named_once(outlined, run, tmp_path
     assert "lesion" in {odd["what"] for odd in found}
 
 
+def test_no_page_advises_a_method(outlined, run, tmp_path):
+    data = outlined(A=-40, B=40, C=400)
+    code, out, err = run("inspect", "--data", data, "--out", tmp_path / "i.html")
+    assert code == 0, err
+    text = (
+        out + err + Page((tmp_path / "i.html").read_text()).text.replace("FedRDN exchanges the crosses", "")
+    )
+    assert not re.search(r"Fed[A-Z]|\b(norm|single|ditto)\b", text)
+
+
 def test_images_of_one_patient_count_once(outlined):
     data = outlined(A=-40, B=-40, C=40)
     for name in "ABC":

@@ -2,22 +2,27 @@
 
 import json
 import os
+import platform
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import psutil
 import pytest
+from orthanc import free_port
 from sweeps import OFFICE_PRESET, planned, scores
 
 from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.research.sweeps import workers
 from medfedaug.research.sweeps.sweep import run_all
-from medfedaug.research.sweeps.workers import SlurmJobs, find_workers
+from medfedaug.research.sweeps.workers import Processes, SlurmJobs, find_workers
 
 ONE = Execution(threads=1)
 
@@ -41,6 +46,16 @@ def test_a_text_names_the_workers():
         workers_of("dask://head:8786", ["GPU"])
     with pytest.raises(ConfigError, match="are numbers"):
         workers_of("dask://head:8786", ["GPU=two"])
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="needs POSIX signals")
+def test_ctrl_c_reaches_the_sweep_and_not_its_processes(monkeypatch):
+    """The terminal sends it to all; a process that still imports would print a traceback."""
+    monkeypatch.setattr(workers, "_prepare_process", slice)  # takes three arguments, and imports nothing
+    mask = partial(signal.pthread_sigmask, signal.SIG_BLOCK)
+    ((_, held),) = Processes(1, 2**20).outcomes(mask, [()])
+    assert signal.SIGINT in held
+    assert signal.SIGINT not in mask(())
 
 
 def test_a_missing_package_and_a_missing_cluster_are_named(monkeypatch, office, tmp_path):
@@ -213,11 +228,103 @@ def test_a_job_whose_time_is_over_is_queued_again_if_a_round_has_ended(monkeypat
     assert called == [["scontrol", "requeue", "7"], 1]
 
 
+@pytest.fixture
+def real_slurm(monkeypatch):
+    """A controller and a node of Slurm on loopback, with their own munge; ended with the test."""
+    programs = [shutil.which(name, path="/usr/sbin:/usr/bin") for name in ("munged", "slurmctld", "slurmd")]
+    if None in programs or os.geteuid():
+        pytest.skip("needs root, and Debian's packages slurmctld, slurmd and munge")
+    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # a short path, for munge's socket
+    folder.chmod(0o755)
+    for name in ("munge", "state", "spool"):
+        (folder / name).mkdir(mode=0o711)
+    key = folder / "munge.key"
+    key.touch(0o600)
+    key.write_bytes(os.urandom(1024))
+    host, socket = platform.node().split(".")[0], folder / "munge/socket"
+    ports = [free_port(), free_port()]
+    (folder / "slurm.conf").write_text(_SLURM.format(host=host, folder=folder, socket=socket, ports=ports))
+    monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+    munged, controller, node = programs
+    names = {"key-file": key, "socket": socket, "log-file": folder / "munge/log"}
+    names |= {"pid-file": folder / "munge/pid", "seed-file": folder / "munge/seed"}
+    started = []
+    try:
+        for command, ready in (
+            ([munged, "-F", *(f"--{name}={value}" for name, value in names.items())], socket.exists),
+            ([controller, "-D"], lambda: "UP" in _output("scontrol", "ping")),
+            ([node, "-D", "-N", host], lambda: "idle" in _output("sinfo", "--noheader")),
+        ):
+            started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            for _ in range(300):
+                if ready():
+                    break
+                time.sleep(0.2)
+            else:
+                pytest.fail(f"{command[0]} did not start")
+        yield
+    finally:
+        subprocess.run(["scancel", "--user=root"], check=False)
+        time.sleep(1)
+        for process in started[::-1]:
+            process.terminate()
+            process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+_SLURM = """ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+AuthType=auth/munge
+AuthInfo=socket={socket}
+SlurmUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
+PartitionName=short Nodes={host} Default=YES MaxTime=60 State=UP
+"""
+
+
+def _output(*command):
+    return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+@pytest.mark.slow
+def test_slurm_queues_a_job_whose_time_is_over_again_and_it_continues_to_the_same_bits(
+    office, tmp_path, real_slurm, onednn
+):
+    """Slurm sends this signal before a job's limit, and before a more urgent job replaces it."""
+    pytest.importorskip("submitit")
+    runs, out = planned(office, scale=0.03), tmp_path / "far"
+    sweep = _sweep(office, out, "slurm:short")
+    while sweep.poll() is None and not _logged(out, "round_finished"):
+        time.sleep(0.1)
+    assert sweep.poll() is None, sweep.stdout.read()
+    (log,) = [log for log in out.glob("*/*/*.log") if "round_finished" in log.read_text()][:1]
+    names = dict(line.split("|") for line in _output("squeue", "-h", "-t", "R", "-o", "%j|%A").splitlines())
+    name = f"medfedaug {log.relative_to(out).with_suffix('')}"
+    subprocess.run(["scancel", "--signal=USR2", names[name]], check=True)
+    assert sweep.communicate(timeout=500)[0] == "{}\n"
+    assert '"resumed"' in log.read_text()
+    assert run_all(runs, OFFICE_PRESET, office, tmp_path / "near", execution=ONE) == {}
+    for run in runs:
+        assert scores(out / run.folder) == scores(tmp_path / "near" / run.folder)
+
+
 def _sweep(data, out, where):
     script = """
 import sys
 from pathlib import Path
-from orthanc import free_port
 from sweeps import OFFICE_PRESET, planned
 from medfedaug.config.run import Execution
 from medfedaug.research.sweeps.sweep import run_all
