@@ -106,5 +106,5 @@ def test_retina_vessels_and_folds_that_keep_both_eyes_of_a_child_together(tmp_pa
         DataError, match=r"site elsewhere, .*: no site of the retinal vessels, whose sites are"
     ):
         open_benchmark("retina_vessels", tmp_path)
-    with pytest.raises(DataError, match=r"dataset\.json: not there, and retina_vessels needs it.*STARE"):
+    with pytest.raises(DataError, match=r"dataset\.json: is missing, and retina_vessels needs it.*STARE"):
         open_benchmark("retina_vessels", tmp_path / "nowhere")
