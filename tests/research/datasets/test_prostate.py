@@ -69,7 +69,7 @@ def test_prostate_mri_in_the_published_order_of_slices(tmp_path):
     with pytest.raises(DataError, match=r"site UCL, .*UCL-index\.npy: is a permutation of 79 .* have 80"):
         open_benchmark("prostate_mri", tmp_path, split="published")
     (tmp_path / "UCL-index.npy").unlink()
-    with pytest.raises(DataError, match=r"UCL-index\.npy: not there.*github\.com/med-air/HarmoFL"):
+    with pytest.raises(DataError, match=r"UCL-index\.npy: is missing.*github\.com/med-air/HarmoFL"):
         open_benchmark("prostate_mri", tmp_path, split="published")
 
 
