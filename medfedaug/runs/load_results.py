@@ -126,10 +126,10 @@ def _content(file: Path) -> dict[str, Any]:
 def _complete(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a run, comparable with those of other releases.
 
-    Settings of later releases get their defaults. Settings that ended are left out where they were off.
+    Settings of later releases get their defaults. Settings that ended are left out.
     """
     defaults = RunConfig().to_dict()
-    known = {name: value for name, value in settings.items() if value or name in defaults}
+    known = {name: value for name, value in settings.items() if name in defaults}
     return {**defaults, **known, "plan": {**defaults["plan"], **settings.get("plan", {})}}
 
 
