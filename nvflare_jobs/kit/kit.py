@@ -229,10 +229,10 @@ class Kit:
             file.changes += [f"{name}: {path}" for name, path in missing.items()]
 
     def _own_folders(self, file: KitFile) -> None:
-        """Move the server's storage into its kit from a folder that all servers share."""
+        """Move the server's storage into its kit from a shared folder, or an earlier place."""
         for name, (values, key) in self._storage(file.wanted).items():
             before, after = Path(str(values[key])), self.path.resolve() / name
-            if str(before).startswith(_SHARED_FOLDER):
+            if before != after and (str(before).startswith(_SHARED_FOLDER) or before.name == name):
                 values[key] = str(after)
                 file.changes.append(f"{name}: {after}")
 

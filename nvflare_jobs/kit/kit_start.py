@@ -17,7 +17,6 @@ from medfedaug.utils.printable import printable
 _START_LOG = "start.log"  # in the kit, the output of the start script
 _LOOP = "sub_start.sh"
 _LOOK = 8.0  # seconds without the server after which a start looks at the way to it
-_STAYS = 5.0  # seconds after which a process that writes no record counts as started
 
 
 def _find_loop(kit: Path) -> psutil.Process | None:
@@ -40,6 +39,7 @@ def start(kit: str | Path, timeout: float = 60.0) -> str:
     """Start a kit that does not run, and wait until its process has written its record.
 
     Raises:
+        ConfigError: for a kit that is not configured.
         RunFailed: when the process does not stay, with the last line of its output; when it does not reach
             the server, with the reason: then it keeps trying.
     """
@@ -49,6 +49,9 @@ def start(kit: str | Path, timeout: float = 60.0) -> str:
     script = kit / "startup" / "start.sh"
     if not script.is_file():
         raise ConfigError(f"{script} is missing; this kit is started in another way")
+    if open_kit(kit).lacking_components():
+        # It would run a job's code, and send error logs, which name files, to the server.
+        raise ConfigError(f"{kit}: not configured: run medfedaug site configure {kit} first")
     starts = _starts(kit)
     if _find_loop(kit) is None:
         starts = 0
@@ -112,7 +115,6 @@ def _await_up(kit: Path, before: int | None, starts: int, timeout: float) -> str
     """Wait until the new process has written its record, and at a site until the server has answered."""
     begun, deadline = time.time(), time.monotonic() + timeout
     opened = open_kit(kit)
-    writes = not opened.lacking_components()
 
     def new() -> psutil.Process | None:
         process = find_process(kit)
@@ -122,8 +124,6 @@ def _await_up(kit: Path, before: int | None, starts: int, timeout: float) -> str
         process, record = new(), ProcessRecord.load(kit)
         if _starts(kit) > starts + 1:
             raise RunFailed(f"{kit}: stopped again: {_last_error(kit)}")
-        if not writes:
-            return process is not None and time.time() - process.create_time() > _STAYS
         if process is None or record is None or record.pid != process.pid:
             return False
         return record.heard is not None or opened.server
@@ -141,8 +141,6 @@ def _await_up(kit: Path, before: int | None, starts: int, timeout: float) -> str
     if (process := new()) is None:
         raise RunFailed(f"{kit}: does not start: {_last_error(kit)}")
     text = f"runs as process {process.pid}"
-    if not writes:
-        return f"{text}, without the components of site configure"
     return text if settled else f"{text}, and the server has not answered so far"
 
 

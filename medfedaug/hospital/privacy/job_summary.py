@@ -31,6 +31,16 @@ def _purpose(config: Mapping[str, object]) -> str:
     return str(config.get("purpose") or "") or "none given"
 
 
+def _submitters(entry: JobEntry) -> list[str]:
+    """Return who submitted the jobs, and whether a certificate or only the server says so."""
+    lines = []
+    for origin in entry.origins.values():
+        who = ", ".join(filter(None, (origin.organisation, origin.role)))
+        proof = "by certificate" if origin.signed else "as the server says"
+        lines.append(f"submitted {proof}: {origin.submitter or 'unknown'}" + (f" ({who})" if who else ""))
+    return list(dict.fromkeys(lines))
+
+
 def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
     """Return the page of a job at a site, in lines of text.
 
@@ -41,7 +51,7 @@ def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
     from medfedaug.federation.server.server import FederationServer
 
     policy = settings.privacy
-    lines = [f"job {entry.hash}", f"purpose: {_purpose(entry.run)}", "", "What runs"]
+    lines = [f"job {entry.hash}", *_submitters(entry), f"purpose: {_purpose(entry.run)}", "", "What runs"]
     try:
         compared = ComparisonConfig.from_dict(entry.config) if entry.compares else None
         configs = [*compared.configs().values()] if compared else [RunConfig.from_dict(entry.config)]
@@ -69,11 +79,9 @@ def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
     entries = counted(len(server.reply_checks.model.shapes), "entry", "entries")
     return [
         *lines,
-        "  once: the numbers of cases, and how images are scaled",
-        "  once: the names of the classes that enough patients of this site have annotated for training, "
-        "where its dataset.json says that these may not be all (labelled)",
-        "  once: the voxel sizes of the training volumes, as 10 %, 50 % and 90 % quantiles of two digits",
-        "  once: the numbers of patients and studies",
+        "  once: numbers of cases, patients and studies, and how images are scaled",
+        "  once: voxel sizes of the training volumes, as 10 %, 50 % and 90 % quantiles of two digits",
+        "  once: names of the classes with enough annotated training patients, where labelled names some",
         *(f"  once: {line}" for line in once),
         *(
             ["  under secure aggregation: of weights and statistics the server learns only sums"]
@@ -83,7 +91,7 @@ def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
         f"  {times}: the weights that training changes, {sent:.4g} MB, of {entries}",
         f"  {times}: number of samples, validation score, whole seconds",
         *(f"  {times}: {line}" for line in every_round),
-        *(_of_comparison(compared) if compared else _OF_RUN),
+        *(_of_comparison(compared) if compared else ["  once, at the end: the scores of the test cases"]),
         "",
         "What this kit withholds, by its policy and rules",
         *dict.fromkeys(f"  {line}" for of in servers for line in withheld_here(of.config, settings)),
@@ -91,15 +99,6 @@ def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
         "Settings that are not the default",
         *(f"  {line}" for line in changed_settings(config)),
     ]
-
-
-_OF_RUN = (
-    "  once, at the end: the scores of the test cases",
-    "",
-    "What leaves it in a job of these settings that scores finished models and trains none",
-    "  the mean scores of each model, and their differences",
-    "  An approval is for both kinds of job.",
-)
 
 
 def _of_comparison(compared: ComparisonConfig) -> Iterator[str]:

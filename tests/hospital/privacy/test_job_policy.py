@@ -136,7 +136,6 @@ def test_a_new_job_waits_until_it_is_approved_by_its_hash(hospital, deploy, tiny
         "2 times: fedfa: enc1/mean (4), enc1/std (4)",
         "2 times: the weights",
         "the scores of the test cases",
-        "An approval is for both kinds of job",
     ):
         assert words in out
     assert not replies

@@ -6,7 +6,7 @@ import pytest
 
 from medfedaug.config.run import RunConfig, job_hash
 from medfedaug.hospital.privacy import JobRules, PrivacyPolicy
-from medfedaug.hospital.privacy.job_log import WAITING, JobEntry
+from medfedaug.hospital.privacy.job_log import WAITING, JobEntry, Origin
 from medfedaug.hospital.privacy.job_summary import summary, withheld_here
 from medfedaug.hospital.privacy.policy import OPEN_PROMISE
 from medfedaug.hospital.privacy.site_settings import SiteSettings
@@ -29,6 +29,13 @@ def test_the_page_says_whom_a_site_without_epsilon_trusts():
     entry = JobEntry(job_hash(config), config, time.time(), WAITING, {})
     assert OPEN_PROMISE in "\n".join(summary(entry, SiteSettings()))
     assert OPEN_PROMISE not in "\n".join(summary(entry, SiteSettings(privacy=PrivacyPolicy(epsilon=8))))
+
+
+@pytest.mark.parametrize(("signed", "proof"), [(True, "by certificate"), (False, "as the server says")])
+def test_the_page_says_who_submitted_the_job_and_whose_word_that_is(signed, proof):
+    config, origin = RunConfig().to_dict(), Origin("lesions", "lead@a.org", "a", "lead", signed)
+    entry = JobEntry(job_hash(config), config, time.time(), WAITING, {}, origins={"job-1": origin})
+    assert f"submitted {proof}: lead@a.org (a, lead)" in summary(entry, SiteSettings())
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,22 @@ def test_a_kit_of_another_version_is_refused_with_both_until_it_is_configured_ag
     open_kit(kit).check_version()
 
 
+def test_a_kit_that_is_not_configured_is_not_started(run, kits):
+    code, _, err = run("site", "start", kits / "hospital-a")
+    assert code == 2
+    assert "hospital-a: not configured: run medfedaug site configure" in " ".join(err.split())
+
+
+def test_a_moved_servers_storage_moves_along(run, kits, tmp_path):
+    kit = kits / "fl-server.example.org"
+    assert run("site", "configure", kit)[0] == 0
+    moved = kit.rename(tmp_path / "moved")
+    code, out, _ = run("site", "configure", moved)
+    assert code == 0
+    assert f"jobs-storage: {moved / 'jobs-storage'}" in " ".join(out.split())
+    assert open_kit(moved).folders() == {name: moved / name for name in ("jobs-storage", "snapshot-storage")}
+
+
 @pytest.mark.parametrize("name", ["hospital-a", "fl-server.example.org"])
 def test_a_kit_may_allow_what_our_jobs_need_and_nothing_else(run, kits, name):
     kit, server = kits / name, name.startswith("fl-")
