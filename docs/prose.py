@@ -37,6 +37,16 @@ PHRASES = {
     r"\bwants? to be\b": "must be, or requires",
     r"\bhas not annotated\b": "without annotation",
     r"\bas it is named\b": "its name",
+    r"\b(?:a|and|its|mean|small|the|their) deviations?\b": "standard deviation",
+    r"\bedges of (?:(?:all|training) )*voxels\b": "voxel sizes",
+    r"\b(?:are|is|keeps?|kept|tells?(?: \w+){1,3}|told) apart\b": "separate, or distinguish",
+    r", (?:and )?(?:an?|one)\b[\w ]* was expected\b": "expected, and the thing",
+    r"\bsomething else than\b": "something other than",
+    r"\bcomes? about\b": "happens",
+    r"\b(?:data|images?|numbers?) of (?:ours|yours)\b": "our, or your",
+    r"\b(?:it|that|which) (?:is|are) no (?!longer|more|less|other|such|better|larger|smaller|wider)": "not a",
+    r"\bnothing else of\b": "only, and name the thing",
+    r"\bRefused are\b": "are refused, after the subject",
 }
 _PHRASE = re.compile("|".join(f"({pattern})" for pattern in PHRASES), re.IGNORECASE | re.MULTILINE)
 # A docstring, help text or setting begins with a verb or a standard noun.

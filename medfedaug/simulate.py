@@ -136,7 +136,7 @@ class Simulation:
         init: a file with initial weights (`medfedaug.models.weights`). Entries that do not fit the network
             start from the seed, and ``results.json`` lists them.
         loop: the path of a script with a custom training loop, or the name of a package's loop
-            (`medfedaug.config.training_scripts`), which the sites run in place of the federation's; with
+            (`medfedaug.config.training_scripts`), which the sites run instead of the federation's; with
             NVFlare only.
     """
 
@@ -239,7 +239,7 @@ def simulate(
     Args:
         data: the folder that holds the sites' folders.
         out: the folder of the run's files; by default ``runs/`` and the methods' names.
-        config: all settings of the run, in place of ``methods`` and single ones.
+        config: all settings of the run, instead of ``methods`` and single ones.
         methods: names, as ``["fedrdn", "fedfa"]`` or ``"fedrdn,fedfa"``; a method with arguments is
             ``{"name": "fedfa", "args": {"prob": 0.5}}``.
         **settings: fields of `medfedaug.config.run.RunConfig` (``rounds``, ``seed``, ``network``, ...), of
@@ -251,7 +251,7 @@ def simulate(
         a mapping with the content of ``results.json``.
 
     Raises:
-        ConfigError: for a keyword that is no setting, with similar names.
+        ConfigError: for a keyword that is not a setting, with similar names.
         MedFedAugError: one line that names the mistake and its place.
 
     Example:

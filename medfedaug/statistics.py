@@ -40,9 +40,10 @@ __all__ = [
 ]
 
 SIGMA_FLOOR = 1e-6
-"""Share of the absolute mean; a channel whose deviation is not above it is constant (`usable_pairs`).
+"""Share of the absolute mean; a channel whose standard deviation is not above it is constant
+(`usable_pairs`).
 
-Resizing a constant channel in float32 leaves a deviation of up to 7e-8 of its mean.
+Resizing a constant channel in float32 leaves a standard deviation of up to 7e-8 of its mean.
 """
 
 _KIND = "statistics"
@@ -204,8 +205,8 @@ def channel_statistics(images: Iterable[Any]) -> ChannelStatistics:
 
     Deviations:
         Eq. 5 prints sums over the images and the text speaks of the average; this computes the average. The
-        standard deviation is the average of the images' standard deviations, as printed, not the deviation
-        of all voxels together.
+        standard deviation is the average of the images' standard deviations, as printed, not the standard
+        deviation of all voxels together.
 
     Example:
         >>> channel_statistics(np.array(x, dtype=np.uint8) for x in ([[0, 2]], [[10, 14]]))
@@ -240,7 +241,7 @@ def average_moments(moments: Iterable[Mapping[str, Tensor]]) -> ChannelStatistic
         mean, std = (mean + image["mean"], std + image["std"]) if count else (image["mean"], image["std"])
         count += 1
     if count == 0:
-        raise ValueError("no image to compute channel statistics of")
+        raise ValueError("no image to compute channel statistics from")
     return ChannelStatistics(mean / count, std / count, count)
 
 
@@ -280,15 +281,15 @@ def usable_pairs(
 ) -> dict[str, ChannelStatistics]:
     """Return pairs that can normalise an image of any site, even if a channel is constant at some.
 
-    A channel that is constant at a site, because its device or protocol does not record it, has no deviation
-    to divide by. A small number in its place would multiply the other sites' images, which do vary, by its
-    inverse. So the channel's pair at such a site is the average of the other sites' pairs::
+    A channel that is constant at a site, because its device or protocol does not record it, has no standard
+    deviation to divide by. A small number in its place would multiply the other sites' images, which do vary,
+    by its inverse. So the channel's pair at such a site is the average of the other sites' pairs::
 
         μ_cᵏ = (1/|V_c|) Σ_(j∈V_c) μ_cʲ,   σ_cᵏ = (1/|V_c|) Σ_(j∈V_c) σ_cʲ,
         V_c = {j : σ_cʲ > SIGMA_FLOOR · |μ_cʲ|}
 
-    If the channel varies at no site, and for a single site, it keeps its mean and gets the largest deviation
-    of the site's channels: a number of the right scale, which divides nothing but rounding errors.
+    If the channel varies at no site, and for a single site, it keeps its mean and gets the largest standard
+    deviation of the site's channels: a number of the right scale, which divides nothing but rounding errors.
 
     Args:
         statistics: measured statistics of all sites, by name.

@@ -143,7 +143,7 @@ _ADAPTIVE: dict[type[nn.Module], type[AdaptiveBatchNorm]] = {
 class RandomMix:
     """Draw u ~ U(low, high) per channel and call, the same for all images (FedFD Eq. 2), for training.
 
-    With u beyond [0, 1] a deviation could be negative; the layer's ``eps`` is its lower bound.
+    With u beyond [0, 1] a standard deviation could be negative; the layer's ``eps`` is its lower bound.
     """
 
     low: float = 0.0
@@ -242,13 +242,13 @@ class LearnedAlpha:
 
 
 def _mixed(local: Statistics, federation: Statistics, alpha: Tensor) -> Statistics:
-    """Return the statistics of Eq. 6: Eq. 2 with one α per image, (B, 1), in place of one u per channel."""
+    """Return the statistics of Eq. 6: Eq. 2 with one α per image, (B, 1), instead of one u per channel."""
     mean, std = (torch.lerp(federal, image, alpha) for image, federal in zip(local, federation, strict=True))
     return mean, std
 
 
 class UnsavedModule(nn.Module):
-    """A module whose parameters are no part of the network's state dict.
+    """A module whose parameters are not part of the network's state dict.
 
     The network's checkpoint is the same with and without it; a method exchanges these parameters by itself.
     """

@@ -213,8 +213,8 @@ class FFALayer(StageLayer):
         elif x.shape[2:].numel() < _FEW_POSITIONS:
             name, size = f" {self.stage}" if self.stage else "", " x ".join(map(str, x.shape[2:]))
             warn(
-                f"FFA layer{name}: features of {size} positions have deviations that are mostly chance, and "
-                "the layer's noise grows with them",
+                f"FFA layer{name}: features of {size} positions have standard deviations that are "
+                "mostly chance, and the layer's noise grows with them",
                 hint="Larger images help, or no layer after the last stages: stages=[1, 2, 3], on the "
                 "command line --set 'fedfa.stages=[1,2,3]'.",
             )

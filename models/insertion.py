@@ -72,8 +72,8 @@ def insert_ffa(
     `medfedaug.models.stages` are known and named "enc1", "enc2", ...: after the stage's pooling if it has
     one, without a change of skip connections. For any other network, name the modules after which to augment.
 
-    In training without a federation no server sends γ, and the layers augment by the variance within a batch
-    alone, as FedFA-C does. `medfedaug.runs.finished_run.FinishedRun.gamma` has the γ of a finished run; set
+    In training without a federation no server sends γ, and the layers augment only by the variance within a
+    batch, as FedFA-C does. `medfedaug.runs.finished_run.FinishedRun.gamma` has the γ of a finished run; set
     them with `FFALayer.set_gamma`.
 
     Insert first, then wrap and compile: `torch.compile(insert_ffa(net))`, or `DataParallel(insert_ffa(net))`.

@@ -230,7 +230,7 @@ def network_definition(
 ) -> dict[str, Any]:
     """Return MONAI's class of a network, as ``_target_``, and its arguments, as in a MONAI Bundle.
 
-    The arguments are as for `build_network`. A norm in the place of batch norm becomes the network's argument
+    The arguments are as for `build_network`. A norm instead of batch norm becomes the network's argument
     in MONAI's terms. The network is the same, unless group norm has fewer than 8 groups in a layer; to be
     sure, compare outputs.
 
@@ -256,7 +256,7 @@ def network_definition(
 def _resolve(
     name: str, norm: Any, image_size: Any, args: dict[str, Any], supervised: bool
 ) -> tuple[Builder, str | None, dict[str, Any]]:
-    """Return the network's builder, the norm in the place of batch norm, and the other arguments."""
+    """Return the network's builder, the norm instead of batch norm, and the other arguments."""
     builder, built_in = find_builder(name)
     args = dict(args)
     norm_argument = getattr(builder, "norm_argument", None)

@@ -9,7 +9,7 @@ from torch.utils.hooks import RemovableHandle
 class StageLayer(nn.Module):
     """A layer on the features of a stage, (B, C, *spatial).
 
-    It adds nothing to the network's state dict: buffers are not persistent, and parameters are no entries.
+    It adds nothing to the network's state dict: buffers are not persistent, and parameters are not entries.
 
     Args:
         num_channels: number of channels C.

@@ -83,7 +83,7 @@ class DeepSupervision:
     evaluation; `criterion` adds the coarser heads.
 
     Raises:
-        TypeError: on a call of the network, when its output is no tensor or list of tensors.
+        TypeError: on a call of the network, when its output is not a tensor or list of tensors.
 
     Deviations:
         nnU-Net gives no weight to the coarsest head; MONAI's networks have only the requested heads.

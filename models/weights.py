@@ -49,7 +49,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             return safetensors.torch.load_file(path)
         content = load_tensors(path)
     except FileNotFoundError as error:
-        raise ConfigError(f"{path}: there is no such file") from error
+        raise ConfigError(f"{path}: no such file") from error
     except Exception as error:  # a damaged file fails anywhere between zip and pickle
         raise ConfigError(f"{path}: not a state dict ({first_line(error)}). {_REMEDY}") from error
     for name in _WITHIN:

@@ -44,8 +44,8 @@ class NormalizeAmplitude(Transform):
             image has another size or number of channels.
 
     Deviations:
-        As for `functional.normalise_amplitude`. The paper's public code replaces the mean of each channel
-        alone.
+        As for `functional.normalise_amplitude`. The paper's public code replaces only the mean of each
+        channel.
 
     Example:
         >>> transform = NormalizeAmplitude([[[6.0, 1.0]]])

@@ -112,7 +112,7 @@ class RandAugment(RandomizableTransform):
     ``gamma``                         an exponent of 2.5 or 0.4
     ``contrast``                      about the mean, by 1.9 or 0.1, within the image's range
     ``brightness``                    shifted by 0.3 of the image's range
-    ``noise``                         Gaussian, its deviation 0.1 of the range
+    ``noise``                         Gaussian, its standard deviation 0.1 of the range
     ``smooth``, ``sharpen``           Gaussian of 1.5 pixels; unsharp mask of weight 3
     ``histogram_shift``               MONAI's, blended with the image by M/10
     ``equalize``                      the histogram, within the image's range, with any magnitude

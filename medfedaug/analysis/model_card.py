@@ -43,7 +43,7 @@ def write_model_card(run: RecordedRun, folder: str | Path, *, site_names: bool =
 
 
 def model_card(run: RecordedRun, *, site_names: bool = False) -> Document:
-    """Return the model card of a run, from its record and its statistics alone.
+    """Return the model card of a run, from only its record and its statistics.
 
     It has no names of cases, folders and files, and names of sites only with ``site_names``.
     """
@@ -97,8 +97,8 @@ class _Card:
             sample = f"a {'slice' if self.config.plan.spatial_dims == 2 else 'volume'}, or a patch of one"
         blocks: list[Block] = [
             Table(_DATA, tuple(rows)),
-            f"Patients and studies are those of the training. A training sample is {sample}. Edges of a "
-            "voxel are medians along x, y and z.",
+            f"Patients and studies are those of the training. A training sample is {sample}. Voxel "
+            "sizes are medians along x, y and z.",
             f"Input: {self.input()}.",
         ]
         if self.config.channel_names:

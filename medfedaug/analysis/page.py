@@ -100,7 +100,7 @@ def check_page(out: Path) -> None:
     """Check that a new page replaces nothing but a page of medfedaug."""
     # Every page has this policy in its head; other pages hardly do.
     if out.exists() and (out.is_dir() or POLICY.encode() not in out.read_bytes()[:2000]):
-        raise ConfigError(f"{out} exists and is no page of medfedaug; choose another file")
+        raise ConfigError(f"{out} exists and is not a page of medfedaug; choose another file")
 
 
 def write_page(html: ET.Element, out: Path) -> None:

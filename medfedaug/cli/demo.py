@@ -142,4 +142,4 @@ def _outcome(scores: dict[str, dict[str, float | None]], odd: str) -> None:
         say(f"{odd} has no score.")
         return
     say(f"{odd}, whose scanner differs: {before:.2f} with {BASELINE}, {after:.2f} with {REMEDY}.")
-    say("One training with few patients is no verdict, which takes five seeds and more patients.")
+    say("One training with few patients is not a verdict: that takes five seeds and more patients.")

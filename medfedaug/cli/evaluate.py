@@ -46,7 +46,7 @@ def evaluate(
         _compare(out, model, data, local=local, device=device, config=config, state=state)
         return
     if out is not None and out.exists() and not is_json_with(out, "split", "sites", "mean"):
-        raise ConfigError(f"{out} exists and is not a file of scores; choose another file")
+        raise ConfigError(f"{out} exists and is not a score file; choose another file")
     with err_console.status("evaluating"):
         scores = evaluate_model(
             model,
@@ -69,7 +69,7 @@ def _compare(out: Path | None, model: Path, data: Path, **options: Any) -> None:
     from medfedaug.utils.files import write_json
 
     if out is not None and out.exists() and not is_json_with(out, "metric", "models", "sites"):
-        raise ConfigError(f"{out} exists and is not a file of an evaluation; choose another file")
+        raise ConfigError(f"{out} exists and is not an evaluation file; choose another file")
     with err_console.status("evaluating") as status:
 
         def show(event: dict[str, Any]) -> None:

@@ -78,7 +78,7 @@ def import_(
         _withdraw(withdraw, out, state_folder, cache)
         return
     if studies is None or withdraw is not None:
-        raise ConfigError("give one of --studies FILE and --withdraw FILE")
+        raise ConfigError("give either --studies FILE or --withdraw FILE")
     if channel:
         given[ImportSettings]["channels"] = named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True)
     if segments:

@@ -171,7 +171,7 @@ def read_groups(file: Path, groups: Sequence[type[Settings]]) -> dict[type, dict
         groups: the classes; a field of the first one may hold one of the others.
     """
     if file.exists() and not file.is_file():
-        raise ConfigError(f"{file}: is no file")  # a pipe would wait for ever
+        raise ConfigError(f"{file}: not a file")  # a pipe would wait for ever
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

@@ -49,7 +49,7 @@ def predict(
     """
     in_archive = bool(dicomweb or dimse)
     if (images is None) != in_archive:
-        raise ConfigError("give one of --images PATH, --dicomweb URL and --dimse AET@HOST:PORT")
+        raise ConfigError("give one of --images PATH, --dicomweb URL or --dimse AET@HOST:PORT")
     if in_archive != (studies is not None):
         raise ConfigError("give --studies FILE together with --dicomweb URL or --dimse AET@HOST:PORT")
     if channel:

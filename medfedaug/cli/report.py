@@ -75,7 +75,7 @@ def report(
 
 def _write_card(runs: Sequence[Path], out: Path | None, *, site_names: bool) -> None:
     if len(runs) > 1:
-        raise ConfigError("--card is of one run: name one folder")
+        raise ConfigError("--card takes one run: name one folder")
     existing_run(runs[0])
     from medfedaug.analysis.model_card import write_model_card
     from medfedaug.runs.recorded_run import RecordedRun

@@ -197,7 +197,7 @@ def _write_checks(path: Path, checks: Sequence[Check], *, ready: bool) -> None:
     from medfedaug.utils.files import write_json
 
     if path.is_file() and path.stat().st_size and not is_json_with(path, "ready", "checks"):
-        raise ConfigError(f"{path} exists and is not a file of doctor's; choose another file")
+        raise ConfigError(f"{path} exists and was not written by doctor; choose another file")
     verdict = {True: "ok", None: "note", False: "not ready"}
     content = {
         "ready": ready,

@@ -84,7 +84,7 @@ class AllowedBundle:
         """Allow a folder with its present content.
 
         Raises:
-            ConfigError: when it is no Bundle, or cannot be read.
+            ConfigError: when it is not a Bundle, or cannot be read.
         """
         path = Path(folder).resolve()
         training_file(path)
@@ -228,7 +228,7 @@ def training_file(folder: Path) -> Path:
 
 
 def check_reference(reference: Mapping[str, Any]) -> None:
-    """Check a job's reference to a Bundle: a name that is no path, and a hash."""
+    """Check a job's reference to a Bundle: a name that is not a path, and a hash."""
     check_keys("bundle: unknown keys", reference, ("name", "hash"))
     for key, pattern, words in (
         ("name", _NAME, "letters, digits, '.', '_' and '-'"),
@@ -249,7 +249,7 @@ def allow(folder: str | Path) -> AllowedBundle:
     """Allow a Bundle that the user names in this process, with its present content.
 
     Raises:
-        ConfigError: when it is no Bundle.
+        ConfigError: when it is not a Bundle.
     """
     bundle = AllowedBundle.of(folder)
     _named[bundle.name] = bundle

@@ -37,7 +37,7 @@ _LONGEST = 200  # characters of a wrong value that a message repeats
 _LARGEST_NUMBER, _LARGEST_COUNT = 1e15, 2**63 - 1
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
-"""A text is no number, ``true`` is no 1, and an unknown key is an error."""
+"""A text is not a number, ``true`` is not 1, and an unknown key is an error."""
 
 # By the kinds of pydantic's errors; other errors keep pydantic's words.
 _WORDS = {
@@ -84,10 +84,10 @@ def setting(
     Args:
         default: the default value, or a type that makes it, such as ``dict``; ``MISSING`` for none.
         text: plain text for the documentation and the command's help.
-        above: lower limit that is no value itself.
+        above: lower limit that is not a value itself.
         at_least: smallest value.
         at_most: largest value; by default 1e15, and for a whole number the largest of 64 bits.
-        below: upper limit that is no value itself.
+        below: upper limit that is not a value itself.
         choices: the allowed values.
         flags: names of the command's option; by default the field's. ``None`` for no option and no variable.
         unit: of the number, for messages.
@@ -295,7 +295,7 @@ def _short(value: Any) -> str:
 def read_text(cls: type, name: str, text: str) -> Any:
     """Read the value of a setting from the text of an option, a variable or ``NAME=VALUE``.
 
-    A text that is no value of the setting's type stays text, which the check refuses.
+    A text that is not a value of the setting's type stays text, which the check refuses.
 
     Example:
         >>> @settings

@@ -111,10 +111,10 @@ class RunConfig(Settings):
     loss_args: dict[str, Any] = setting(dict, "Arguments of the loss, as a JSON object.", rare=True)
     partial_loss: str = setting(
         "marginal",
-        "Loss of cases in which only some classes or voxels are annotated (labelled and ignore in "
-        "dataset.json). marginal: classes that a case does not annotate are merged with its background. "
-        "exclusion: in addition, they are kept out of its annotated structures. none: they are learned as "
-        "background. It has no effect where everything is annotated.",
+        "Loss for cases in which only some classes or voxels are outlined (labelled and ignore in "
+        "dataset.json). marginal: classes without outline in a case are merged with its background. "
+        "exclusion: in addition, they are kept out of its outlined structures. none: they are learned as "
+        "background. It has no effect where everything is outlined.",
         choices=("marginal", "exclusion", "none"),
         rare=True,
     )

@@ -137,7 +137,7 @@ class SiteFolder(ABC):
 
     @property
     def trains(self) -> bool:
-        """Return whether the site has training cases; an unseen site has test cases alone."""
+        """Return whether the site has training cases; an unseen site has only test cases."""
         return bool(self.cases["training"])
 
     def patients(self, split: str) -> dict[str, int]:
@@ -203,7 +203,7 @@ class SiteFolder(ABC):
         for name in self.channel_names:
             if plain_name(name) not in known:
                 hint = "Name a channel alike at all sites; one site has to have them all."
-                raise self.error(f"has the channel {name!r}, and {owner} are {', '.join(names)}", hint=hint)
+                raise self.error(f"has the channel {name!r}, but {owner} are {', '.join(names)}", hint=hint)
 
     @property
     def partial(self) -> bool:
@@ -246,7 +246,7 @@ class SiteFolder(ABC):
                 near = get_close_matches(plain_name(name), known[1:], 1)
                 question = f" Did the site mean {names[known.index(near[0])]!r}?" if near else ""
                 raise self.error(
-                    f"has annotated {name!r}, and the federation's classes are {', '.join(names[1:])}",
+                    f"has outlined {name!r}, but the federation's classes are {', '.join(names[1:])}",
                     hint=f"Write the federation's name in labels and in labelled.{question}",
                 )
         if site_names[0] in known[1:]:
@@ -315,7 +315,7 @@ class SiteFolder(ABC):
         if empty and empty != ["training", "validation"]:
             raise self.error(
                 f"the split {empty[0]!r} is empty",
-                hint="A site trains with all three splits, or is tested only, with test cases alone.",
+                hint="A site trains with all three splits, or is tested only, with only test cases.",
             )
         patients: dict[str, tuple[str, Case]] = {}
         for split in SPLITS:

@@ -88,7 +88,7 @@ class _DatasetFile:
         self.path, self.site = folder / "dataset.json", site
         if not self.path.is_file():
             exists = os.path.lexists(self.path)
-            problem = "its dataset.json is no file" if exists else "there is no dataset.json"
+            problem = "its dataset.json is not a file" if exists else "there is no dataset.json"
             hint = "It lists the cases in MONAI's decathlon style."
             raise DataError(problem, site=site, path=folder, hint=hint)
         try:
@@ -167,7 +167,7 @@ class _DatasetFile:
             owner = f", the value of {classes[ignore]!r}" if whole else ""
             raise self.error(
                 f"{IGNORE!r} is {ignore!r}{owner}",
-                f"Give unknown voxels a whole number up to {LARGEST_VALUE} that is no class, such as 255.",
+                f"Give unknown voxels a whole number up to {LARGEST_VALUE} that is not a class, such as 255.",
             )
         values = tuple(sorted(classes))
         names = tuple(classes[value] for value in values)

@@ -61,7 +61,7 @@ def site_folders(root: Path) -> list[Path]:
     for path in visible:
         if path.is_symlink() and not path.exists():
             hint = "Mount the folder that it names, or remove the link."
-            raise DataError("a link to what is not there", site=path.name, path=path, hint=hint)
+            raise DataError("a broken link", site=path.name, path=path, hint=hint)
     folders = [path for path in visible if path.is_dir() and is_site(path)]
     if not folders:
         if is_site(root):

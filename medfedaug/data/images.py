@@ -30,7 +30,7 @@ class ImageFolder(SiteFolder):
     ``DIR/splits/<site>_train.json`` and ``<site>_test.json`` list ``[path, class]`` or
     ``[path, class, patient]``, relative to ``DIR``: the first 60 % of the training list train, with the other
     images of their patients, and the rest validates. Without lists, each class is split 60/20/20 by a
-    permutation that depends on the site's name alone, and each image stands for a patient.
+    permutation that depends only on the site's name, and each image stands for a patient.
     """
 
     task = "classification"

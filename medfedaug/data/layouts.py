@@ -140,7 +140,7 @@ def write_proposal(proposal: Proposal) -> Path:
     target, kept = proposal.folder / LISTING, proposal.folder / _BEFORE
     if target.exists():
         if kept.exists():
-            raise DataError("is there already", path=kept, hint="Move it away first.")
+            raise DataError("exists already", path=kept, hint="Move it away first.")
         target.rename(kept)
     write_json(target, proposal.content)
     return target
@@ -232,7 +232,7 @@ def _with_patients(cases: Iterable[Case], pattern: str | None, site: str, folder
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise DataError(f"--patient {pattern!r} is no regular expression ({error})") from error
+        raise DataError(f"--patient {pattern!r} is not a regular expression ({error})") from error
     named = []
     for case in cases:
         match = compiled.match(case.name)

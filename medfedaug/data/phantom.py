@@ -1,7 +1,7 @@
 """A seeded multi-site MRI phantom: FLAIR-like brains with a bright lesion, seen by different scanners.
 
 Anatomy differs by patient and never by site; the scanner differs by site and hardly by patient. So a method
-gains on it by handling feature shift alone. The phantom replaces real data in demos, tests and documentation,
+gains on it only by handling feature shift. The phantom replaces real data in demos, tests and documentation,
 and nowhere else: tissue boundaries and lesions are drawn, not segmented.
 """
 
@@ -36,7 +36,7 @@ CLASSES = ("background", "lesion", "ventricles", "deep grey matter", "white matt
 """Classes of the label maps, in the order of the labels."""
 
 SPACINGS = ((1.0, 1.0, 1.0), (3.0, 3.0, 3.0), (1.5, 1.5, 6.0))
-"""Edges of a voxel in mm where sites differ: site by site, and from the first again."""
+"""Voxel size in mm where sites differ: site by site, and from the first again."""
 # Splits of consecutive patients: 60/20/20, one of each from three patients on; a patient keeps its split when
 # more patients are added.
 _SPLITS = ("training", "validation", "test", "training", "training")
@@ -155,7 +155,7 @@ def make_phantom(
         shape: voxels of a volume, (left-right, posterior-anterior, slices); without effect with ``spacings``.
         seed: from 0 to 2**32 - 1.
         classes: number of `CLASSES` that are labelled, background first; the images do not depend on it.
-        spacings: edges of a voxel in mm, site by site and from the first again, for instance `SPACINGS`:
+        spacings: voxel size in mm, site by site and from the first again, for instance `SPACINGS`:
             heads keep their size, in more or fewer voxels. By default every volume has ``shape``.
         shift: distance between the sites' scanners (`Scanner.shifted`): 0 for the same scanner everywhere,
             up to 3; or a number for each site, such as (2, 0, 0, 0) for one odd scanner. The patients do not

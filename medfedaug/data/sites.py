@@ -61,7 +61,8 @@ def site_statistics(
 
     Args:
         intensity: ``"raw"`` or ``"scale"``, see `medfedaug.config.run.RunConfig.input_intensity`.
-        preparation: the run's preparation. Resampling averages voxels, which makes deviations smaller.
+        preparation: the run's preparation. Resampling averages voxels, which makes standard deviations
+            smaller.
         over: ``"image"`` or ``"foreground"``, see
             `medfedaug.data.preparation.preparation.Preparation.moments`.
     """
@@ -99,7 +100,7 @@ def check_voxels(sites: Iterable[SiteFolder]) -> None:
         missing = [name for i, name in enumerate(site.classes) if name in annotated and i not in present]
         if missing:
             raise site.error(
-                f"lists {missing[0]!r} as annotated, and no label map has {missing[0]!r}",
+                f"lists {missing[0]!r} as outlined, but no label map has {missing[0]!r}",
                 hint="Take it out of labelled where nobody looked for it, or list a case that shows it.",
             )
 

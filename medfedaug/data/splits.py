@@ -37,7 +37,7 @@ def split_in_order(items: Sequence[T], shares: tuple[float, float] = _SHARES) ->
 def split_by_class(
     site: str, cases: Sequence[Case], shares: tuple[float, float] = _SHARES
 ) -> dict[str, Sequence[Case]]:
-    """Split each class by a permutation that depends on the names of site and class alone."""
+    """Split each class by a permutation that depends only on the names of site and class."""
     split: dict[str, list[Case]] = {key: [] for key in SPLITS}
     for label in sorted({str(case.label) for case in cases}):
         images = [case for case in cases if case.label == label]
@@ -47,7 +47,7 @@ def split_by_class(
 
 
 def split_patients(site: str, cases: Sequence[Case], seed: int = 0) -> dict[str, Sequence[Case]]:
-    """Split patients 60/20/20 by a permutation that depends on the site's name and a seed alone.
+    """Split patients 60/20/20 by a permutation that depends only on the site's name and a seed.
 
     Cases of one `Case.patient` stay together; a case without a name stands for a patient. A site with fewer
     than three patients is unseen: all are tested.

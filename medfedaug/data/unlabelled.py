@@ -36,7 +36,7 @@ class Given:
     Args:
         folder: the cases, all of the split ``"test"``.
         unclear: the reason, by name, for cases with several candidate images.
-        left_out: files, folders and series that are no cases, with the reason.
+        left_out: files, folders and series that are not cases, with the reason.
     """
 
     folder: SiteFolder
@@ -92,7 +92,7 @@ def open_given(
     else:
         if not image_suffix(images.name) and not SERIES.recognises(images):
             hint = f"Known are {known_formats()}, and DICOM."
-            raise DataError("is no image, by its name or its content", site=name, path=images, hint=hint)
+            raise DataError("is not an image, by name or content", site=name, path=images, hint=hint)
         if series is not None:
             raise ConfigError(f"--series: {images} is one file; leave it out, or give a folder")
         listed.cases = _named_cases([images])
@@ -142,9 +142,14 @@ class _Cases:
 
 def _list_cases(images: Path, task: str, site: str, leave_out: Path | None, series: str | None) -> _Cases:
     if is_federation(images):
-        raise DataError("is a benchmark's folder", site=site, path=images, hint="Give one site's folder.")
+        raise DataError(
+            "is a folder of a benchmark, not of one site",
+            site=site,
+            path=images,
+            hint="Give one site's folder.",
+        )
     if any((path / _LISTING).exists() for path in images.iterdir() if not path.name.startswith(".")):
-        raise DataError("holds folders of sites", site=site, path=images, hint="Give one site's folder.")
+        raise DataError("holds several sites", site=site, path=images, hint="Give one site's folder.")
     dense = task == "segmentation"
     content = SERIES.scan(images, skip=_skipping(leave_out), take=is_volume_file if dense else is_photograph)
     selection = SERIES.select(content.series if dense else (), series)

@@ -95,7 +95,7 @@ class VolumeFolder(SiteFolder):
         number = next(iter(channels))
         if self.channel_names and len(self.channel_names) != number:
             raise self.error(
-                f"names {len(self.channel_names)} channels, and the images have {number}",
+                f"names {len(self.channel_names)} channels; the images have {number}",
                 hint="Correct channel_names, or modality, in dataset.json.",
             )
         compare_axes(self.name, self.upright_axes())
@@ -314,7 +314,7 @@ class VolumeFolder(SiteFolder):
         return label.to(torch.uint8 if label_bits(len(classes)) == 8 else torch.int32)
 
     def _annotated_map(self, case: Case, label: torch.Tensor, values: list[float]) -> torch.Tensor:
-        """Return the label map of a case with some of the classes alone, or unknown voxels."""
+        """Return the label map of a case with only some of the classes, or unknown voxels."""
         import torch
 
         assert self.annotation is not None
@@ -332,7 +332,7 @@ class VolumeFolder(SiteFolder):
                 name = f", the class {names[int(value)]!r}" if value in names else ""
                 listed = ", ".join(self.classes[1:] if case.annotated is None else case.annotated)
                 raise self.error(
-                    f"holds the value {value:g}{name}, and annotated are {listed or 'none'}",
+                    f"holds the value {value:g}{name}; outlined classes: {listed or 'none'}",
                     _label(case),
                     hint="Add the class to 'labelled' in dataset.json, of the site or of the case's row, if "
                     "all of it is outlined; otherwise give these voxels the background's value.",

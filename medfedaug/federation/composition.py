@@ -69,7 +69,7 @@ class Composition:
         self.pools_data = bool(methods_with(self.methods, "separate_sites", "excludes"))
         for method in self.methods:
             if config.task not in method.tasks:
-                raise ConfigError(f"{method.name} is defined for {' and '.join(method.tasks)} alone")
+                raise ConfigError(f"{method.name} is defined only for {' and '.join(method.tasks)}")
             if config.plan.spatial_dims not in method.dimensions:
                 raise ConfigError(
                     f"{method.name} is not defined for volumes: use a plan with two spatial dimensions"
@@ -188,7 +188,7 @@ class Composition:
         learns = bool(methods_with(self.methods, "unlabelled_images"))
         if site.trains and not learns and not site.annotated("training"):
             raise DataError(
-                "no training case has anything annotated, and the run's methods learn from labels alone",
+                "no training case has anything outlined, and the run's methods learn only from labels",
                 site=site.name,
                 path=site.path / site.listing,
                 hint=f"Add condist or teacher to --methods, hold the site out: --holdout {site.name}, or "

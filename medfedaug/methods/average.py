@@ -49,7 +49,7 @@ class AverageServer(ServerExchange):
 
 
 class AveragedParameters(SitePart, SiteExchange):
-    """The site's half of an `AverageServer` of parameters that are no entries of the network's state dict.
+    """The site's half of an `AverageServer` of parameters that are not entries of the network's state dict.
 
     Args:
         parameters: by key; the run's optimiser trains them with the network.

@@ -182,7 +182,7 @@ class ServerExchange(ABC):
     def terms(self, payload: Payload) -> Payload:
         """Return the terms of a payload that sites add up under secure aggregation.
 
-        The site calls it; the terms follow from the payload alone.
+        The site calls it; the terms follow only from the payload.
 
         Raises:
             ConfigError: when `result` does not follow from sums over the sites, so that the method excludes
@@ -437,7 +437,7 @@ def overridden(part: SitePart, hooks: Sequence[str]) -> list[str]:
 def shared_parameters(context: SiteContext | ServerContext, method: str) -> dict[str, nn.Parameter]:
     """Return the trainable parameters that are averaged with the model, by name.
 
-    They exclude parameters that are no entries of the state dict, which a method exchanges by itself.
+    They exclude parameters that are not entries of the state dict, which a method exchanges by itself.
 
     Raises:
         ConfigError: when all of them stay at their sites, so that the method has no effect.

@@ -29,7 +29,7 @@ class Ditto(Method):
     Only the model leaves a site. A step costs twice as much.
 
     Args:
-        weight: λ. With 0 each personal model is trained by its site alone.
+        weight: λ. With 0 each personal model is trained only by its site.
 
     Raises:
         ConfigError: for a negative ``weight``, when no parameter is averaged, and for a method with weights
@@ -42,7 +42,7 @@ class Ditto(Method):
         same batches, with a new optimiser of the run in every round; the paper leaves the number s of steps
         free. v starts as the first global model that a site receives. The term is over the averaged trainable
         parameters; running statistics come from v's own passes. F_k is the task's loss: loss terms and
-        gradient corrections of other methods act on the global model alone, their layers and images on both.
+        gradient corrections of other methods act only on the global model, their layers and images on both.
     """
 
     name = "ditto"

@@ -33,7 +33,7 @@ class FedBN(KeepsNorms):
         ConfigError: for another ``unseen``, and for a network without normalisation layers that have entries.
 
     Deviations:
-        The paper speaks of batch norm alone; here other norms stay too. The papers that test FedBN on unseen
+        The paper speaks only of batch norm; here other norms stay too. The papers that test FedBN on unseen
         sites do not say with which layers: FedFD-A aggregates "parameters ... for the global model with the
         same process of FedAvg" (section 4.2) and speaks of averaged statistics, which is ``"average"``;
         FedFA+ (Table 6) says nothing.

@@ -31,7 +31,7 @@ class FedFA(Method):
     (Eq. 6-7), decide how far. The server sends γ with the global model.
 
     Exchange, every round and layer: μ̄ₖ and σ̄ₖ (C,) up, γ_μ and γ_σ (C,) down. The first round has no γ, and
-    the batch decides alone.
+    only the batch decides.
 
     Args:
         prob: p, the probability that a layer is active in a step.
@@ -61,8 +61,8 @@ class FedFA(Method):
         Eq. 6 is per channel over the sites. The public code takes one variance over sites and channels, so
         that γ = 1 for any statistics. Section 6.2 names neither the statistics with noise nor its unit: here
         the noise is on the statistics that are sent, in the units of the features, and not on histograms. A
-        deviation that it makes negative is sent as 0, so that the noise on small deviations has a mean above
-        0. See `medfedaug.models.FFALayer` for the layer's deviations.
+        standard deviation that it makes negative is sent as 0, so that the noise on small standard deviations
+        has a mean above 0. See `medfedaug.models.FFALayer` for the layer's deviations.
     """
 
     name = "fedfa"
@@ -168,7 +168,7 @@ class FedFASite(SitePart, SiteExchange):
         return statistics
 
     def privatised(self, means: Payload, cases: int) -> Payload:
-        """Compute Eq. 5 with the noisy means in place of every batch's.
+        """Compute Eq. 5 with the noisy means instead of every batch's.
 
         After t active batches a layer's average is αᵗ of its start and 1 − αᵗ of the features' mean. The
         server can compute t from the run's seed and the number of samples.

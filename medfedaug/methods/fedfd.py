@@ -58,9 +58,9 @@ class FedFD(Method):
         The first round has no statistics of the federation, and no second pass; the paper starts from a
         pretrained network. The features of a segmentation network are maps, whose distance is averaged over
         the voxels. The batch's statistics are the local ones for a batch norm of features without extent
-        (after a fully connected layer). ``eps`` is part of every σ. Variances are averaged and not
+        (after a fully connected layer). ``eps`` is part of every σ. Variances are averaged, not standard
         deviations, as FedAvg does with the same buffers. With a range of u beyond [0, 1] (Table 9) Eq. 2 can
-        give a deviation below 0; the root of the layer's ``eps`` is its lower bound.
+        give a standard deviation below 0; the root of the layer's ``eps`` is its lower bound.
     """
 
     name = "fedfd"

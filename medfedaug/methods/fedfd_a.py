@@ -53,8 +53,8 @@ class FedFDA(FedFD):
 
     Deviations:
         The adapters are trained with the network in evaluation mode: dropout and the batch norms of fully
-        connected layers, which get no adapter, act as at test time. The paper speaks of the local adapter's
-        loss alone. MixNorm and DSON of Table 3 are missing; BIN is a method
+        connected layers, which get no adapter, act as at test time. The paper speaks only of the local
+        adapter's loss. MixNorm and DSON of Table 3 are missing; BIN is a method
         (`medfedaug.research.methods.bin.BIN`). All sites are scored with the federation's statistics, also
         with `SiloBN` and `FedBN`, since the adapters are trained with them.
     """

@@ -35,8 +35,8 @@ class FedRDN(Method):
     Deviations:
         Eq. 5 prints a sum instead of the mean over images. The statistics are over whole volumes, even if the
         network uses slices, so that the number of slices does not weight patients. The draw is per image and
-        call, with both halves of the pair from the same site; the public code draws mean and deviation from
-        different sites, once per batch.
+        call, with both halves of the pair from the same site; the public code draws mean and standard
+        deviation from different sites, once per batch.
 
         The paper divides by σ and does not mention a channel that is constant at a site, because its device
         does not record it or the site does not acquire a sequence. Here such a channel is 0 after

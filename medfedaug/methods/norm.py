@@ -21,7 +21,7 @@ class Norm(Method):
 
     Deviations:
         The paper only says "experiential or statistical values"; these are the values of FedRDN at test time,
-        so that the two methods differ in training alone.
+        so that the two methods differ only in training.
     """
 
     name = "norm"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from medfedaug.statistics import ChannelStatistics
 
 OWN, BORROWED, UNKNOWN = "own", "borrowed", "unknown"
-"""A class at a site: annotated there for training; learned from other sites alone; annotated nowhere."""
+"""A class at a site: annotated there for training; learned only from other sites; annotated nowhere."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Annotated:
         return [site for site in self.trained if name in self.sites.get(site, self.classes)]
 
     def sentence(self, site: str, name: str) -> str:
-        """Describe the scores of a class that a site has not annotated; empty for an annotated class."""
+        """Describe the scores of a class that a site has not outlined; empty for an annotated class."""
         if (kind := self.kind(site, name)) == OWN:
             return ""
         title = find_metric(self.metric).title

@@ -82,7 +82,7 @@ class FinishedRun(RecordedRun):
 
     @property
     def gamma(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """γ of the mean and of the deviation of each stage, (C,) each, as `FFALayer.set_gamma` takes them.
+        """γ of each stage's mean and standard deviation, (C,) each, for `FFALayer.set_gamma`.
 
         Use it to train a network with the same stages without a federation. Empty where no method of the run
         sent γ.

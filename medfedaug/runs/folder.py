@@ -76,7 +76,7 @@ def check_results(out: Path) -> None:
             continue
         if path.is_dir() != folder:
             kind = "a folder" if path.is_dir() else "not a folder"
-            raise ConfigError(f"{path} is {kind}, and a run writes there; move it away")
+            raise ConfigError(f"{path} is {kind}, but a run writes there; move it away")
         if not folder and not ours:
             raise ConfigError(f"{path} is not of a run; choose another folder, or move the file away")
 
@@ -91,7 +91,7 @@ def remove_results(out: Path) -> None:
 
 
 def remove_state(state: Path, *, server_only: bool = False) -> None:
-    """Delete the state of server and sites, or of the server alone; other files stay."""
+    """Delete the state of server and sites, or only of the server; other files stay."""
     folder = server_checkpoint(state).parent.name if server_only else "*"
     files = [path for path in state.glob(f"{folder}/*") if _is_checkpoint(path)]
     data = server_checkpoint(state).with_name(_DATA)

@@ -65,5 +65,5 @@ def input_note(reference: str, inputs: Mapping[str, Input]) -> str:
     text = "; ".join(f"{label}: {entry}" for label, entry in inputs.items())
     return (
         f"{OTHER_INPUT} Not the same input as {reference} ({text}): a difference may come of the scaling and "
-        "not of the method. Runs that all have --intensity scale, or all raw, differ by their methods alone."
+        "not of the method. Runs that all have --intensity scale, or all raw, differ only by their methods."
     )

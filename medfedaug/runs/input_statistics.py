@@ -77,6 +77,6 @@ def _one_pair(path: Path, run: FinishedRun) -> ChannelStatistics:
     (pair,) = statistics.values()
     if pair.num_channels != run.config.in_channels:
         raise ConfigError(
-            f"{path}: of {pair.num_channels} channels, and the model takes {run.config.in_channels}"
+            f"{path}: has {pair.num_channels} channels; the model expects {run.config.in_channels}"
         )
     return pair

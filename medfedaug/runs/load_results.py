@@ -29,7 +29,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """Return the folders of runs: each path that is a run's folder, otherwise all runs below it, sorted.
 
     Raises:
-        DataError: when a path is no finished run and contains none.
+        DataError: when a path is not a finished run and contains none.
     """
     folders: list[Path] = []
     for path in map(Path, paths):
@@ -111,7 +111,7 @@ def _content(file: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DataError("is not there", path=file, hint="Give the folder of a finished run.") from None
+        raise DataError("is missing", path=file, hint="Give the folder of a finished run.") from None
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror})", path=file) from error
     except ValueError as error:
@@ -126,10 +126,10 @@ def _content(file: Path) -> dict[str, Any]:
 def _complete(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a run, comparable with those of other releases.
 
-    Settings of later releases get their defaults. Settings that ended are left out where they were off.
+    Settings of later releases get their defaults. Settings that ended are left out.
     """
     defaults = RunConfig().to_dict()
-    known = {name: value for name, value in settings.items() if value or name in defaults}
+    known = {name: value for name, value in settings.items() if name in defaults}
     return {**defaults, **known, "plan": {**defaults["plan"], **settings.get("plan", {})}}
 
 

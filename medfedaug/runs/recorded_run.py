@@ -163,7 +163,7 @@ class RecordedRun(Mapping[str, Any]):
 
     @property
     def best(self) -> int | None:
-        """The best round on the validation cases, whose model was tested; ``None`` if sites train alone."""
+        """The best round on the validation cases, whose model was tested; ``None`` for local models."""
         return self.record.get("selected_round")
 
     @property

@@ -33,7 +33,7 @@ def check_record(record: Any) -> None:
     Example:
         >>> check_record({"selected_round": "one"})
         Traceback (most recent call last):
-        ValueError: selected_round is 'one', and a whole number from 0 on was expected
+        ValueError: selected_round is 'one', expected a whole number from 0 on
     """
     _RECORD(record, "")
 

@@ -110,7 +110,7 @@ class Run:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Names of the methods; FedAvg, the basis of all others, is named only if it is alone."""
+        """Names of the methods; FedAvg, the basis of all others, is named only if it is the single one."""
         names = tuple(method["name"] for method in self.config["methods"])
         return tuple(name for name in names if name != BASELINE) or (BASELINE,)
 

@@ -48,7 +48,7 @@ class FlipRotate(Randomizable):
     arithmetic, on a GPU tens of times more. Voxels from outside the image are zero.
 
     Args:
-        max_angle: largest angle in radians; 0 for flips alone.
+        max_angle: largest angle in radians; 0 for only flips.
         axis: the spatial axis from left to right: 0 for volumes indexed by (x, y, z), 1 for photographs;
             ``None`` for no flips.
         modes: the interpolation of each key: ``"bilinear"`` or ``"nearest"``, which keeps the dtype.
@@ -122,17 +122,17 @@ def _rotation(angles: Tensor, size: Sequence[int]) -> Tensor:
 class MonaiAugmentation(Randomizable):
     """MONAI's random transforms, image by image, with the strengths of nnU-Net (Isensee et al., 2021).
 
-    ``intensity``, in independent draws on channels with mean 0 and deviation 1, which is undone afterwards:
-    noise of deviation up to 0.1 with probability 0.1 (`RandGaussianNoised`), a blur of 0.5 to 1 voxels with
-    0.2 (`RandGaussianSmoothd`), a factor of 0.75 to 1.25 with 0.15 (`RandScaleIntensityd`), the same within
-    the image's range with 0.15 (`RandScaleIntensityFixedMeand`), a resolution down to half with 0.25
-    (`RandSimulateLowResolutiond`), and a power of 0.7 to 1.5 with 0.3, of the inverted image with 0.1
-    (`RandAdjustContrastd`, mean and deviation kept).
+    ``intensity``, in independent draws on channels with mean 0 and standard deviation 1, which is undone
+    afterwards: noise of standard deviation up to 0.1 with probability 0.1 (`RandGaussianNoised`), a blur of
+    0.5 to 1 voxels with 0.2 (`RandGaussianSmoothd`), a factor of 0.75 to 1.25 with 0.15
+    (`RandScaleIntensityd`), the same within the image's range with 0.15 (`RandScaleIntensityFixedMeand`), a
+    resolution down to half with 0.25 (`RandSimulateLowResolutiond`), and a power of 0.7 to 1.5 with 0.3, of
+    the inverted image with 0.1 (`RandAdjustContrastd`, mean and standard deviation kept).
 
     ``full``: before that, a flip along each of some axes with probability 1/2 (`RandFlipd`), and with
     probability 0.3 a rotation by up to 30 degrees about every axis, of slices in their plane, and a scaling
     by a factor from 0.7 to 1.4 (`RandAffined`). A volume with an edge of more than three times the shortest
-    one is rotated and scaled in the plane of the two longer edges alone. Voxels from outside have the
+    one is rotated and scaled only in the plane of the two longer edges. Voxels from outside have the
     intensity of the darkest voxel.
 
     Args:
@@ -233,7 +233,7 @@ class Augmentation(Protocol):
         """Set the seed of all draws."""
 
     def __call__(self, samples: Sequence[Sample]) -> list[Any]:
-        """Return new samples, in order; a list in place of a sample that becomes several."""
+        """Return new samples, in order; a list instead of a sample that becomes several."""
 
 
 class DrawnSamples(Protocol):

@@ -138,7 +138,7 @@ class Task(ABC):
         return sample
 
     def moments(self, site: SiteFolder, case: Case, over: str = "image") -> dict[str, Tensor]:
-        """Return mean and deviation, (C,) each, of a case's image for statistics (`Preparation.moments`)."""
+        """Return mean and standard deviation, (C,) each, of a case's image (`Preparation.moments`)."""
         image = site.prepared_image(case, self.intensity, self.preparation)
         return self.preparation.moments(image, over)
 

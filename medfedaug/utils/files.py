@@ -56,7 +56,7 @@ def write_atomic(
     """
     path = Path(path)
     if not path.name or (path.exists() and not path.is_file()):
-        raise ConfigError(f"{str(path)!r}: is no file that can be written; name another one")
+        raise ConfigError(f"{str(path)!r}: cannot be written as a file; name another one")
     temporary: Path | None = None
     try:
         temporary, descriptor = _create_locked(path, PRIVATE if private else 0o666)

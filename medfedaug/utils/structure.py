@@ -14,7 +14,7 @@ def fail(value: Any, where: str, expected: str) -> NoReturn:
     # Python writes no integer of thousands of digits.
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a huge number"
     text = text if len(text) <= 40 else f"{text[:37]}..."
-    raise ValueError(f"{where or 'the content'} is {text}, and {expected} was expected")
+    raise ValueError(f"{where or 'the content'} is {text}, expected {expected}")
 
 
 def kind(expected: str, accepts: Callable[[Any], bool]) -> Check:

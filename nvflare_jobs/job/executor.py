@@ -203,7 +203,7 @@ def _gate(name: str, settings: SiteSettings, kit: str, fl_ctx: FLContext) -> Gat
 
 
 def kit_identity(kit: Path) -> Certificates:
-    """Return the certificates in a site's kit; the server's names are no site's."""
+    """Return the certificates in a site's kit; the server's names are not a site's."""
     startup = kit / "startup"
     file = startup / "fed_client.json"
     try:

@@ -177,7 +177,7 @@ class Ranks:
 
     @contextmanager
     def in_group(self) -> Iterator[None]:
-        """Set the process group for the script; the site itself scores and receives alone."""
+        """Set the process group for the script; only the site itself scores and receives."""
         dist.group.WORLD = self._group
         try:
             yield

@@ -131,7 +131,7 @@ class _ClosedLoader(ConfigLoader):
 
 
 class _WithoutEnvironment(wfconf._EnvUpdater):
-    """Resolves variables of the configuration itself and of NVFlare alone."""
+    """Resolves variables only of the configuration itself and of NVFlare."""
 
     def __init__(self, vs: Mapping[str, Any], element_filter: Any = None) -> None:
         super().__init__(vs, element_filter)
@@ -143,7 +143,7 @@ def _problems(app: Path) -> Iterator[str]:
         name = path.relative_to(app).as_posix()
         lower = name.lower()
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
-            yield f"{_short(name)} is no plain file"
+            yield f"{_short(name)} is not a plain file"
         elif path.is_dir():
             continue
         elif lower.endswith(_OTHER_SUFFIXES):

@@ -46,7 +46,7 @@ def survey(kit: Kit, days: float, *, results: bool = False) -> list[Leftover]:
     """List what jobs left in a kit, and decide which may go.
 
     Younger files stay, and so do files that a running job may use. Results of finished jobs, which may be the
-    only copy at the server, go only with ``results``. Nothing else of a kit is listed.
+    only copy at the server, go only with ``results``. No other part of a kit is listed.
     """
     found = []
     for path, kind, needed in _leftovers(kit, results):

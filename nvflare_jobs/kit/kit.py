@@ -212,7 +212,7 @@ class Kit:
             file.changes.append("class_list_enforcement_mode: enforce")
 
     def _validator(self, file: KitFile) -> None:
-        """Admit jobs in plain JSON alone; the site's present validator is asked next."""
+        """Admit only jobs in plain JSON; the site's present validator is asked next."""
         present = file.wanted.get("app_validator")
         if not validates_json(file.wanted):
             file.wanted["app_validator"] = {"path": VALIDATOR, "args": {"also": present} if present else {}}
@@ -333,7 +333,7 @@ def _in_force(path: Path) -> dict[str, Any] | None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     if path.exists() and not path.is_file():  # reading a FIFO would block
-        raise ConfigError(f"{path}: is no file")
+        raise ConfigError(f"{path}: not a file")
     try:
         content = parse_json(path.read_text())
     except FileNotFoundError:

@@ -61,7 +61,7 @@ class ProcessRecord:
     namespace: str = ""
 
     def save(self, kit: Path) -> None:
-        """Write the record, for the kit's owner alone."""
+        """Write the record, only for the kit's owner."""
         write_versioned(kit / _RECORD_FILE, *_FORMAT, asdict(self), private=True)
 
     @classmethod

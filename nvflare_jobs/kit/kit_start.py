@@ -121,7 +121,7 @@ def _await_up(kit: Path, before: int | None, starts: int, timeout: float) -> str
     def is_settled() -> bool:
         process, record = new(), ProcessRecord.load(kit)
         if _starts(kit) > starts + 1:
-            raise RunFailed(f"{kit}: does not stay: {_last_error(kit)}")
+            raise RunFailed(f"{kit}: stopped again: {_last_error(kit)}")
         if not writes:
             return process is not None and time.time() - process.create_time() > _STAYS
         if process is None or record is None or record.pid != process.pid:
@@ -135,8 +135,8 @@ def _await_up(kit: Path, before: int | None, starts: int, timeout: float) -> str
             looked = True
             if wrong := next((check for check in check_connection(kit) if check.ok is False), None):
                 raise RunFailed(
-                    f"{kit}: is started, and does not reach the server: {wrong.found}. {wrong.advice} "
-                    "It keeps trying."
+                    f"{kit}: is started, but does not reach the server: {wrong.found}. {wrong.advice} "
+                    "The kit keeps trying."
                 )
     if (process := new()) is None:
         raise RunFailed(f"{kit}: does not start: {_last_error(kit)}")

@@ -54,7 +54,7 @@ class LostJobs(FLComponent):
                 manager.set_status(job.job_id, RunStatus.FINISHED_ABNORMAL, fl_ctx)
                 self.logger.warning(
                     f"job {job.job_id} was running when this server went down, and is over; the lead submits "
-                    "it again with --resume, and it goes on from its last round"
+                    "it again with --resume, and it continues from its last round"
                 )
         except Exception as error:
             self.logger.exception(f"jobs that were running are not looked after: {error}")

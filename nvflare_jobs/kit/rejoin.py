@@ -62,7 +62,7 @@ class JobSession:
     ssid: str
 
     def save(self, workspace: str | Path) -> None:
-        """Write it to the job's folder, readable by the site alone: the token authenticates the site."""
+        """Write it to the job's folder, readable only by the site: the token authenticates the site."""
         path = Path(workspace) / self.job / _FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, asdict(self), private=True)
@@ -90,7 +90,7 @@ class JobSession:
         return cls(str(job_meta.get(JobConstants.JOB_ID)), dict(job_meta), token, signature, ssid)
 
     def apply(self, fl_ctx: FLContext) -> None:
-        """Let the job's process present this identity in place of the site's current one."""
+        """Let the job's process present this identity instead of the site's current one."""
         arguments = fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS)
         for key, value in zip(_IDENTITY, (self.token, self.signature, self.ssid), strict=True):
             arguments[key] = (arguments[key][0], value)
@@ -192,7 +192,7 @@ class JobRejoiner(FLComponent):
             token=token,
             resource_manager=manager,
         )
-        self.logger.warning(f"job {job} was running when this site went down; it goes on ({answer})")
+        self.logger.warning(f"job {job} was running when this site went down; it continues ({answer})")
 
 
 def _refusal(workspace: Workspace, session: JobSession) -> str:

@@ -263,7 +263,7 @@ def _check_tls(startup: _Startup, plain: socket.socket) -> Check:
         secure = context.wrap_socket(plain)
     except (ssl.SSLError, OSError) as error:
         reason = getattr(error, "verify_message", "") or getattr(error, "reason", None) or str(error)
-        text = f"{startup.target}: reachable, and no TLS connection comes about ({reason})"
+        text = f"{startup.target}: reachable, but no TLS connection can be made ({reason})"
         advice = "Is it the server of this kit's project? See docs/howto/certificates.md."
         return Check("server", False, text, advice)
     with secure:

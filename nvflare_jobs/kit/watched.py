@@ -14,7 +14,7 @@ from medfedaug.utils.validation import is_number
 _DEAD_AFTER = 6 * PULSE
 _DEAD = (
     "the process of the job is gone, and NVFlare cannot continue the job: the lead submits it again with "
-    "--resume, and it goes on from its last round"
+    "--resume, and it continues from its last round"
 )
 
 

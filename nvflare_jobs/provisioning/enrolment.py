@@ -124,7 +124,7 @@ def sign(
     with tempfile.TemporaryDirectory() as work:
         copy = Path(shutil.copy(request.path, work))  # nobody can exchange it
         if read_request(copy).fingerprint != request.fingerprint:
-            raise ConfigError(f"{request.path}: is another request than the one that was compared")
+            raise ConfigError(f"{request.path}: is not the request that was compared")
         _nvflare("cert", "approve", copy, *arguments)
     with (folder / SIGNED).open("a") as log:
         log.write(f"{request.name} {request.fingerprint}\n")
@@ -166,7 +166,7 @@ def accept(answer: Enrolment, requests: str | Path, kit: str | Path) -> bool:
     before = kit / "startup.before"
     renews = (kit / "startup").is_dir()
     if kit.exists() and not renews:
-        raise ConfigError(f"{kit} is there already, and is no kit; choose another folder")
+        raise ConfigError(f"{kit} exists and is not a kit; choose another folder")
     private_folder(kit.absolute().parent)
     # In the same folder: a rename is atomic, and the key stays on this file system.
     with tempfile.TemporaryDirectory(dir=kit.absolute().parent, prefix=".enrol-") as work:
@@ -242,13 +242,13 @@ def _entries(path: str | Path, part: str) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{path}: its {part} is not readable ({error})") from error
     if not isinstance(entries, dict):
-        raise ConfigError(f"{path}: its {part} is no JSON object")
+        raise ConfigError(f"{path}: its {part} is not a JSON object")
     return entries
 
 
 def _part(path: str | Path, name: str) -> bytes:
     if Path(path).exists() and not Path(path).is_file():
-        raise ConfigError(f"{path}: is no file")  # a pipe would wait for ever
+        raise ConfigError(f"{path}: not a file")  # a pipe would wait for ever
     try:
         with zipfile.ZipFile(path) as opened, opened.open(name) as file:
             content = file.read(_LARGEST + 1)

@@ -26,9 +26,9 @@ _SITES = re.compile(r"(  - name: \S+\n    type: client\n    org: \S+\n)+")
 def check_site_name(site: str) -> None:
     """Check a site's name for NVFlare, where a dot would separate a site from a part of it."""
     if not _SITE.fullmatch(site):
-        raise ConfigError(f"{site!r} is not a name for a site: letters, digits, '_' and '-'")
+        raise ConfigError(f"{site!r} is not a valid name for a site: letters, digits, '_' and '-'")
     if site == _SERVER:
-        raise ConfigError(f"{site!r} is not a name for a site: NVFlare's server has it")
+        raise ConfigError(f"{site!r} is not a valid name for a site: NVFlare's server has it")
 
 
 def project_file(

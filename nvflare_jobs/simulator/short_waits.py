@@ -1,8 +1,8 @@
 """Shorten the pauses of NVFlare's simulator, which has no settings for them.
 
 `docs/decisions/fast_start.md` lists each pause, with the change that NVFlare could make. They are pauses
-between two checks, or before something is closed. This adapter replaces names in modules of NVFlare, in
-processes of a simulation alone, for the versions in `VERSIONS`.
+between two checks, or before something is closed. This adapter replaces names in modules of NVFlare, only in
+processes of a simulation, for the versions in `VERSIONS`.
 """
 
 import time

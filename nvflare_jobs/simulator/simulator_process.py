@@ -55,7 +55,7 @@ def no_fast_start() -> str | None:
     if os.environ.get(FAST_START_VARIABLE, "1") == "0":
         return f"{FAST_START_VARIABLE}=0"
     if sys.platform != "linux":
-        return "processes are forked on Linux alone"
+        return "processes are forked only on Linux"
     installed = version("nvflare")
     if installed not in VERSIONS:
         return f"a fast start is for NVFlare {', '.join(VERSIONS)}, and {installed} is installed"

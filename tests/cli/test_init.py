@@ -189,7 +189,7 @@ def test_what_cannot_be_a_site_is_one_line_and_nothing_is_written(run, tmp_path)
         (["empty"], "holds no images beside label maps. Looked for are imagesTr and labelsTr"),
         (["apart"], "no image of images has a label map of its name in labels"),
         (["good", "--patient", "x(.+)"], "finds no patient in the name '0'"),
-        (["good", "--patient", "("], "is no regular expression"),
+        (["good", "--patient", "("], "is not a regular expression"),
         (["good", "--labels", "background"], "has the value 1, and the classes are 0 is background."),
     ):
         code, _, err = run("init", tmp_path / arguments[0], "--yes", *arguments[1:])
@@ -298,7 +298,7 @@ def test_the_project_file_provisions_the_sites_that_were_named(run, tmp_path):
     [
         (["--sites", "a"], "two sites or more"),
         (["--sites", "a,a"], "two participants have the name a"),
-        (["--sites", "a,b c"], "'b c' is not a name for a site"),
+        (["--sites", "a,b c"], "'b c' is not a valid name for a site"),
         (["--sites", "a,b", "--lead", "lead"], "'lead' is not an e-mail address"),
         (["--sites", "a,b", "--port", "0"], "0 is not a port"),
         (["--sites", "a,b", "--server", "x y"], "'x y' is not a host name"),

@@ -91,7 +91,7 @@ def test_a_row_says_otherwise_for_its_own_case(sites):
     del listing["training"][1]["label"]
     rewrite(sites / "A", training=listing["training"])
     a = arrange(find_sites(sites))[0]
-    with pytest.raises(DataError, match=r"the class 'Spleen', and annotated are liver.*'labelled'"):
+    with pytest.raises(DataError, match=r"the class 'Spleen'; outlined classes: liver.*'labelled'"):
         a.load_label(a.cases["training"][0])
     codes = a.load_target(a.cases["training"][1])[1]
     _, known, annotated = a.annotation.decode(codes[None])
@@ -115,7 +115,7 @@ def test_errors_name_site_file_class_and_what_to_write(sites):
     label = sites / "B" / "labels" / "training_0.nii.gz"
     nib.save(nib.Nifti1Image(np.full((16, 16, 3), 1, np.uint8), np.eye(4)), label)
     rewrite(sites / "B", labels={"0": "background", "1": "liver", "3": "kidney"})
-    with pytest.raises(DataError, match=r"site B.*training_0.*'liver'.*annotated are kidney.*'labelled'"):
+    with pytest.raises(DataError, match=r"site B.*training_0.*'liver'.*outlined classes: kidney.*'labelled'"):
         check_voxels(find_sites(sites))
     rewrite(sites / "B", labelled=["kidny"])
     with pytest.raises(DataError, match=r"site B.*'kidny'.*liver, kidney.*spell"):
@@ -124,7 +124,7 @@ def test_errors_name_site_file_class_and_what_to_write(sites):
     with pytest.raises(DataError, match=r"site B.*'ignore' is 3, the value of 'kidney'.*255"):
         open_site(sites / "B")
     rewrite(sites / "B", ignore=9)
-    with pytest.raises(DataError, match=r"site B.*has annotated 'kidney'.*are liver, kidneys.*'kidneys'"):
+    with pytest.raises(DataError, match=r"site B.*has outlined 'kidney'.*are liver, kidneys.*'kidneys'"):
         open_site(sites / "B").with_classes(("background", "liver", "kidneys"))
 
 
@@ -132,7 +132,7 @@ def test_errors_name_site_file_class_and_what_to_write(sites):
     ("changed", "words"),
     [
         ({"labelled": "kidney"}, "site B.*'labelled' must be a list of names"),
-        ({"labelled": []}, r"site B.*training_0.*'kidney', and annotated are none\."),
+        ({"labelled": []}, r"site B.*training_0.*'kidney'; outlined classes: none\."),
         ({"ignore": 7}, "site B.*'ignore' is 7, and its label of that name is 9"),
         ({"labels": {"0": "background", "3": "kidney", "4": "Kidney"}}, "site B.*two classes of one name"),
         ({"labels": {"0": "liver", "3": "kidney"}}, "site B.*'liver' as its lowest value.*background"),
@@ -148,7 +148,7 @@ def test_what_would_be_learned_wrongly_is_refused(sites, changed, words):
 def test_a_row_may_have_nothing_of_its_own_or_a_label_that_is_null(sites):
     change_rows(sites / "B", lambda row: {**row, "label": None}, "training")
     change_rows(sites / "A", lambda row: {**row, "labelled": []}, "training")
-    with pytest.raises(DataError, match=r"site A.*training_0.*annotated are none"):
+    with pytest.raises(DataError, match=r"site A.*training_0.*outlined classes: none"):
         check_voxels(arrange(find_sites(sites)))
     for label in (sites / "A" / "labels").glob("training_*"):
         nib.save(nib.Nifti1Image(np.zeros((16, 16, 3), np.uint8), np.eye(4)), label)

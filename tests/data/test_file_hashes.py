@@ -146,7 +146,7 @@ SIMULATE += ("--no-report",)
         ),
         (
             {"config": {}, "rounds": [], "selected_round": 0, "test": {"sites": {}, "mean": {}}},
-            "results.json is damaged: config is {}, and an object with methods was expected",
+            "results.json is damaged: config is {}, expected an object with methods",
         ),
     ],
 )

@@ -159,7 +159,7 @@ def test_other_names_with_as_many_channels_are_refused(run, hospitals, tmp_path)
     named(hospitals / "C", "FLAIR", "T1")
     code, _, err = run(*options(hospitals, tmp_path / "out", "--methods", "fedavg"))
     assert code == 2
-    words = "site C, {}: has the channel 'T1', and the 2 of site A are FLAIR, T2. Name a channel alike at all"
+    words = "site C, {}: has the channel 'T1', but the 2 of site A are FLAIR, T2. Name a channel alike at all"
     assert words.format(hospitals / "C/dataset.json") in " ".join(err.split())
     assert not (tmp_path / "out").exists()
 
@@ -174,7 +174,7 @@ def test_other_names_with_as_many_channels_are_refused(run, hospitals, tmp_path)
         ),
         ({"modality": {"0": "T2", "1": "t2"}}, "'modality' has two channels of one name"),
         ({"modality": {"0": "T2"}, "channel_names": {"0": "T1"}}, "'channel_names' and 'modality' differ"),
-        ({"channel_names": {"0": "FLAIR", "1": "T2"}}, "names 2 channels, and the images have 1. Correct"),
+        ({"channel_names": {"0": "FLAIR", "1": "T2"}}, "names 2 channels; the images have 1. Correct"),
     ],
 )
 def test_odd_names_of_channels_are_one_line(run, make_site, tmp_path, change, words):

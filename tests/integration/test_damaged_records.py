@@ -66,7 +66,7 @@ def test_a_changed_prediction_deletes_nothing_else(run, made, tmp_path):
             code, _, err = run(*predict(made.run, made.data, out), "--overwrite")
             assert code == 2
             assert "predictions.json: " in err
-            assert "a file below the folder was expected" in err
+            assert "expected a file below the folder" in err
             assert (tmp_path / "precious.nii.gz").read_bytes() == b"precious"
             shutil.rmtree(out)
 

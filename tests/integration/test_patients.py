@@ -86,7 +86,7 @@ def test_a_site_counts_its_patients_before_statistics_leave(make_site, tiny_conf
     config = tiny_config("fedrdn", classes=("background", "lesion"))
     trainer = SiteTrainer(config, folder, "cpu", privacy=SitePrivacy(PrivacyPolicy(min_images=3)))
     error = Site("A", trainer).answer(Request(PREPARE)).error
-    assert "fedrdn's statistics would summarise 2 patients, and this site sends them from 3 on" in error
+    assert "fedrdn's statistics would summarise 2 patients, and this site needs at least 3" in error
 
 
 @pytest.mark.parametrize(("trains", "tests"), [(7, "7"), ("7", " 7 "), ("0", 0)])

@@ -88,7 +88,7 @@ CLASSIFYING = [name for name, method in built_in_methods().items() if method.tas
 
 @pytest.mark.parametrize("name", CLASSIFYING)
 def test_methods_for_classification_refuse_segmentation_and_other_last_layers(tiny_config, name):
-    with pytest.raises(ConfigError, match=f"{name} is defined for classification alone"):
+    with pytest.raises(ConfigError, match=f"{name} is defined only for classification"):
         Composition(tiny_config(name))
     with pytest.raises(ConfigError, match=f"{name}: the network's last layer is not fully connected"):
         use(name, nn.Sequential(nn.Conv2d(3, 2, 1)))

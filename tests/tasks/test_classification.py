@@ -70,7 +70,7 @@ def test_lists_say_whose_the_images_are_and_patients_stay_together(make_photos):
     config = configure([site, other], methods=parse_methods("fedrdn"), network="lenet5", image_size=32)
     trainer = SiteTrainer(config, folder, "cpu", privacy=SitePrivacy(PrivacyPolicy(min_images=6)))
     error = Site("A", trainer).answer(Request(PREPARE)).error
-    assert "statistics would summarise 5 patients, and this site sends them from 6 on" in error
+    assert "statistics would summarise 5 patients, and this site needs at least 6" in error
     lists["test"].write_text(json.dumps([[*files[10], "d"], files[11]]))
     with pytest.raises(DataError, match=r"patient d is in test, and in training with A/cat/2\.png"):
         open_site(folder)

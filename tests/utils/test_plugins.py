@@ -239,7 +239,7 @@ def odd(tmp_path, monkeypatch) -> Path:
         ("leaves", r"odd-one cannot be loaded \(SystemExit: 3\)$"),
         ("breaks", r"odd-one cannot be loaded \(RuntimeError: no such\)$"),
         ("nothing", r"odd-one cannot be loaded \(AttributeError"),
-        ("words", r"odd-one: 'no method' is no subclass of medfedaug.methods.Method"),
+        ("words", r"odd-one: 'no method' is not a subclass of medfedaug.methods.Method"),
         ("other", r"odd-one: the class Fine must have that name"),
         ("twice", r"'twice' is added by odd-one and odd-two; uninstall one package"),
     ],

@@ -65,7 +65,7 @@ class Header:
 
     @cached_property
     def edges(self) -> tuple[float, ...]:
-        """Edges of a voxel, mm; empty where the file does not say."""
+        """Voxel size, mm; empty where the file does not say."""
         return () if self.affine is None else tuple(np.linalg.norm(self.affine[:3, :3], axis=0).tolist())
 
     @property
@@ -95,7 +95,7 @@ def volume_header(shape: Sequence[int], affine: np.ndarray | None) -> Header:
         ValueError: for another number of axes, an empty volume, or an unusable affine.
     """
     if len(shape) not in (3, 4):
-        raise ValueError(f"{len(shape)}-dimensional, a volume was expected")
+        raise ValueError(f"{len(shape)}-dimensional, expected a volume")
     if min(shape) < 1:
         raise ValueError(f"{' x '.join(map(str, shape))} voxels")
     if affine is not None and not (np.isfinite(affine).all() and np.linalg.det(affine)):
@@ -110,7 +110,7 @@ def channels_first(voxels: np.ndarray) -> np.ndarray:
         ValueError: for another number of axes.
     """
     if voxels.ndim not in (3, 4):
-        raise ValueError(f"{voxels.ndim}-dimensional, a volume was expected")
+        raise ValueError(f"{voxels.ndim}-dimensional, expected a volume")
     stored = np.array(voxels, np.float32, order="C")
     return stored.reshape(1, *stored.shape) if stored.ndim == 3 else np.moveaxis(stored, -1, 0)
 
@@ -126,7 +126,7 @@ class ImageFormat(ABC):
         title: name and suffixes, for messages.
         suffixes: endings of its files' names, in small letters, with the dot, the longest first. Files whose
             suffix ends with ``.gz`` are compressed by gzip as a whole.
-        voxel_suffixes: endings of files that hold the voxels of a separate header, and are no images.
+        voxel_suffixes: endings of files that hold the voxels of a separate header, and are not images.
         lossy: suffixes whose files do not keep every value.
         photograph: whether its images have a fixed scale of intensity (`Header.white`), and no millimetres.
     """

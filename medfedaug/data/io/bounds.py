@@ -19,10 +19,12 @@ def plausible_edges(edges: Iterable[float]) -> bool:
 
 
 def check_edges(edges: Iterable[float]) -> None:
-    """Check the edges of a voxel, mm."""
+    """Check the voxel size, mm."""
     edges = [*edges]
     if not plausible_edges(edges):
-        raise ValueError(f"its header has voxels of {edges_text(edges)} mm")
+        raise ValueError(
+            f"its header has voxels of {edges_text(edges)} mm, expected {_SHORTEST} to {_LONGEST} mm"
+        )
 
 
 def edges_text(edges: Iterable[float]) -> str:

@@ -68,7 +68,7 @@ def voxel_files(path: Path) -> list[Path]:
 
 
 def files_of(image: Path) -> set[Path]:
-    """Return an image's file or folder, and the files of its voxels; for a missing image, its path alone."""
+    """Return an image's file or folder, and the files of its voxels; for a missing image, only its path."""
     return {image, *(voxel_files(image) if image.exists() else ())}
 
 

@@ -37,7 +37,7 @@ class ITKFormat(ImageFormat):
             raise ValueError(_reason(error)) from error
         kind = GetPixelIDValueAsString(reader.GetPixelID())
         if "complex" in kind:
-            raise ValueError(f"voxels of the type {kind}, and real numbers were expected")
+            raise ValueError(f"has voxels of type {kind}, expected real numbers")
         size = reader.GetSize()
         affine = ras_affine(reader.GetDirection(), reader.GetSpacing(), reader.GetOrigin())
         components = reader.GetNumberOfComponents()

@@ -39,12 +39,12 @@ class Nifti(ImageFormat):
         image = _opened(path)
         voxels = cast(Any, image.dataobj)
         if voxels.dtype.kind not in "biuf":
-            raise ValueError(f"voxels of the type {voxels.dtype}, and numbers were expected")
+            raise ValueError(f"has voxels of type {voxels.dtype}, expected numbers")
         promised = voxels.offset + prod(image.shape) * voxels.dtype.itemsize
         if _stored_bytes(path) != promised % 2**32:
             np.asanyarray(voxels)  # raises where voxels are missing
         if unit := _NO_MILLIMETRES.get(int(image.header["xyzt_units"]) & 7):
-            raise ValueError(f"its header measures in {unit}, and millimetres were expected")
+            raise ValueError(f"its header measures in {unit}, expected millimetres")
         placed = image.header["sform_code"] > 0 or image.header["qform_code"] > 0
         header = volume_header(image.shape, image.affine if placed else None)
         check_edges(header.edges)

@@ -1,4 +1,4 @@
-"""Write NIfTI files as bytes that depend on their content alone."""
+"""Write NIfTI files as bytes that depend only on their content."""
 
 import gzip
 from pathlib import Path

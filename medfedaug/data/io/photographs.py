@@ -24,7 +24,7 @@ def _check_kind(file: Image.Image) -> None:
     """Check that the pixels' range is known: 8 bits, or unsigned 16 bits."""
     frames = getattr(file, "n_frames", 1) if file.format == "TIFF" else 1
     if frames > 1:
-        raise ValueError(f"a stack of {frames} images, and one was expected")
+        raise ValueError(f"a stack of {frames} images, expected one")
     sixteen = file.mode.startswith("I;16") or (file.mode == "I" and file.format == "PNG")
     if file.mode == "F" or (file.mode.startswith("I") and not sixteen):
         kind = "floating point" if file.mode == "F" else "whole numbers with a sign or of 32 bits"
@@ -38,7 +38,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     with Image.open(path) as file:
         _check_kind(file)
         if file.mode not in _CHANNELS and not file.mode.startswith("I"):
-            raise ValueError(f"of the kind {file.mode}, and grey or RGB was expected")
+            raise ValueError(f"of the kind {file.mode}, expected grey or RGB")
         _check_upright(file)
         yield file
 

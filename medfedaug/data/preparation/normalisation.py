@@ -17,20 +17,19 @@ class ModalityNormalisation:
         z_score: z = (x − x̄) / s(x)
         ct:      z = (min(max(x, l), h) − μ) / σ
 
-    x are the channel's stored intensities before resampling; mean and deviation
-    (population) are over x, and l, h, μ, σ are the plan's ``ct_intensities`` (nnU-Net, Isensee et al.,
-    Nature Methods 2021). A channel with ``none`` is unchanged. A constant channel, which stands for a missing
-    one, becomes 0.
+    x are the channel's stored intensities before resampling; mean and standard deviation (population) are
+    over x, and l, h, μ, σ are the plan's ``ct_intensities`` (nnU-Net, Isensee et al., Nature Methods 2021). A
+    channel with ``none`` is unchanged. A constant channel, which stands for a missing one, becomes 0.
 
     Attributes:
         low: lower limit of each channel; -inf without clipping.
         high: upper limit of each channel; inf without clipping.
         mean: number subtracted from each channel; ``None`` for its own mean.
-        deviation: divisor of each channel; ``None`` for its own deviation.
+        deviation: divisor of each channel; ``None`` for its own standard deviation.
 
     Deviations:
-        nnU-Net takes mean and deviation of the non-zero voxels where cropping to these removes more than a
-        quarter of the volumes; here they are always of all voxels.
+        nnU-Net takes mean and standard deviation of the non-zero voxels where cropping to these removes more
+        than a quarter of the volumes; here they are always of all voxels.
     """
 
     def __init__(self, plan: Plan, channels: int) -> None:

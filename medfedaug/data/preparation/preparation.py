@@ -137,7 +137,7 @@ class Preparation:
         return resize_in_plane(moved, self.image_size, _NEAREST)
 
     def moments(self, image: Tensor, over: str = "image") -> dict[str, Tensor]:
-        """Compute mean and deviation (`medfedaug.statistics.image_moments`) of an image, (C, *spatial).
+        """Compute the moments (`medfedaug.statistics.image_moments`) of an image, (C, *spatial).
 
         Both are over the ``"image"``, or over its ``"foreground"`` (`foreground_voxels`)
         where it has any.

@@ -1,4 +1,4 @@
-"""Errors in the use of a site's reply, which concern that site alone."""
+"""Errors in the use of a site's reply, which concern only that site."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ _LONGEST_REASON = 1_000
 
 
 def raise_error(reply: Reply) -> None:
-    """Raise the error that a site sent in place of an answer."""
+    """Raise the error that a site sent instead of an answer."""
     if reply.error:
         raise MedFedAugError(" ".join(str(reply.error)[:_LONGEST_REASON].split()))
 

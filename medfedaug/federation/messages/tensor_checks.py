@@ -69,7 +69,7 @@ class StateDictValidator:
     def steps(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the lengths of a checked model's step, of parameters and of buffers.
 
-        Variances count by their square roots, so that one length covers means and deviations.
+        Variances count by their square roots, so that one length covers means and standard deviations.
         """
         return {
             what: _length(self._root(k, weights[k]) - self._root(k, state[k]) for k in sorted(keys))

@@ -64,13 +64,13 @@ def fingerprint(
     Returns:
         ``extent`` (3, 3): the 10 %, 50 % and 90 % quantiles over patients of the volumes' extents along x, y
         and z, with the median of each patient; in mm, or in voxels if some file lacks their size;
-        ``spacing`` (3, 3): the same quantiles of the edges of a voxel in mm, 0 if some file lacks them;
+        ``spacing`` (3, 3): the same quantiles of the voxel size in mm, 0 if some file lacks them;
         ``foreground`` (K - 1,): the mean share of the voxels of each class but the background, -1 of a class
         that some of these cases do not show in full;
-        ``intensity`` (C, 2): the mean over patients of mean and deviation of each channel as stored;
+        ``intensity`` (C, 2): the mean over patients of mean and standard deviation of each channel as stored;
         ``ct`` (C, 4): in each channel named CT, of the foreground voxels the means over patients of the
-        0.5 % and 99.5 % quantiles, and mean and deviation of all; 0 for other channels, and without enough
-        patients who have foreground;
+        0.5 % and 99.5 % quantiles, and mean and standard deviation of all; 0 for other channels, and without
+        enough patients who have foreground;
         ``cases`` (1,): the number of training cases.
 
     Raises:
@@ -130,7 +130,7 @@ def check_fingerprint(site: str, payload: Payload) -> None:
     check("cases", (cases >= 1) & (cases <= _MOST_CASES), f"1 to {_MOST_CASES:g}")
     # Metal may move mean and deviation beyond the quantiles.
     sound = (ct[:, 0] <= ct[:, 1]) & (ct[:, 3] >= 0) & (ct.abs() <= _LARGEST_INTENSITY).all(dim=1)
-    check("ct", sound, f"ordered quantiles and a deviation, at most {_LARGEST_INTENSITY:g}")
+    check("ct", sound, f"ordered quantiles and a standard deviation, at most {_LARGEST_INTENSITY:g}")
     known = (edges >= _SMALLEST_EDGE) & (edges <= _LARGEST_EDGE)
     check("spacing", known if edges.any() else edges == 0, f"{_SMALLEST_EDGE:g} to {_LARGEST_EDGE:g} mm")
     voxels = payload["extent"] / edges.where(edges > 0, 1.0)
@@ -165,7 +165,7 @@ class FingerprintExchange(SiteExchange):
 
 
 class SpacingExchange(SiteExchange):
-    """Exchange of the edges of all training voxels, without a form for noise."""
+    """Exchange of the sizes of all training voxels, without a form for noise."""
 
     def __init__(self, site: VolumeFolder, least: int) -> None:
         self.site, self.least = site, least
@@ -215,7 +215,7 @@ def site_spacing(
 def accepted_spacing(values: Any) -> dict[str, list[float]]:
     """Return a site's `site_spacing` for ``results.json``: edges along x, y and z by level.
 
-    Empty if it is missing or impossible: the job goes on.
+    Empty if it is missing or impossible: the job continues.
     """
     if not isinstance(values, Mapping):
         return {}
@@ -227,7 +227,7 @@ def accepted_spacing(values: Any) -> dict[str, list[float]]:
 
 
 def edges_in_ras(affine: Any) -> np.ndarray:
-    """Return the edges of a voxel in mm, each along the nearest axis of RAS.
+    """Return the voxel size in mm, each along the nearest axis of RAS.
 
     Example:
         >>> edges_in_ras([[0, 0, -3, 0], [2, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]]).tolist()

@@ -98,7 +98,7 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
         ConfigError: when there is no fingerprint, or the smallest patch does not fit into the memory.
     """
     if not sites:
-        raise ConfigError("no site sent a fingerprint to make a plan of")
+        raise ConfigError("no site sent a fingerprint for a plan")
     decided = _Decisions(config)
     prints = [payload for _, payload in sorted(sites.items())]
     claimed = {site: float(payload["cases"][0]) for site, payload in sorted(sites.items())}

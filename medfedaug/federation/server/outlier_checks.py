@@ -5,7 +5,7 @@ server refuses a site if the largest magnitude of an entry exceeds the median of
 Values that serve as divisors are also refused below the median by this factor. With fewer than half of the
 sites dishonest, the median lies between honest values.
 
-`judge_steps` does the same for the lengths of steps. The global model is no reference for them, since one
+`judge_steps` does the same for the lengths of steps. The global model is not a reference for them, since one
 site may have moved it in the round before.
 
 Of two sites nobody can tell which one is wrong, so nothing is refused. Of three, one may be dishonest; two

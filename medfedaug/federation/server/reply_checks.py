@@ -185,7 +185,7 @@ def _by_case(name: str, scores: Any) -> dict[str, float | None]:
 def _check_masked(site: str, reply: Reply, size: int) -> None:
     """Check an update under masks, whose values cannot be checked."""
     if reply.weights or reply.payload or set(reply.masks) != {MASKED}:
-        raise UpdateRefused(site, "update", expected="masked numbers alone", got="something else")
+        raise UpdateRefused(site, "update", expected="only masked numbers", got="something else")
     words = reply.masks[MASKED]
     if not isinstance(words, Tensor) or words.dtype != torch.int64 or tuple(words.shape) != (size,):
         raise UpdateRefused(site, MASKED, expected=f"{size} whole numbers of 64 bits", got="something else")

@@ -130,7 +130,7 @@ class LocalTraining:
         return loss
 
     def check_stop(self, should_stop: Callable[[], bool]) -> None:
-        """Raise if the training has to end early: part of a round is no update."""
+        """Raise if the training has to end early: part of a round is not an update."""
         if should_stop():
             raise MedFedAugError(f"site {self.folder.name}: the training was stopped")
 
@@ -174,7 +174,7 @@ class LocalTraining:
             ) from error
 
     def _backward(self, inputs: Tensor, targets: Tensor, mixed: Targets) -> tuple[Step, Tensor]:
-        """Compute the gradients of the whole loss, in place of earlier ones."""
+        """Compute the gradients of the whole loss, instead of earlier ones."""
         outputs = self._forward(inputs)
         if self.census.strict and self._patients is not None and outputs.requires_grad:
             outputs.register_hook(self.census.gradients)

@@ -46,7 +46,7 @@ class SiteModel:
         device: ``"cpu"``, ``"cuda"``, ... or ``"auto"``: CUDA if available.
         threads: CPU threads; 0 leaves PyTorch's choice.
         machine: where the site keeps its prepared images.
-        statistics: channel statistics in place of those of the site's images.
+        statistics: channel statistics instead of those of the site's images.
 
     Attributes:
         name: the site's name.

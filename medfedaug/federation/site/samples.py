@@ -163,7 +163,7 @@ class SiteSamples:
         }
 
     def case_moments(self, over: str = "image") -> Iterator[dict[str, Tensor]]:
-        """Yield mean and deviation of each training image, (C,) each, before the methods' transforms."""
+        """Yield each training image's mean and standard deviation, (C,), before the methods' transforms."""
         for case in self.folder.cases["training"]:
             yield self.task.preparation.kept_moments(self._stored(case).read, over)
 

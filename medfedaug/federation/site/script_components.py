@@ -93,7 +93,7 @@ class ScriptSamples(SiteSamples):
         return [[sample] for sample in self._own]
 
     def case_moments(self, over: str = "image") -> Iterator[dict[str, Tensor]]:
-        """Yield mean and deviation of each image that the script prepares, (C,) each."""
+        """Yield mean and standard deviation of each image that the script prepares, (C,) each."""
         _check_over(over)
         for samples in self.by_case():
             yield image_moments(plain_tensor(samples[0][Keys.IMAGE]))
@@ -112,7 +112,7 @@ class ScriptSamples(SiteSamples):
         return TrainingDataset(_FixedSamples(self._own), Compose(), None, after, seed)
 
     def batch_transform(self) -> Compose:
-        """Return the methods' transforms alone."""
+        """Return only the methods' transforms."""
         return Compose(self._method_transforms(training=False))
 
 

@@ -1,4 +1,4 @@
-"""Custom training loop of a script in place of the federation's loop.
+"""Custom training loop of a script instead of the federation's loop.
 
 The script runs in one thread, and the site answers the server's requests in another. Only one of them works
 at a time: the site waits while the script trains, and the script waits while the site receives, scores and
@@ -297,7 +297,7 @@ class Federation:
 
     Iteration yields a `LocalRound` for each training request of the server. When a round begins, the network
     has the global weights; when the loop asks for the next round, the site sends the network's weights.
-    Within a round torch's random numbers depend on the round's seed alone.
+    Within a round torch's random numbers depend only on the round's seed.
 
     Args:
         training: the methods' part of the training.

@@ -119,7 +119,7 @@ class Site:
         return request.task in (TRAIN, VALIDATE, TEST) and self.trainer.memory.is_ahead(before)
 
     def _tell(self, reply: Reply, seconds: float) -> None:
-        """Report a reply, without names of cases, and with the sizes of statistics alone."""
+        """Report a reply, without names of cases, and with only the sizes of statistics."""
         if self.on_event is None or reply.task in self.delivery.tasks:
             return
         methods = sorted(by_method(reply.payload))

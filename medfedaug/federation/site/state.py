@@ -96,7 +96,7 @@ class RoundMemory:
             remove_unfinished(self.folder)
         saved = _load(self._file(run))
         if run == self.run or (saved and saved["settings"] != settings):
-            raise MedFedAugError(f"site {self.site}: run {run} has other settings here; it cannot go on")
+            raise MedFedAugError(f"site {self.site}: run {run} has other settings here; it cannot continue")
         # Only now, so that a request after a failed load does not meet an empty memory.
         self.run, self.settings, self.present = run, settings, 0
         self.sent = saved.get("sent")

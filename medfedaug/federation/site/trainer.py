@@ -250,7 +250,7 @@ class SiteTrainer(SiteModel):
             return request
         frozen = own_entries(request.once or self.memory.once, FROZEN)
         if not all(isinstance(value, Tensor) for value in frozen.values()):
-            raise MedFedAugError(f"site {self.name}: refused what the server sent: an entry is no tensor")
+            raise MedFedAugError(f"site {self.name}: refused what the server sent: an entry is not a tensor")
         # Hashed on arrival.
         known = entries_hash(namespaced(frozen, FROZEN)) if request.once else self.memory.frozen
         if known != request.frozen:

@@ -128,11 +128,11 @@ class DicomInstance:
     """Header of one file, without anything that names a patient.
 
     Args:
-        slices: one for each frame; none where the object is no image.
+        slices: one for each frame; none where the object is not an image.
         burned_in: whether the header says that the pixels hold text.
         frame_of_reference: FrameOfReferenceUID: within one, positions are comparable.
         units: of its values: DICOM's Units of PET, or RescaleType; empty where the header states none.
-        person: hash of PatientID and its issuer, valid in this process alone.
+        person: hash of PatientID and its issuer, valid only in this process.
     """
 
     path: Path
@@ -159,7 +159,7 @@ class DicomInstance:
 
     @property
     def no_image(self) -> str:
-        """Name of the kind of an object that is no image; empty for an image."""
+        """Name of the kind of an object that is not an image; empty for an image."""
         if self.slices:
             return ""
         name = UID(self.sop_class).name if self.sop_class else "object without a class"

@@ -97,7 +97,7 @@ def compile_series(pattern: str | None, option: str = "--series") -> re.Pattern[
     try:
         return re.compile(pattern, re.IGNORECASE)
     except re.error as error:
-        raise ConfigError(f"{option} {pattern!r} is no regular expression ({error})") from error
+        raise ConfigError(f"{option} {pattern!r} is not a regular expression ({error})") from error
 
 
 def select(series: Sequence[DicomSeries], pattern: str | None = None) -> Selection[DicomSeries]:
@@ -138,7 +138,7 @@ def select(series: Sequence[DicomSeries], pattern: str | None = None) -> Selecti
 
 
 def _doubts(group: Sequence[DicomSeries]) -> list[str]:
-    """Return the reason why each series is no usual volume; empty for a usual one."""
+    """Return the reason why each series is not a usual volume; empty for a usual one."""
     volume = any(len(one.slices) > 1 and not one.doubt for one in group)
     doubts = [
         one.doubt or ("a single slice beside a volume" if volume and len(one.slices) == 1 else "")
@@ -151,7 +151,7 @@ def _several(series: Sequence[DicomSeries], name: str = "") -> str:
     """Describe several volumes where one was expected."""
     uids = {one.uid for one in series}
     kind = f"{len(uids)} DICOM series" if len(uids) > 1 else f"{len(series)} volumes of one DICOM series"
-    return f"holds {kind}{name}, one was expected: {'; '.join(one.text for one in series)}"
+    return f"holds {kind}{name}, expected one: {'; '.join(one.text for one in series)}"
 
 
 def open_series(path: Path) -> DicomSeries:
@@ -165,12 +165,12 @@ def open_series(path: Path) -> DicomSeries:
         series = content.series
         if not series:
             reasons = "; ".join(reason for _, reason in content.left_out[:_REASONS])
-            raise ReaderError("holds no DICOM series, one was expected" + (f": {reasons}" if reasons else ""))
+            raise ReaderError("holds no DICOM series, expected one" + (f": {reasons}" if reasons else ""))
     else:
         series = _volumes_with(path)
     if len(series) > 1:
         raise ReaderError(
-            f"{_several(series)}; give a file of the one that is meant in place of the folder"
+            f"{_several(series)}; give a file of the intended series instead of the folder"
             if path.is_dir()
             else f"{_several(series)}; export them into files of their own"
         )

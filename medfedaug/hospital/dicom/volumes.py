@@ -278,7 +278,7 @@ def _ordered(slices: list[DicomSlice]) -> tuple[list[DicomSlice], str, list[str]
     normal = _normal(first)
     directions = np.reshape(first.orientation, (2, 3))
     if np.abs(directions @ directions.T - np.eye(2)).max() > _SKEW:
-        return slices, "the directions of its rows and columns are no unit vectors at right angles", []
+        return slices, "the directions of its rows and columns are not unit vectors at right angles", []
     along = (np.array([piece.position for piece in slices]) @ normal).tolist()
     order = sorted(range(len(slices)), key=lambda index: (along[index], slices[index].number or 0, index))
     ordered = [slices[index] for index in order]
@@ -289,7 +289,7 @@ def _ordered(slices: list[DicomSlice]) -> tuple[list[DicomSlice], str, list[str]
     if gaps.max() > _ONE_PLACE and not plausible_edges((usual,)):
         return ordered, f"its slices are {usual:.4g} mm apart", []
     if gaps.max() <= _ONE_PLACE:
-        return ordered, f"its {len(ordered)} slices lie in one place: a series in time is no volume", []
+        return ordered, f"its {len(ordered)} slices lie in one place: a time series is not a volume", []
     if np.abs(gaps - usual).max() > _UNEVEN * abs(usual):
         odd = int(np.abs(gaps - usual).argmax())
         pair = " and ".join(dict.fromkeys(_place_name(piece) for piece in ordered[odd : odd + 2]))

@@ -86,7 +86,7 @@ class StudyQuery:
         if not self.value or set(self.value) & set("*?\\"):
             raise ConfigError(f"a value of {self.key} is empty or has a wildcard; name each study")
         if self.key == "StudyInstanceUID" and not valid_uid(self.value):
-            raise ConfigError("a value of StudyInstanceUID is no UID; a UID has digits and dots alone")
+            raise ConfigError("a value of StudyInstanceUID is not a UID; a UID has only digits and dots")
 
 
 def read_studies(path: Path) -> list[StudyQuery]:
@@ -94,7 +94,7 @@ def read_studies(path: Path) -> list[StudyQuery]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not readable as a text in UTF-8") from error
+        raise ConfigError(f"{path}: not readable as UTF-8 text") from error
     lines = text.splitlines()
     delimiter = ";" if lines and ";" in lines[0] else ","
     rows = csv.DictReader(lines, delimiter=delimiter)
@@ -209,11 +209,13 @@ class Access(Settings):
     def __post_init__(self) -> None:
         for file in (self.authority, self.certificate, self.key):
             if file is not None and not file.is_file():
-                raise ConfigError(f"{file}: there is no such file")
+                raise ConfigError(f"{file}: no such file")
         if self.key is not None and self.certificate is None:
             raise ConfigError("a private key is given without its certificate")
         if not 0 < len(self.aet) <= 16 or not self.aet.isascii() or "\\" in self.aet:
-            raise ConfigError(f"{self.aet!r} is no AE title: 1 to 16 ASCII characters without a backslash")
+            raise ConfigError(
+                f"{self.aet!r} is not an AE title: 1 to 16 ASCII characters without a backslash"
+            )
         if self.token is not None and self.user is not None:
             raise ConfigError("a user and a token are given for one archive; give one of the two")
         if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token):
@@ -385,5 +387,7 @@ class Patience:
             if error.timed_out and not self._answered:
                 raise error
             if self._silent >= _MOST_SILENT:
-                raise ArchiveError(f"{error}; run the same command again to go on", timed_out=True) from error
+                raise ArchiveError(
+                    f"{error}; run the same command again to continue", timed_out=True
+                ) from error
         return str(error)

@@ -159,7 +159,7 @@ def _problem(
             return f"no series is a {kind}; {hint}"
         # Among several images without a rule, label objects refer to one.
         if len(series) > 1 and (name or settings.series is not None or not labels):
-            return f"{len(series)} series are a {kind}, one was expected; {hint}"
+            return f"{len(series)} series are a {kind}, expected one; {hint}"
     if settings.outlined and not labels:
         exception = f" but {left_out} series that were left out" if left_out else ""
         return f"it has no {LABELS[settings.labels]}{exception}"

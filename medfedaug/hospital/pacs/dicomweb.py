@@ -91,7 +91,7 @@ class _Session(requests.Session):
         """Raise `_AnswerRefused` for a redirection, which could lead a token or an object elsewhere."""
         if super().get_redirect_target(response) is not None:
             raise _AnswerRefused(
-                "redirects, which is not followed; give the URL that it means, or a user or token where it "
+                "redirects, which is not followed; give the final URL, or a user or token where it "
                 "redirects to a login"
             )
         return None
@@ -149,7 +149,7 @@ def _parts(response: requests.Response) -> Iterator[bytes]:
         return
     boundary = header.get_param("boundary")
     if header.get_content_type() != "multipart/related" or not isinstance(boundary, str):
-        raise _AnswerRefused("answers with something else than DICOM objects")
+        raise _AnswerRefused("answers with something other than DICOM objects")
     delimiter = b"\r\n--" + boundary.encode("latin-1", "replace")
     content, start, begun = bytearray(b"\r\n"), 0, False
     for piece in response.iter_content(_CHUNK):
@@ -232,7 +232,7 @@ class DicomWebArchive(Archive):
         """Fetch a series by WADO as it is stored, in one request; then request missing objects one by one."""
         uids = self.find_objects(series)
         if not uids:
-            raise FetchError("the archive lists no object of it")
+            raise FetchError("the archive lists no object of the series")
         arrival = Arrival(series, folder, uids, on_instance)
         address = f"{self.place}/studies/{series.study}/series/{series.uid}"
         failure, before = Failure(), arrival.missing
@@ -331,7 +331,7 @@ class DicomWebArchive(Archive):
         # Invalid JSON, and JSON nested without end, raise no `RequestException`.
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UnusableAnswer(
-                f"{self.place} answers something else than DICOMweb; check URL and token"
+                f"{self.place} answers with something other than DICOMweb; check URL and token"
             ) from error
         except requests.RequestException as error:
             failure = _failure(error, self.place, action)

@@ -156,7 +156,7 @@ class DimseArchive(Archive):
         """Fetch a series by C-GET or C-MOVE; then request missing objects by their UIDs."""
         rows = self._objects(series, ("SOPClassUID",))
         if not rows:
-            raise FetchError("the archive lists no object of it")
+            raise FetchError("the archive lists no object of the series")
         uids = [row["SOPInstanceUID"] for row in rows]
         classes = sorted({row["SOPClassUID"] for row in rows} - {""})
         arrival = Arrival(series, folder, uids, on_instance)

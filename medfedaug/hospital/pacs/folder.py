@@ -45,7 +45,7 @@ class FolderArchive(Archive):
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
-            raise ConfigError(f"{folder}: there is no such folder")
+            raise ConfigError(f"{folder}: no such folder")
         self.place = str(folder)
         self._folder = folder
         self._index: _Index | None = None
@@ -76,7 +76,7 @@ class FolderArchive(Archive):
         folder.mkdir(parents=True, exist_ok=True)
         files = self._indexed().get((series.study, series.uid), {})
         if not files:
-            raise FetchError("the folder holds no file of it")
+            raise FetchError("the folder holds no file of the series")
         linked = []
         for index, uid in enumerate(sorted(files)):
             bounds.check(files[uid].values, files[uid].path.stat().st_size)
@@ -89,7 +89,7 @@ class FolderArchive(Archive):
 
     def store(self, datasets: Iterable[Dataset]) -> None:
         """Raise `ArchiveError`: a folder is only read."""
-        raise ArchiveError(f"{self.place} is a folder, which stores nothing; name an archive in its place")
+        raise ArchiveError(f"{self.place} is a folder, which stores nothing; name an archive instead")
 
     def close(self) -> None:
         """Forget the index."""

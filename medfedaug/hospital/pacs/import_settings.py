@@ -29,7 +29,7 @@ class ImportSettings(Settings):
     volume: str | None = setting(
         None,
         "Volume of a series that holds several, such as 'b-value 800', 'echo time 80' or 'phase 2': a "
-        "regular expression for what tells them apart.",
+        "regular expression for what distinguishes them.",
         rare=True,
     )
     channels: Mapping[str, str] = setting(
@@ -46,8 +46,8 @@ class ImportSettings(Settings):
     )
     label_series: tuple[str, ...] = setting(
         (),
-        "Rules of which a series of label objects must match one: a UID, or a regular expression; and "
-        "newest, which takes the newest of several outlines of one class, instead of refusing them.",
+        "Rules for series of label objects, which must match one: a UID, a regular expression, or newest. "
+        "newest takes the newest of several outlines of one class instead of refusing them.",
         rare=True,
     )
     automatic_labels: bool = setting(
@@ -98,7 +98,7 @@ class ImportSettings(Settings):
                 raise ConfigError(f"--channel {name!r}: a name has only letters, digits, _, + and -")
             compile_series(rule, "--channel")
         if self.series is not None and self.channels:
-            raise ConfigError("give one of --series and --channel")
+            raise ConfigError("give either --series or --channel")
         for rule in self.label_series:
             compile_series(rule, "--label-series")
         object.__setattr__(self, "classes", self._classes())

@@ -1,6 +1,6 @@
 """Read the SEGs and RTSTRUCTs of a study, and choose those that become its label map.
 
-A label map has one author for each class. Predictions are no ground truth; among several outlines of one
+A label map has one author for each class. Predictions are not ground truth; among several outlines of one
 class one is chosen, or none; and no structure becomes background silently.
 """
 
@@ -88,7 +88,7 @@ class LabelObject:
 
     @property
     def predicted(self) -> bool:
-        """Return whether a program made it alone."""
+        """Return whether no person had a part in it."""
         return self.own or bool(self.segments and all(segment.automatic for segment in self.segments))
 
     @property
@@ -148,7 +148,7 @@ class Outline:
 
 
 def possible_outlines(objects: Sequence[LabelObject], settings: ImportSettings) -> list[LabelObject]:
-    """Return the objects that are no predictions; all, where the settings accept predictions."""
+    """Return the objects that are not predictions; all, where the settings accept predictions."""
     return [item for item in objects if settings.automatic_labels or not item.predicted]
 
 

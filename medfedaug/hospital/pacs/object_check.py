@@ -74,8 +74,8 @@ class SeriesBounds:
         for word, value, expected in compared:
             if value != expected.strip():
                 raise ObjectRefused(
-                    f"an object is of another {word} than the archive's answer says; none of them is used, "
-                    "and who runs the archive can mend it"
+                    f"an object belongs to another {word} than the archive's answer says; none is used, "
+                    "and the archive's administrator can mend it"
                 )
         self._bytes += size
         self._voxels += _voxels(values)

@@ -19,7 +19,7 @@ def open_archive(
     names = [name for name, value in addresses.items() if value]
     if len(names) != 1:
         text = " and ".join(names) or "no archive"
-        raise ConfigError(f"{text} given; give one of --dicomweb URL, --dimse AET@HOST:PORT, --folder DIR")
+        raise ConfigError(f"{text} given; give one of --dicomweb URL, --dimse AET@HOST:PORT or --folder DIR")
     access = access or Access()
     if dicomweb:
         require_pacs("dicomweb_client")

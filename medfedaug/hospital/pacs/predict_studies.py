@@ -184,7 +184,7 @@ def _check_options(config: RunConfig, studies: StudyOptions) -> None:
         if unknown := [name for name in channels if plain_name(name) not in known]:
             raise ConfigError(f"--channel {unknown[0]}: the model's channels are {', '.join(names)}")
     elif len(channels) != count:
-        raise ConfigError(f"--channel names {len(channels)} channels, and the model takes {count}")
+        raise ConfigError(f"--channel names {len(channels)} channels; the model expects {count}")
 
 
 @dataclass
@@ -371,7 +371,7 @@ class _Job:
         except ArchiveError as error:
             self.failures += 1
             if self.failures == _MOST_FAILURES:
-                raise ArchiveError(f"{error}; run the same command again to go on") from error
+                raise ArchiveError(f"{error}; run the same command again to continue") from error
             self.result.problems[case] = str(error)
         else:
             self.failures = 0

@@ -27,7 +27,7 @@ class StudyOptions(Settings):
     volume: str | None = setting(
         None,
         "Volume of a series that holds several, such as 'b-value 800', 'echo time 80' or 'phase 2': a "
-        "regular expression for what tells them apart.",
+        "regular expression for what distinguishes them.",
         rare=True,
     )
     pseudonyms: File | None = setting(

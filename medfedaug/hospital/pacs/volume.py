@@ -31,13 +31,13 @@ def open_volume(
     """Open the only volume of a fetched series, or the one that a regular expression names.
 
     Raises:
-        ReaderError: where it is no volume, or may not be used; names no value of a header but sizes.
+        ReaderError: where it is not a volume, or may not be used; names no value of a header but sizes.
     """
     volumes = scan(folder).series
     used = {file for volume in volumes for file in volume.files}
     if unused := len([file for file in folder.iterdir() if file not in used]):
         # A missing first or last slice leaves no gap.
-        raise ReaderError(f"{unused} of its objects cannot be read, or are no images")
+        raise ReaderError(f"{unused} of its objects cannot be read or are not images")
     series = choose_volume(volumes, rule, volume)
     if rule is None and series.is_localiser:
         raise ReaderError("it is a localiser (ImageType); --series takes it")
@@ -58,7 +58,7 @@ def choose_volume(volumes: Sequence[DicomSeries], rule: str | None, volume: str 
     """Return the only volume of a series, or the one that a regular expression names.
 
     Raises:
-        ReaderError: where it is not one; names what tells the volumes apart.
+        ReaderError: where it is not one; names what distinguishes the volumes.
     """
     chosen = [*volumes] if len(volumes) == 1 else select(volumes, rule).chosen
     if len(volumes) > 1 and (pattern := compile_series(volume, "--volume")) is not None:
@@ -67,7 +67,7 @@ def choose_volume(volumes: Sequence[DicomSeries], rule: str | None, volume: str 
         parts = [", ".join(part for part in one.part.split(", ") if _SAFE.fullmatch(part)) for one in volumes]
         known = first_of([part for part in dict.fromkeys(parts) if part], 6)
         raise ReaderError(
-            f"the series holds {len(volumes)} volumes, one was expected{f': {known}' if known else ''}; "
+            f"the series holds {len(volumes)} volumes, expected one{f': {known}' if known else ''}; "
             "--volume REGEX chooses by b-value, echo, phase or time"
         )
     return chosen[0]
@@ -116,7 +116,7 @@ def _same_grid(one: sitk.Image, other: sitk.Image) -> bool:
 
 
 def write_nifti(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
-    """Write voxels, (X, Y, Z) or (X, Y, Z, C), atomically as NIfTI, readable for their owner alone.
+    """Write voxels, (X, Y, Z) or (X, Y, Z, C), atomically as NIfTI, readable only for their owner.
 
     Whole numbers of 16 bits are written as integers. The same voxels give the same bytes.
     """

@@ -30,7 +30,7 @@ def withdraw(
     """Remove the patients of the named studies, and record the withdrawal.
 
     This removes images, label maps, objects, prepared images, entries of lists, and objects of failed
-    imports. The record, which has pseudonyms and times alone, comes first: after a killed process, the next
+    imports. The record, which has only pseudonyms and times, comes first: after a killed process, the next
     import or withdrawal finishes the removal. A later import leaves the patients out.
     """
     files = CaseFiles(out, state)
@@ -57,7 +57,7 @@ def withdraw(
 
 
 def _is_withdrawn(query: StudyQuery, studies: StudyList, pseudonym: Callable[[str, str], str]) -> bool:
-    """Return whether a query names a withdrawn patient, of whom the list keeps the pseudonym alone."""
+    """Return whether a query names a withdrawn patient, of whom the list keeps only the pseudonym."""
     person = ArchiveStudy("", query.value).person
     return query.key == "PatientID" and pseudonym(person, "patient") in studies.withdrawn
 

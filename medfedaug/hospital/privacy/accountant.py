@@ -45,7 +45,7 @@ def epsilon_spent(releases: Iterable[tuple[float, int] | tuple[float, int, float
         ε; infinite where a release has no noise, or so little that its square is 0.
 
     Raises:
-        ConfigError: without Opacus, and for a δ that is no probability below 1.
+        ConfigError: without Opacus, and for a δ that is not a probability below 1.
     """
     rdp = require_opacus().analysis.rdp
     if not 0 < delta < 1:

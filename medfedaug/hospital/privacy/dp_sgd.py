@@ -46,7 +46,7 @@ class PrivateTraining(LocalTraining):
     samples, moves a step by at most C / (qn). q is the batch size divided by n, at most 1. An epoch has
     ⌈n / batch size⌉ steps, which draw each case once on average. The run's optimiser uses g as its gradient.
 
-    **Why a case moves the sum by no more than C.** Each drawn case passes through the network alone, with
+    **Why a case moves the sum by no more than C.** Each drawn case passes through the network by itself, with
     separate draws rᵢ for augmentation, patch and dropout from a new seed of the operating system. So gᵢ
     depends on the model, the case and rᵢ, and on no other case. The distribution of rᵢ does not depend on
     the set of cases. Given all rᵢ, adding or removing a case adds or removes its own term, of norm at most
@@ -58,7 +58,7 @@ class PrivateTraining(LocalTraining):
 
     **Nothing but g depends on the cases.** A gradient that is not finite counts as 0, and so does the
     gradient of a case on which transforms, network or loss fail, or memory is exhausted: the site's own log
-    counts them, and the round goes on. Losses are ignored. The number of steps and the site's weight depend
+    counts them, and the round continues. Losses are ignored. The number of steps and the site's weight depend
     on the number of cases, not on the number of their slices. The network's buffers are restored after every
     case. The duration of a round is not covered.
 
@@ -79,10 +79,10 @@ class PrivateTraining(LocalTraining):
 
     Deviations:
         The paper draws samples; here cases are drawn, since a patient is a case and not a slice. The loss of
-        each case is computed alone: MONAI's overlap losses would otherwise be over the whole batch. Opacus,
-        whose accounting this follows, computes the gradients of single images in one pass of a batch. That
-        relies on each layer to keep the images of a batch apart, needs a formula for each kind of layer, and
-        was 1.1 to 6 times slower for U-Nets on a CPU.
+        each case is computed separately: MONAI's overlap losses would otherwise be over the whole batch.
+        Opacus, whose accounting this follows, computes the gradients of single images in one pass of a batch.
+        That relies on each layer to keep the images of a batch separate, needs a formula for each kind of
+        layer, and was 1.1 to 6 times slower for U-Nets on a CPU.
     """
 
     private: ClassVar[bool] = True
@@ -154,7 +154,7 @@ class PrivateTraining(LocalTraining):
         """Return the sets of cases of an epoch, drawn without a seed."""
         training = _training(samples)
         if not isinstance(dataset, TrainingDataset):
-            raise self._refused("the images are not those of this site alone")
+            raise self._refused("the images are not only this site's")
         return _CaseDraws(training, dataset, self.task.collate, self.config.batch_size, self.random)
 
     def run(

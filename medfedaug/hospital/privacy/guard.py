@@ -115,8 +115,8 @@ class PrivacyGuard(Guard):
         if summarised < self.policy.min_images:
             what = "images" if max(self.per_patient, default=1) == 1 else f"patient{'s' * (summarised != 1)}"
             raise self._refused(
-                f"{name}'s statistics would summarise {withheld(summarised)} {what}, and this site sends "
-                f"them from {self.policy.min_images} on (min_images of its privacy policy)"
+                f"{name}'s statistics would summarise {withheld(summarised)} {what}, and this site needs "
+                f"at least {self.policy.min_images} (min_images of its privacy policy)"
             )
         if self.policy.noise_multiplier:
             self._check_patients(name)

@@ -67,7 +67,7 @@ max_rounds is 100
     secure_only: bool = setting(False, "Take part only in jobs under secure aggregation.")
     min_summed: int = setting(
         3,
-        "Least sites, with this one, in a sum that the server learns under secure aggregation.",
+        "Fewest sites, this one included, in a sum that the server learns under secure aggregation.",
         at_least=2,
         rare=True,
     )
@@ -80,7 +80,7 @@ max_rounds is 100
     )
     min_known_share: float = setting(
         0.66,
-        "Least share of the known sites that must take part in a sum under secure aggregation, 0 to 1.",
+        "Smallest share of the known sites that must take part in a sum under secure aggregation, 0 to 1.",
         at_least=0,
         at_most=1,
         rare=True,

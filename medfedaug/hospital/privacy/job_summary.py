@@ -76,7 +76,7 @@ def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
         "  once: the numbers of patients and studies",
         *(f"  once: {line}" for line in once),
         *(
-            ["  under secure aggregation: of weights and statistics the server learns sums alone"]
+            ["  under secure aggregation: of weights and statistics the server learns only sums"]
             if config.secure_aggregation
             else []
         ),
@@ -129,7 +129,7 @@ def withheld_here(config: RunConfig, settings: SiteSettings) -> Iterator[str]:
     if policy.epsilon is not None:
         yield (
             f"whatever would exceed ε = {policy.epsilon:g} of a patient over all jobs, and whatever noise "
-            "cannot hide: times, edges of voxels, differences of scores, messages about images"
+            "cannot hide: times, voxel sizes, differences of scores, messages about images"
         )
         yield "everything, where a method changes the training or sends statistics, and noise cannot hide it"
 

@@ -44,7 +44,7 @@ class PrivacyPolicy(Settings):
 
     min_images: int = setting(
         10,
-        "Least patients with which the site trains, and behind each number that leaves it (n). None of them "
+        "Fewest patients with whom the site trains, and behind each number that leaves it (n). No patient "
         "has a share above 2/n. "
         "A case (a volume or a photograph, not a slice) counts as a patient where the list names none.",
         at_least=1,

@@ -39,7 +39,7 @@ _TRAINING = (FINGERPRINT, PREPARE, TRAIN)
 
 
 def enter_message(ledger: PrivacyLedger, site: str, job: str, text: str) -> None:
-    """Enter the text of an error that the server receives in place of an answer."""
+    """Enter the text of an error that the server receives instead of an answer."""
     ledger.enter([Release(job, "task", "message", text, digest=_hash(text), site=site)])
 
 

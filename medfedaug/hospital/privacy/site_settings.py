@@ -76,7 +76,7 @@ class SiteSettings(Machine, Place):
     tracking: bool = setting(
         False,
         "Send the scores and seconds of each update to the tracker of a job that has one (tracking), as "
-        "NVFlare's events of metrics. They are numbers that the server gets in the update, too.",
+        "NVFlare's events of metrics. The server gets the same numbers in the update.",
         rare=True,
     )
     simulation: bool = setting(
@@ -112,7 +112,7 @@ class SiteSettings(Machine, Place):
         environment: Mapping[str, str] = os.environ,
         content: Mapping[str, Any] | None = None,
     ) -> SiteSettings:
-        """Load the settings of a site from its NVFlare kit and the environment, or the latter alone.
+        """Load the settings of a site from its NVFlare kit and the environment, or only the latter.
 
         A missing file means the defaults. Relative folders in the file are relative to the kit, and ``state``
         is ``<kit>/medfedaug`` by default. Variables such as ``MEDFEDAUG_DATA``, ``MEDFEDAUG_`` and the name

@@ -56,7 +56,7 @@ def _tensors_digest(tensors: Mapping[str, Any]) -> bytes:
     for key in sorted(tensors):
         value = tensors[key]
         if not isinstance(value, Tensor):
-            raise ValueError(f"{key} is no tensor")
+            raise ValueError(f"{key} is not a tensor")
         head = [key, str(value.dtype), list(value.shape)]
         digest.update(json.dumps(head).encode())
         # As bytes, since NumPy has no bfloat16.

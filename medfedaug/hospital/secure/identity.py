@@ -84,9 +84,7 @@ class Certificates(Identity):
         # NVFlare writes an administrator's role to this field; for a site nothing, or "client" by enrolment.
         roles = {role.value for role in certificate.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)}
         if [name.value for name in names] != [site] or roles - {"client"} or site in self.strangers:
-            raise MedFedAugError(
-                f"the {what} of site {site} came with a certificate that is of no site of this name"
-            )
+            raise MedFedAugError(f"the {what} of site {site} came with a certificate that names another site")
         public = certificate.public_key()
         try:
             if not isinstance(public, RSAPublicKey):

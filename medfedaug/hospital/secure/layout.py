@@ -66,7 +66,7 @@ class SumLayout:
             if method.before_training(context) is not None:
                 raise ConfigError(
                     f"secure aggregation: what {method.name} exchanges before training is each site's own, "
-                    "and the server learns sums alone"
+                    "and the server learns only sums"
                 )
             _check_aggregator(method, context)
             exchange = method.every_round(context)
@@ -159,5 +159,5 @@ def _check_aggregator(method: Method, context: ServerContext) -> None:
     if kind.accept is not Aggregator.accept or kind.weigh is not Aggregator.weigh:
         raise ConfigError(
             f"secure aggregation: {method.name} makes the global model from each site's own, and the server "
-            "learns sums alone"
+            "learns only sums"
         )

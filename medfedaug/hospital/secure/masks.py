@@ -151,7 +151,7 @@ class SiteMasks:
             raise self._refused("the server announced no training") from error
         weight = weights.get(self.site)
         if weight is None:
-            raise self._refused("the server asks it for keys, and it is none of the sites that it names")
+            raise self._refused("the server asks it for keys, but does not name it among the sites")
         if weight != member.weight:
             raise self._refused(
                 f"the server gives it the weight {weight:g}, and its own is {member.weight:g}"
@@ -186,9 +186,9 @@ class SiteMasks:
             try:
                 keys[name] = PublicKeys.of(sent)
             except ValueError as error:
-                raise self._refused(f"the keys of site {name} are none") from error
+                raise self._refused(f"the keys of site {name} are not keys") from error
             if name not in round_.training.weights:
-                raise self._refused(f"site {name} is none of the sites that agreed on this training")
+                raise self._refused(f"site {name} is not one of the sites that agreed on this training")
             if name == self.site:
                 continue
             if sent.get("agreed") != round_.training.digest:

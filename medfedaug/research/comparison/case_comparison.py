@@ -29,8 +29,8 @@ class CaseMeasures:
     """Numbers of a case for comparison with other cases; rows are channels.
 
     Attributes:
-        contrast: mean of the labelled voxels minus the mean of a ring around them, in deviations of the
-            image, (C,).
+        contrast: mean of the labelled voxels minus the mean of a ring around them, in standard deviations of
+            the image, (C,).
         flipped: contrast after the label map is flipped along x, y and z, (C, 3); NaN along a short axis.
         share: share of the image that is labelled.
         place: centre of the labelled voxels along x, y and z, as a share of the image, (3,).
@@ -125,8 +125,11 @@ def odd_cases(cases: Sequence[CaseMeasures]) -> Iterator[tuple[int, str, str]]:
     channel, sign, usual, contrast = _contrasts(cases)
     stands_out = usual > _STEADY * _spread(contrast)
     for index in np.flatnonzero(stands_out & (contrast < _LOW * usual)):
-        text = f"labelled voxels differ from those around by {contrast[index]:.2g} deviations, in others by"
-        yield int(index), "label", f"{text} {usual:.2g}: another one's label map, or an inverted image?"
+        text = (
+            f"labelled voxels differ from those around by {contrast[index]:.2g} standard deviations, in "
+            f"other cases by {usual:.2g}: another patient's label map, or an inverted image?"
+        )
+        yield int(index), "label", text
     for axis, name in enumerate(_AXES):
         better = np.array([sign * case.flipped[channel, axis] for case in cases]) - contrast
         for index in np.flatnonzero(stands_out & (better > _GAIN * usual)):

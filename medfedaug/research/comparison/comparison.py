@@ -29,7 +29,7 @@ class Comparison:
         num_seeds: the number of common seeds with all folds and sites.
         difference: the mean over these seeds of the difference of the means; ``None`` without a common seed.
         seeds: the comparison of the means over the sites, seed by seed; ``None`` for fewer than three, and
-            if all differences are equal: a variation of 0 is no measure of chance.
+            if all differences are equal: a variation of 0 does not measure chance.
         run_seeds: the number of seeds over which the patients' scores are averaged.
         num_patients: the number of common patients; a case without a named patient counts as one.
         patients: the comparison of the patients' mean scores; ``None`` for fewer than six, and if all
@@ -212,7 +212,7 @@ def _by_seed(seeds: Sequence[Tested], baseline: Sequence[Tested], trained: bool)
     """Return a pair of means over the sites for each seed in which both methods tested the same sites.
 
     If one of the two has no score at a site, such as HD95 of an empty prediction, both means are over the
-    other sites: means over different sites are no pair.
+    other sites: means over different sites are not a pair.
     """
     ours, theirs = ({s.seed: s for s in group if s.whole and not s.untested} for group in (seeds, baseline))
     pairs = []

@@ -65,15 +65,15 @@ class SiteInspection:
         splits: number of cases by split.
         patients: number of patients; a case without a patient's name stands for one.
         shapes: number of images by shape.
-        edges: number of images by edges of a voxel, mm, rounded; empty without geometry.
+        edges: number of images by voxel size, mm, rounded; empty without geometry.
         axes: number of images by directions of the axes; empty without geometry.
         channels: number of images by number of channels.
         voxels: share of the voxels of each class, mean over the cases that have annotated it; of photographs,
             share of the images.
         present: number of cases with each class.
         at_border: number of cases whose foreground reaches the edge of the image.
-        pairs: mean and deviation of each channel of each training image as a run sees it, (N, C, 2); of test
-            images for an unseen site.
+        pairs: mean and standard deviation of each channel of each training image as a run sees it, (N, C, 2);
+            of test images for an unseen site.
         stored: quantiles of these images as stored, (N, C, Q).
         owners: patient of each of these images.
         labelled: patient of each case with a label map.

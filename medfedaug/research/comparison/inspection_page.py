@@ -110,7 +110,7 @@ def write_inspection(
     record = out.with_suffix(".json")
     page.check_page(out)
     if out == record or (record.exists() and not is_json_with(record, "sites", "shift", "intensity")):
-        raise ConfigError(f"{record} exists and is of no inspection; choose another file")
+        raise ConfigError(f"{record} exists and was not written by inspect; choose another file")
     shift = federation_shift(sites)
     page.write_page(_page(sites, shift, intensity), out)
     write_json(record, inspection_record(sites, shift, intensity))
@@ -235,7 +235,7 @@ def _intensities(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
 
 
 def _shift(body: ET.Element, sites: Sequence[SiteInspection], shift: Shift | None, intensity: str) -> None:
-    section = page.start_section(body, "How far the sites are apart")
+    section = page.start_section(body, "How far apart the sites are")
     if shift is None:
         page.add(section, "p", "Nothing to compare: it takes two sites whose images have channels in common.")
         return
@@ -265,9 +265,9 @@ def _shift(body: ET.Element, sites: Sequence[SiteInspection], shift: Shift | Non
         scaling = "with each volume scaled to [0, 1] and photographs divided by 255"
     page.remark(
         section,
-        "Statistics: distance between the sites' mean pairs (mean and deviation of each channel), in "
-        "standard deviations of the images within a site, root mean square over the components; by chance: "
-        "this distance between sites that do not differ. Of images "
+        "Statistics: distance between the sites' mean pairs (mean and standard deviation of each channel), "
+        "in standard deviations of the images within a site, root mean square over the components; "
+        "by chance: this distance between sites that do not differ. Of images "
         f"{scaling}. The shift is the mean of the statistics' distances over all pairs of sites.",
     )
     names = list(pairs)
@@ -275,7 +275,7 @@ def _shift(body: ET.Element, sites: Sequence[SiteInspection], shift: Shift | Non
     page.figure(
         section,
         partial(pair_picture, {name: pairs[name] for name in names}),
-        "Mean and deviation of each image, by site",
+        "Mean and standard deviation of each image, by site",
         "Each dot is an image, each cross a site's mean.",
     )
 
@@ -320,7 +320,7 @@ def thumbnail_picture(pictures: dict[str, np.ndarray], *, width: float = 9.0) ->
 
 
 def pair_picture(pairs: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
-    """Draw mean and deviation of each image, a dot, and of each site, a cross: one panel per channel."""
+    """Draw mean and standard deviation of each image (dot) and each site (cross), one panel per channel."""
     figure_, panels, colours = _panels(pairs, width)
     for channel, panel in enumerate(panels):
         for site, values in pairs.items():
@@ -330,7 +330,7 @@ def pair_picture(pairs: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
             if channel < values.shape[1]:
                 panel.plot(*values[:, channel].mean(axis=0), "X", color=colours[site], markersize=9, mec="w")
         panel.set_xlabel("mean", fontsize=9)
-        panel.set_ylabel("deviation", fontsize=9)
+        panel.set_ylabel("standard deviation", fontsize=9)
     return figure_
 
 

@@ -1,4 +1,4 @@
-"""Compare the federation's models at a site with the model that the site trained alone."""
+"""Compare the federation's models at a site with the model that the site trained by itself."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Worth:
         model: ``"global"`` or ``"personal"``.
         scored: description of the model, such as ``"personal (own layers)"``.
         score: score of this model, if any.
-        local: score of the model that the site trained alone, if any.
+        local: score of the model that the site trained by itself, if any.
         difference: the two paired by patient: ``difference``, ``low``, ``high``, ``p``, and their number,
             ``patients``, or ``cases`` if the site names no patients; empty without a comparison.
         cases: the number of the site's scored cases, if known.
@@ -89,7 +89,7 @@ class Worth:
             text += f" (95% interval {difference['low']:+.3f} to {difference['high']:+.3f})"
         judged = {
             "better": "For this site the federation is worth it.",
-            "worse": "This site is better off alone.",
+            "worse": "This site is better off by itself.",
             "no difference shown": "For this site it is shown neither to be worth it nor to be worse.",
         }
         few = f"Too few {unit} for a verdict: {count} of {ENOUGH_PATIENTS}."
@@ -132,7 +132,7 @@ def worth_table(evaluation: Mapping[str, Any]) -> TextTable:
     """Make the table that compares the federation's models with the local one, for each site.
 
     A site compares the global model, and its personal one if the run leaves something at the sites, with the
-    model that it trained alone, on its own test cases, patient by patient
+    model that it trained by itself, on its own test cases, patient by patient
     (`medfedaug.hospital.privacy.score_release.released_difference`).
     """
     name, sites = _metric(evaluation), evaluation["sites"]
@@ -165,7 +165,7 @@ def worth_table(evaluation: Mapping[str, Any]) -> TextTable:
     notes = [
         f"{metric.title}{lower} on each site's own test cases. Global: the model that all sites share, "
         "without parts of the site. Personal: with the parts that the run left at the site. Local: the model "
-        "that the site trained alone.",
+        "that the site trained by itself.",
         "Difference: the model minus the local one, paired by patient, or by case if a site names no "
         "patients, with the 95% interval of a paired t-test; a verdict takes "
         f"{ENOUGH_PATIENTS} of them. It is about these trainings: others of the same methods may differ.",

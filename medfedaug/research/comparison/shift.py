@@ -16,7 +16,7 @@ class PairShift:
     """Distance between two sites.
 
     Attributes:
-        statistics: distance of the means of their images' pairs (mean, deviation).
+        statistics: distance of the means of their images' pairs (mean, standard deviation).
         chance: expected `statistics` of sites that do not differ.
     """
 
@@ -62,21 +62,21 @@ class Shift:
 def site_shift(pairs: Mapping[str, np.ndarray]) -> Shift | None:
     """Measure the distance between the sites' images, in units of the distance within a site.
 
-    Image i of site k has the pair ``pₖᵢ = (μₖᵢ, σₖᵢ)``, mean and deviation of every
-    channel (FedRDN Eq. 5-6), a vector with 2C components d. With the sites' means p̄ₖ and the
+    Image i of site k has the pair ``pₖᵢ = (μₖᵢ, σₖᵢ)``, mean and standard deviation of every
+    channel (FedRDN Eq. 5-6), a vector with 2C components d. With the sites' means p̄ₖ and the standard
     deviation within a site, the same for all sites, ::
 
         s_d² = (Σₖ Σᵢ (p_kid − p̄_kd)²) / (Σₖ (nₖ − 1)),
         Dⱼₖ = √((1/(2C)) Σ_d (p̄_jd − p̄_kd)² / s_d²)
 
-    is the distance of two sites' statistics: 1 means that they lie one standard deviation of the images
-    within a site apart. If the sites do not differ, Dⱼₖ² is ``1 / nⱼ + 1 / nₖ`` on
+    is the distance of two sites' statistics: 1 means a distance of one standard deviation of the images
+    within a site. If the sites do not differ, Dⱼₖ² is ``1 / nⱼ + 1 / nₖ`` on
     average, the square of ``chance``. **The shift of a federation is the mean of D over all pairs of sites.**
     Components that vary within no site, and channels that one of the two sites lacks, are left out.
 
     Args:
-        pairs: by site, mean and deviation of each channel of each image, (N, C, 2); NaN in a channel that a
-            site does not have.
+        pairs: by site, mean and standard deviation of each channel of each image, (N, C, 2); NaN in a channel
+            that a site does not have.
 
     Returns:
         ``None`` for fewer than two sites, for different numbers of channels, and if no two sites have a
@@ -105,7 +105,7 @@ def site_shift(pairs: Mapping[str, np.ndarray]) -> Shift | None:
 
 
 def _within(points: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the deviation within a site, by component; 0 for a component that varies within no site."""
+    """Return the standard deviation within a site, by component; 0 where no site varies."""
     squares, freedom = np.zeros(1), np.zeros(1)
     for values in points.values():
         present = ~np.isnan(values).any(axis=0)

@@ -92,7 +92,7 @@ def read_archive(reader: Reader, path: Path) -> Archive:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Reads arrays, numbers, text and containers alone, since a pickle can run any code."""
+    """Reads only arrays, numbers, text and containers, since a pickle can run any code."""
 
     def find_class(self, module: str, name: str) -> Any:
         module = module.replace("numpy._core", "numpy.core")  # the name before NumPy 2

@@ -44,7 +44,7 @@ BENCHMARKS = _registered()
 """The published data sets, by name."""
 
 OWN_DATA = "own_data"
-"""Name, in a marker and in results, for a folder of sites that is no published data set."""
+"""Name, in a marker and in results, for a folder of sites that is not a published data set."""
 
 _OWN = Benchmark(
     lambda root: [*map(open_folder, site_folders(root))],
@@ -103,7 +103,7 @@ def open_benchmark(
     except (FileNotFoundError, NotADirectoryError) as error:
         where = f"Get the files from {benchmark.source} and put them below {root}"
         hint = f"{where}. Expected there: {benchmark.layout}."
-        raise DataError(f"not there, and {name} needs it", path=error.filename, hint=hint) from error
+        raise DataError(f"is missing, and {name} needs it", path=error.filename, hint=hint) from error
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror})", path=error.filename) from error
     if benchmark.in_folds:
@@ -213,7 +213,7 @@ def _parse_marker(path: Path, text: str) -> tuple[str, Path, dict[str, Any]]:
 def _deal_sites(sites: Sequence[SiteFolder], clients: int, alpha: float, domains: int) -> list[SiteFolder]:
     """Deal each site's cases to ``clients`` new sites, or to new sites with cases of several sites.
 
-    A case stays in its split, and the deal depends on the sites' names alone. Sites that do not train follow
+    A case stays in its split, and the deal depends only on the sites' names. Sites that do not train follow
     unchanged.
 
     Args:

@@ -15,7 +15,7 @@ from medfedaug.data.base import SPLITS
 from medfedaug.data.folders import MANIFEST
 
 TRUTH = "truth"
-"""Folder with the same federation and full outlines, for measuring alone."""
+"""Folder with the same federation and full outlines, only for measuring."""
 _UNKNOWN = 255
 
 
@@ -48,14 +48,16 @@ def annotate_apart(
     lists = {folder.name: json.loads((folder / "dataset.json").read_text()) for folder in folders}
     missing = [name for name in unlabelled if name not in lists]
     if missing:
-        raise ValueError(f"{missing[0]} is no site that could be without labels; sites: {', '.join(lists)}")
+        raise ValueError(f"{missing[0]} is not a site; sites: {', '.join(lists)}")
     if not 0 < sparse <= 1:
         raise ValueError(f"sparse must be above 0 and up to 1, got {sparse}")
     if len(unlabelled) == len(lists):
         raise ValueError("some site has to be labelled")
     structures = list(next(iter(lists.values()))["labels"].items())[1:]
     if apart and len(structures) < 2:
-        raise ValueError("labelled apart needs three classes or more, background included")
+        raise ValueError(
+            "sites that outline different classes need three classes or more, background included"
+        )
     count = (len(structures) + 1) // 2 if apart else len(structures)
     labelled = [name for name in lists if name not in unlabelled]
     chosen: dict[str, tuple[str, ...]] = dict.fromkeys(lists, ())

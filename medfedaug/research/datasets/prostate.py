@@ -114,7 +114,7 @@ def prostate_mri(
             comparison with published numbers only.
         neighbours: three-slice input, as in the papers.
         fraction: of the training cases. At least 32 published slices remain, as in FedFA's code.
-        folds: number of folds in place of the patients' split (`medfedaug.data.splits.fold_patients`), or 0.
+        folds: number of folds instead of the patients' split (`medfedaug.data.splits.fold_patients`), or 0.
         fold: number of the test fold, from 1.
         fold_seed: of the shuffle before the patients are dealt to the folds.
     """

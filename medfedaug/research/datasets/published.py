@@ -25,7 +25,7 @@ OPTION_TEXTS = {
     "deal": "number of sites to which the cases of each site that trains are dealt.",
     "deal_alpha": "0 deals every class evenly; above 0 each new site has random class proportions.",
     "deal_domains": "number of sites whose cases a dealt site has.",
-    "folds": "number of folds by patient in place of the sites' splits, or 0 (medfedaug.data.splits."
+    "folds": "number of folds by patient instead of the sites' splits, or 0 (medfedaug.data.splits."
     "fold_patients); a case without a patient's name stands for one; an unseen site is tested in every fold.",
     "fold": "number of the fold that is tested, from 1.",
     "fold_seed": "seed of the shuffle that deals patients to folds.",

@@ -15,7 +15,7 @@ from medfedaug.models.substitution import trained_entries
 
 
 class ClassMean(Method):
-    """Average the last layer's weights of each class over the sites that have annotated it.
+    """Average the last layer's weights of each class over the sites that outlined it.
 
     The simplest method for sites that label different classes, and a baseline for the others: with weights
     wₖ of the sites, and ``aₖₙ = 1`` if site k has annotated class n, ::
@@ -75,7 +75,7 @@ def _rows(context: ServerContext, head: str | None, classes: int) -> dict[str, i
 
 
 class ClassMeanSite(SitePart, SiteExchange):
-    """The site's half: its annotated classes."""
+    """The site's half: its outlined classes."""
 
     def __init__(self, context: SiteContext) -> None:
         self.every_round = self
@@ -101,7 +101,7 @@ class ClassMeanExchange(AggregatorExchange):
     def check(self, payload: Payload) -> None:
         value = payload["annotated"]
         if not bool(((value == 0) | (value == 1)).all()) or value[0] != 1:
-            raise ValueError("annotated is 0 or 1 of each class, and 1 of the background")
+            raise ValueError("annotated must be 0 or 1 for each class, and 1 for the background")
 
 
 class ClassMeanServer(Aggregator):

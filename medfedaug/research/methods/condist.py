@@ -20,8 +20,8 @@ class ConDist(Method):
         λᵣ ℓ_ConDist(z, z_glob),   λᵣ = λ_min + (λ_max − λ_min) (r − 1) / (R − 1)
 
     by `conditional_distillation` between the local model and the global model that the site received in this
-    round. The method does nothing at a site that has annotated all classes; a site without any outline learns
-    from the global model alone.
+    round. The method does nothing at a site that has outlined all classes; a site without any outline learns
+    only from the global model.
 
     Only the model leaves a site. A step needs one more pass without gradients.
 
@@ -126,7 +126,7 @@ class ConDistSite(TeacherGuidedSite):
 def conditional_distillation(
     student: Tensor, teacher: Tensor, labels: Tensor, annotated: Tensor, temperature: float = 2.0
 ) -> Tensor:
-    r"""Soft Dice loss between two models about the classes that a case has not annotated.
+    r"""Soft Dice loss between two models about the classes without outline in a case.
 
     With F the structures that a case has annotated and G all other classes, background included, both models
     have the probabilities of G on the condition that a voxel is not of F, ::

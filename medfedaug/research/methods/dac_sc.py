@@ -38,7 +38,7 @@ class DACSC(Method):
         to frequencies and back; the closed forms above are equal up to rounding, except that the code's
         amplitudes are at least 0.003. The code trains λ, which stays at its initial 0.5: it acts on a phase
         of 0 or π, which has no gradient. A network without normalised shortcuts, such as AlexNet and most
-        U-Nets, gets SCNorm alone. The paper's networks are ResNets with weights from ImageNet, with an SCNorm
+        U-Nets, gets only SCNorm. The paper's networks are ResNets with weights from ImageNet, with an SCNorm
         after three of four stages; in a U-Net the norm follows the pooling, and skip connections have none.
         Methods on the entries of the state dict, such as FedProx and SCAFFOLD, do not act on γ, β and h.
     """

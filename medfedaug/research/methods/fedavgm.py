@@ -25,7 +25,7 @@ class FedAvgM(Method):
 
     Deviations:
         Heavy-ball momentum, as in the paper's equation; its experiments use Nesterov's. The velocity is
-        float64. Running statistics of norm layers are no parameters, and become their mean.
+        float64. Running statistics of norm layers are not parameters, and become their mean.
     """
 
     name = "fedavgm"

@@ -61,7 +61,7 @@ class FedDG(Method):
         that of the inner step. ``beta``, ``gamma`` and ``temperature`` are its values. Its regions are nested
         (disc and cup); the classes of a label map exclude each other. Images are the network's input, after
         other methods' transforms, and padded. Amplitudes are divided by HW. Running statistics of norm layers
-        are those of x alone. A site without other sites has no counterparts.
+        are those of only x. A site without other sites has no counterparts.
     """
 
     name = "feddg"
@@ -220,7 +220,7 @@ def boundary_features(z: Tensor, masks: Tensor, outside: int = 5) -> tuple[Tenso
 
     Deviations:
         Erosion and dilation are MONAI's, by squares. Outside of the image a region continues as at the edge,
-        so that the edge is no boundary.
+        so that the edge is not a boundary.
 
     Example:
         >>> mask = torch.zeros(1, 1, 5, 5)

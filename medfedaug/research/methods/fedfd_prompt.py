@@ -34,7 +34,7 @@ class FedFDPrompt(Method):
 
     Raises:
         ConfigError: for arguments out of range.
-        ValueError: for a network that is no vision transformer for classification.
+        ValueError: for a network that is not a vision transformer for classification.
 
     Deviations:
         The paper uses the prompts of DoPrompt, one set per domain, without its adapter, and gives neither

@@ -36,7 +36,7 @@ class FedHarmo(Method):
     of intensities.
 
     Args:
-        perturbation: α; 0 for amplitude normalisation alone.
+        perturbation: α; 0 for only amplitude normalisation.
 
     Exchange, once: ``amplitude`` (C, H, W // 2 + 1), Āₖ, up; Ā down.
 
@@ -50,7 +50,7 @@ class FedHarmo(Method):
         Here Āₖ is the mean over all training images (slices of volumes), independent of their order, and is
         exchanged before training, so that the first round has Ā. Images are the network's input in
         evaluation, before padding, not augmented. A site that joins later uses the Ā of the others, which
-        does not change. The paper's public code replaces the amplitude of frequency zero alone,
+        does not change. The paper's public code replaces only the amplitude of frequency zero,
         and declares ν an integer. A step makes the two passes of FedSAM.
     """
 

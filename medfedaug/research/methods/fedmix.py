@@ -151,4 +151,4 @@ class FedMixServer(GatheredServer):
         if len(images) != len(labels) or (labels.ndim > 2 and images.shape[2:] != labels.shape[2:]):
             raise ValueError(f"images {tuple(images.shape)} and labels {tuple(labels.shape)} do not fit")
         if bool((labels < 0).any()) or bool(((labels.sum(dim=1) - 1).abs() > 1e-3).any()):
-            raise ValueError("labels that are no probabilities")
+            raise ValueError("labels are not probabilities")

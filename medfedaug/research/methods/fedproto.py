@@ -35,7 +35,7 @@ class FedProto(Method):
         last layer classifies. Eq. 3 does not name the statistics of batch norm: the features are those of
         the last local epoch, as in the paper's public code, since the next round compares features of
         training with them. In evaluation mode the losses of small runs with batch norm grew without bound.
-        The public code has the squared distance, and an image's features in place of the batch's mean.
+        The public code has the squared distance, and an image's features instead of the batch's mean.
     """
 
     name = "fedproto"

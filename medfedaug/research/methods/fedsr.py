@@ -18,7 +18,7 @@ _SMALLEST = 1e-6  # deviation: the logarithm of one that rounds to zero would be
 
 
 class Representation(nn.Module):
-    """Layers of FedSR: the deviation of z given an image, and r(z|y) of each class.
+    """Layers of FedSR: the standard deviation of z given an image, and r(z|y) of each class.
 
     Args:
         width: D, the size of z.
@@ -36,7 +36,7 @@ class Representation(nn.Module):
         return nn.functional.softplus(self.deviation(features)) + _SMALLEST
 
     def references(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and deviation of r(z|y) for classes (B,), (B, D) each."""
+        """Return mean and standard deviation of r(z|y) for classes (B,), (B, D) each."""
         return self.means[labels], nn.functional.softplus(self.spreads[labels]) + _SMALLEST
 
 
@@ -51,8 +51,8 @@ class FedSR(Method):
     with a learned Gaussian r(z|y) for every class. μ(x) are the network's features, the input of its last
     layer; σ(x) is the softplus of a layer on them. In evaluation z = μ(x): the plain network, without a draw.
 
-    Exchange, every round: the weights of σ's layer, and means and deviations of r(z|y), up; averages down. In
-    simulations only: the mean of a class is about the patients of that class.
+    Exchange, every round: the weights of σ's layer, and means and standard deviations of r(z|y), up; averages
+    down. In simulations only: the mean of a class is about the patients of that class.
 
     Args:
         l2: α_L2R.
@@ -69,7 +69,7 @@ class FedSR(Method):
         not its square, scales p(z|x) by a learned number before the divergence, never averages r(z|y), and
         in evaluation averages the probabilities of several draws. Here r(z|y) is averaged: only then does the
         bound bring the sites' p(z|y) together. Weights of the terms are the public code's for PACS. 10⁻⁶ is
-        added to deviations. FedFA+ reports this method for segmentation too, without a description.
+        added to standard deviations. FedFA+ reports this method for segmentation too, without a description.
     """
 
     name = "fedsr"

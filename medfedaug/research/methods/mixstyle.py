@@ -55,7 +55,7 @@ class MixStyle(Method):
 
 
 class MixStyleSite(DiversifiedSite):
-    """The site's half with mixed styles in a second pass alone."""
+    """The site's half with mixed styles only in a second pass."""
 
     def __init__(self, network: nn.Module, weights: Weights) -> None:
         super().__init__(network, weights)

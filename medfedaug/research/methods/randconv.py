@@ -33,7 +33,7 @@ class RandConv(Method):
 
     Args:
         kernels: the kernel sizes, odd.
-        consistency: λ; 0 for the augmentation alone. The paper's for digits is 10.
+        consistency: λ; 0 for only the augmentation. The paper's for digits is 10.
 
     Raises:
         ConfigError: for arguments out of range.
@@ -42,7 +42,7 @@ class RandConv(Method):
         The paper also has RC_img, without mixing. This follows the paper's public code, but makes the two
         other versions from x, as in the paper's algorithm, and not from x'. For label maps the divergence is
         averaged over the voxels. All three passes update running statistics, as in the code. Name a method
-        that mixes images before this one, or it changes x' alone. Images are the network's input, normalised
+        that mixes images before this one, or it changes only x'. Images are the network's input, normalised
         or not, and are not clipped.
     """
 

@@ -25,7 +25,7 @@ class SelfReg(Method):
         D(u, v) = MSE(o, u) + 0.3 MSE(z, v),
         ℓ = CE + min(CE, 1) [λ D(oᵢ, pᵢ) + (1 − λ) D(λ oᵢ + (1 − λ) oⱼ, λ pᵢ + (1 − λ) pⱼ)]
 
-    The factor min(CE, 1) has no gradient. P is no part of the model: scores do not use it.
+    The factor min(CE, 1) has no gradient. P is not part of the model: scores do not use it.
 
     Exchange, every round: the weights of P, 8 D² + 15 D numbers, up; the averages down.
 

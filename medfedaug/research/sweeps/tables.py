@@ -50,7 +50,7 @@ def reading_notes(preset: Preset, runs: Sequence[PlannedRun]) -> list[str]:
         return [*notes, f"Own experiment: {preset.schedule}, {network}; experiment.yml has all settings."]
     if rounds != {preset.config["rounds"]}:
         notes.append(
-            f"REDUCED, not the paper's protocol: {_join(rounds)} in place of {preset.config['rounds']} "
+            f"REDUCED, not the paper's protocol: {_join(rounds)} instead of {preset.config['rounds']} "
             "rounds. Published numbers are of all rounds."
         )
     if limits:

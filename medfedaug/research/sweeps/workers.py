@@ -1,7 +1,7 @@
 """Workers of a sweep: this process, processes of this machine, jobs of Slurm, or workers of Dask.
 
 A sweep gives each run to one worker. From a run's folder any worker can continue it: a run whose worker was
-killed goes on after its last finished round, on this machine or another with the same files.
+killed continues after its last finished round, on this machine or another with the same files.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""A finished run as a MONAI Bundle, which runs with MONAI alone."""
+"""A finished run as a MONAI Bundle, which needs only MONAI."""
 
 from medfedaug.runs.bundle.export import write_bundle
 

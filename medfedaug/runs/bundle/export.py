@@ -24,7 +24,7 @@ def write_bundle(
     card: Callable[[Path], object],
     licence_file: str | Path | None = None,
 ) -> None:
-    """Write a run's model as a MONAI Bundle, which ``python -m monai.bundle run`` runs with MONAI alone.
+    """Write a run's model as a MONAI Bundle, which ``python -m monai.bundle run`` needs only MONAI.
 
     Everything is checked before anything is written, and the whole folder is written or nothing. The bundle
     gets the layers and the pair of the images' origin, if any. ``card`` writes the model card into a folder.

@@ -26,10 +26,10 @@ _INSTEAD = "use `medfedaug predict`"
 
 @dataclass(frozen=True, eq=False)
 class PlainInference:
-    """Inference with MONAI alone: ``configs/inference.json``, and MONAI's network in evaluation mode.
+    """Inference with only MONAI: ``configs/inference.json``, and MONAI's network in evaluation mode.
 
-    The example is a random input image, (1, C, *spatial). With ``fixed_size`` the network takes images of
-    that size alone, not of its multiples.
+    The example is a random input image, (1, C, *spatial). With ``fixed_size`` the network takes only images
+    of that size, not of its multiples.
     """
 
     config: dict[str, Any]
@@ -41,7 +41,7 @@ class PlainInference:
 
 
 def plain_inference(run: FinishedRun, origin: Origin) -> PlainInference:
-    """Express a run's inference with MONAI alone, and check the result.
+    """Express a run's inference with only MONAI, and check the result.
 
     The network of MONAI's class, built from the bundle's configuration, gets the weights and a random image.
     Its output must equal the output of the run's network to the last bit.

@@ -41,7 +41,7 @@ class Ensemble:
         """Open runs, and check that they have the same settings.
 
         Args:
-            models: folders of runs, or models in them (`FinishedRun.open`). A folder that is no run stands
+            models: folders of runs, or models in them (`FinishedRun.open`). A folder that is not a run stands
                 for all runs below it, as ``benchmark --folds`` writes them.
             state: the folder with the sites' state; by default the folder ``state`` of each run.
 
@@ -109,7 +109,7 @@ def mean_prediction(predictions: Iterable[Prediction]) -> Prediction:
 
 
 def _expanded(models: Sequence[str | Path]) -> list[Path]:
-    """Return the models; in place of a folder that is no run, the runs below it."""
+    """Return the models; instead of a folder that is not a run, the runs below it."""
     paths: list[Path] = []
     for model in map(Path, models):
         is_run = not model.is_dir() or (model / GLOBAL_MODEL).exists() or (model / RESULTS).exists()
@@ -130,7 +130,7 @@ def _check_alike(first: FinishedRun, run: FinishedRun) -> None:
             name, a, b = f"{name}: {part}", a.get(part), b.get(part)
         raise ConfigError(
             f"{run.model.parent} and {first.model.parent} differ in {name} ({_short(b)}, and {_short(a)}): "
-            "an ensemble needs runs with the same settings; name one of them alone"
+            "an ensemble needs runs with the same settings; name only one run"
         )
 
 

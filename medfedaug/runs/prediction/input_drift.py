@@ -32,7 +32,7 @@ class DriftReference:
 
     Args:
         mean: the sites' mean intensities, (sites, C); empty where none were recorded.
-        std: their mean deviations, in the same form.
+        std: their mean standard deviations, in the same form.
         over: the voxels of both, ``"image"`` or ``"foreground"``.
         edges: the shortest and the longest edge of a voxel, mm, (2, 3) along the axes of RAS; ``None`` where
             the run recorded none.
@@ -93,17 +93,15 @@ class DriftReference:
             if outside > _FARTHEST * scale[channel]:
                 warnings.append(
                     f"its mean intensity{where} is {mean:.3g}, {outside / float(scale[channel]):.1f} "
-                    f"deviations outside the sites' {low[channel]:.3g} to {high[channel]:.3g}"
+                    f"standard deviations outside the sites' {low[channel]:.3g} to {high[channel]:.3g}"
                 )
             factor = _outside(float(std), float(narrow[channel]), float(wide[channel]))
             if std <= SIGMA_FLOOR * abs(mean) and narrow[channel] > 0:
-                warnings.append(
-                    f"every voxel{where} has one intensity, {mean:.3g}, and at the sites they vary"
-                )
+                warnings.append(f"every voxel{where} has one intensity, {mean:.3g}; at the sites, they vary")
             elif factor > _LARGEST_RATIO:
                 warnings.append(
-                    f"its intensities{where} have a deviation of {std:.3g}, a factor of {factor:.1f} outside "
-                    f"the sites' {narrow[channel]:.3g} to {wide[channel]:.3g}"
+                    f"its intensities{where} have a standard deviation of {std:.3g}, a factor of "
+                    f"{factor:.1f} outside the sites' {narrow[channel]:.3g} to {wide[channel]:.3g}"
                 )
         return warnings
 

@@ -205,7 +205,7 @@ class _Job:
                 if other is not case:
                     raise ConfigError(
                         f"{case.image} and {other.image} would both be predicted as {place}: rename one "
-                        "them, or predict it apart"
+                        "of them, or predict one at a time"
                     )
 
     def inputs(self) -> dict[str, Any]:

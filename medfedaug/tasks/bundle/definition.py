@@ -118,7 +118,7 @@ class BundleDefinition:
 
 
 def bundle_settings(bundle: AllowedBundle) -> dict[str, Any]:
-    """Return settings of a run from its Bundle, in place of a task's defaults."""
+    """Return settings of a run from its Bundle, instead of a task's defaults."""
     definition = BundleDefinition(bundle)
     with torch.random.fork_rng(devices=[]):
         dims = definition.spatial_dims(definition.network())

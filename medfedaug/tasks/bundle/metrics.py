@@ -30,7 +30,7 @@ class BundleMetrics:
     """Computes the metrics of a Bundle's evaluator.
 
     Names lose the prefix ``val_`` of Bundles. The score of a site is the metric of all cases together, and
-    the score of a case the metric of the case alone.
+    the score of a case the metric of only the case.
 
     Args:
         configuration: the Bundle's configuration.

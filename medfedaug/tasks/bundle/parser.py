@@ -137,7 +137,7 @@ _root = ""
 
 
 def _importable(folder: Path) -> None:
-    """Let a Bundle's modules be imported, in place of the previous Bundle's modules."""
+    """Let a Bundle's modules be imported, instead of the previous Bundle's modules."""
     global _root
     root = str(folder)
     if _root not in ("", root):

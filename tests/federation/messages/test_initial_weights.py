@@ -76,7 +76,7 @@ def test_files_that_cannot_be_used_are_named_in_one_line(tmp_path):
     state = build_network("lenet5", in_channels=1, out_channels=2).state_dict()
     file = tmp_path / "weights.pt"
     bad = {
-        "there is no such file": None,
+        "no such file": None,
         "not a state dict": b"no weights",
         "no tensors by name": {"epoch": 3},
         "none of its 1 entries fits the network: the file has for instance other": {"other": torch.ones(2)},

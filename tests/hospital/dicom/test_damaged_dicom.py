@@ -158,7 +158,7 @@ CASES = {
     # Places
     "pixels of 0 mm": ({"change": sets(PixelSpacing=[0, 0])}, "voxels of 0 x 0 mm"),
     "other pixels in one": ({"change": sets(PixelSpacing=[2, 2]), **ONE}, "differ in pixel spacing"),
-    "no directions": ({"change": sets(ImageOrientationPatient=[0] * 6)}, "no unit vectors"),
+    "no directions": ({"change": sets(ImageOrientationPatient=[0] * 6)}, "not unit vectors"),
     "a turned one": ({"change": sets(ImageOrientationPatient=[-1, 0, 0, 0, 1, 0]), **ONE}, "2 volumes"),
     "directions without end": (
         {"change": sets(ImageOrientationPatient=NO_NUMBER)},

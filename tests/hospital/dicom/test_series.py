@@ -266,7 +266,7 @@ def test_several_volumes_are_named_and_series_chooses(predict, head, expected, t
     assert code == 1
     failed = {name: entry["error"] for name, entry in record["failed"].items()}
     assert set(failed) == {"echoes", "phases", "two", "frames"}
-    assert "holds 2 volumes of one DICOM series, one was expected" in failed["echoes"]
+    assert "holds 2 volumes of one DICOM series, expected one" in failed["echoes"]
     for name, words in {
         "echoes": ["echo time 10 ms", "echo time 20 ms"],
         "phases": ["phase 1", "phase 2"],
@@ -289,7 +289,7 @@ def test_several_volumes_are_named_and_series_chooses(predict, head, expected, t
     assert len(err) == 1
     assert "holds no image" in err[0]
     assert "not what --series names" in err[0]
-    assert "is no regular expression" in predict(root, "--series", "(", out="none")[1][-1]
+    assert "is not a regular expression" in predict(root, "--series", "(", out="none")[1][-1]
     # What one call predicted, another of other series does not go on with.
     assert "other options: series" in predict(root, "--series", "echo time 20", out="out")[1][-1]
 

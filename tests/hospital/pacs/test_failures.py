@@ -123,7 +123,7 @@ def test_a_silent_archive_is_given_up_after_three_studies(run, proxy, studies, t
     code, out, err = run(*arguments(proxy, studies, tmp_path, "--timeout", 0.7))
     assert code != 0
     assert failures(out + err) == []
-    assert "run the same command again to go on" in " ".join(err.split())
+    assert "run the same command again to continue" in " ".join(err.split())
     queried = {uid for uid in studies for path in proxy.asked if f"/studies/{uid}/series/" in path}
     assert queried == {*studies[1:4]}
     proxy.faults = []

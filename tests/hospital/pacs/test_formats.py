@@ -269,7 +269,7 @@ def test_label_maps_choose_among_possible_images(run, tmp_path):
     _, mask = sequences(tmp_path / "in", "P", generate_uid())
     source = ("--folder", tmp_path / "in")
     output, _ = imported(run, tmp_path / "a", source=source, code=1)
-    assert "2 series are a possible image, one was expected; choose with --series" in output
+    assert "2 series are a possible image, expected one; choose with --series" in output
     output, cases = imported(run, tmp_path / "b", "--labels", "seg", source=source)
     (image,), label = cases["P"]
     np.testing.assert_array_equal(voxels_of(image), VOXELS)

@@ -88,7 +88,7 @@ def test_an_image_of_another_is_refused(run, source, tmp_path, way, other):
     sent = lambda one: changed(one, **OTHERS[other]) if of_lied(one, "CT") else one  # noqa: E731
     with hostile_archive(source, sent=sent) as archive:
         result = imported(run, archive, tmp_path, way=way)
-    assert_one_lost(tmp_path, result, f"of another {other} than the archive's answer says")
+    assert_one_lost(tmp_path, result, f"belongs to another {other} than the archive's answer says")
     assert not [*(tmp_path / "out/site_A.state/fetching").iterdir()]
 
 
@@ -97,7 +97,7 @@ def test_a_label_object_of_another_is_refused(run, source, tmp_path):
     sent = lambda one: changed(one, **other) if of_lied(one, "SEG") else one  # noqa: E731
     with hostile_archive(source, sent=sent) as archive:
         result = imported(run, archive, tmp_path, "--labels", "seg")
-    assert_one_lost(tmp_path, result, "of another patient")
+    assert_one_lost(tmp_path, result, "belongs to another patient")
 
 
 def test_an_answer_without_a_patient_is_no_answer_about_one(run, source, tmp_path):
@@ -111,7 +111,7 @@ def test_an_answer_without_a_patient_is_no_answer_about_one(run, source, tmp_pat
     with hostile_archive(source, claims=claims) as archive:
         code, _, err = run("import", "--dicomweb", archive.url, *options)
     assert code == 1
-    assert "of another patient" in " ".join(err.split())
+    assert "belongs to another patient" in " ".join(err.split())
 
 
 def uid_of(source, patient):
@@ -129,7 +129,7 @@ def test_a_folder_with_two_patients_in_one_study_is_refused(run, tmp_path):
         *("--out", tmp_path / "out"),
     )
     assert code == 1
-    assert "of another patient" in " ".join(err.split())
+    assert "belongs to another patient" in " ".join(err.split())
 
 
 def test_a_label_object_that_refers_elsewhere_is_refused(run, source, tmp_path):
@@ -173,7 +173,7 @@ def test_a_label_object_that_refers_elsewhere_is_refused(run, source, tmp_path):
 def test_a_withdrawal_that_matches_nobody_is_an_error(run, source, tmp_path):
     sent = lambda one: changed(one, PatientID="SOMEBODY-ELSE") if of_lied(one) else one  # noqa: E731
     with hostile_archive(source, sent=sent) as archive:
-        assert_one_lost(tmp_path, imported(run, archive, tmp_path), "of another patient")
+        assert_one_lost(tmp_path, imported(run, archive, tmp_path), "belongs to another patient")
     out, gone = tmp_path / "out/site_A", tmp_path / "gone.csv"
 
     def withdrawn(*patients):
@@ -222,7 +222,7 @@ def test_an_archive_that_never_answers_well_is_given_up(run, source, tmp_path):
             *("--out", tmp_path / "out"),
         )
     assert code != 0
-    assert "something else than DICOMweb" in " ".join(err.split())
+    assert "something other than DICOMweb" in " ".join(err.split())
     assert len(archive.asked) == 3
 
 
@@ -263,9 +263,12 @@ def endless(handler, kind="application/dicom+json", begin=b"["):
 SEARCHES = {
     "pages": (pages, "answers a search without end"),
     "a body": (endless, "sends more than 1 MiB in one answer"),
-    "nested": (lambda handler: handler.send(b"[" * 200_000 + b"]" * 200_000), "something else than DICOMweb"),
+    "nested": (
+        lambda handler: handler.send(b"[" * 200_000 + b"]" * 200_000),
+        "something other than DICOMweb",
+    ),
     "other types": (lambda handler: handler.send(b'[5, [], {"zz": {"Value": [1]}}]'), "DICOMweb"),
-    "no JSON": (lambda handler: handler.send(b"\xff\xfe{"), "something else than DICOMweb"),
+    "no JSON": (lambda handler: handler.send(b"\xff\xfe{"), "something other than DICOMweb"),
 }
 
 
@@ -328,7 +331,7 @@ def test_a_series_that_is_sent_without_end_costs_one_study(run, source, tmp_path
                 lambda handler: endless(handler, "application/dicom", b""),
                 "sends an object of more than 2 MiB",
             ),
-            (lambda handler: endless(handler, "text/plain", b""), "something else than DICOM objects"),
+            (lambda handler: endless(handler, "text/plain", b""), "something other than DICOM objects"),
             (strangers, "objects without end that nobody asked for"),
         )
     ):

@@ -110,7 +110,7 @@ def test_a_volume_of_a_diffusion_series_is_chosen_by_its_b_value(run, tmp_path):
         (tmp_path / name).mkdir()
     output, _ = imported(run, source, tmp_path / "all", code=1)
     said = " ".join(output.split())
-    assert "the series holds 2 volumes, one was expected: b-value 0, b-value 800; --volume REGEX" in said
+    assert "the series holds 2 volumes, expected one: b-value 0, b-value 800; --volume REGEX" in said
     output, out = imported(run, source, tmp_path / "one", "--volume", "b-value 800")
     np.testing.assert_array_equal(values_of(out), VOXELS + 1)
 

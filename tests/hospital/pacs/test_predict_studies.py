@@ -260,7 +260,7 @@ def test_a_volume_of_a_diffusion_series_is_chosen_by_its_b_value(orthanc, run, m
     code, _, err = run(*call, "--out", tmp_path / "all")
     assert code == 1
     said = " ".join(err.split())
-    assert "the series holds 2 volumes, one was expected: b-value 0, b-value 800; --volume REGEX" in said
+    assert "the series holds 2 volumes, expected one: b-value 0, b-value 800; --volume REGEX" in said
     for value in files:
         run.ok(*call, "--out", tmp_path / "one", "--volume", f"b-value {value}$")
     channels = ("--channel", "FLAIR=diffusion", "--channel", "T1=weighted", "--volume", "b-value 800")
@@ -338,7 +338,7 @@ def test_an_archive_that_sends_another_patient_gets_no_prediction(run, model, tm
         code, out, err = run("predict", "--model", model, *given)
     said = " ".join((out + err).split())
     assert code == 1, said
-    assert "an object is of another patient than the archive's answer says" in said
+    assert "an object belongs to another patient than the archive's answer says" in said
     assert "does not say that it stored an object" in said
     assert "LIED" not in said
     (case,) = json.loads((tmp_path / "out/predictions.json").read_text())["cases"]

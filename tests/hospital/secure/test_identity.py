@@ -134,9 +134,9 @@ def forged(project, issued):
 FORGED = {
     "nothing": "the keys of site B are not signed",
     "B's signature of other keys": "the keys of site B have a signature that is not theirs",
-    "the server's certificate": "certificate that is of no site of this name",
-    "another site's certificate": "certificate that is of no site of this name",
-    "an administrator's certificate in B's name": "certificate that is of no site of this name",
+    "the server's certificate": "certificate that names another site",
+    "another site's certificate": "certificate that names another site",
+    "an administrator's certificate in B's name": "certificate that names another site",
     "a certificate of another root": "certificate that the project's root has not issued",
     "an expired certificate": "the certificate of site B has expired, or is not valid yet",
     "a certificate of tomorrow": "the certificate of site B has expired, or is not valid yet",
@@ -174,7 +174,7 @@ def test_the_servers_own_certificate_makes_it_no_site(deploy, project, issued, t
     own.check(SERVER, message, own.sign(message))
     for name in SITES:
         with pytest.raises(
-            Exception, match=f"keys of site {SERVER} came with a certificate that is of no site"
+            Exception, match=f"keys of site {SERVER} came with a certificate that names another site"
         ):
             kit_identity(tmp_path / "kits" / name).check(SERVER, message, own.sign(message))
 

@@ -190,7 +190,7 @@ NAN = np.full((16, 16, 4), np.nan, np.float32)
         (state_in_a_file, "state folder", "cannot be written"),
         (lambda kit: without(kit, "process_launcher"), "launcher", "0 in resources.json"),
         (lambda kit: without(kit, "medfedaug_status"), "components", "KitStatus"),
-        (lambda kit: pipe(kit / "local/resources.json"), "kit", "is no file"),
+        (lambda kit: pipe(kit / "local/resources.json"), "kit", "not a file"),
         (lambda kit: (kit / "local/resources.json").write_text("{]"), "kit", "not readable as JSON"),
         (
             *(lambda kit: edit(kit, "resources.json", allow_log_streaming=True), "logs"),

@@ -264,7 +264,7 @@ def test_the_way_to_a_running_server_and_the_log_of_a_site_whose_certificate_has
 
         before = shutil.copytree(kit / "startup", tmp_path / "startup")
         for breakage, text in (
-            ("root of another project", "no TLS connection comes about"),
+            ("root of another project", "no TLS connection can be made"),
             ("expired", "the server drops this kit's certificate"),
         ):
             BROKEN[breakage][2](kit / "startup", root)

@@ -296,7 +296,7 @@ def test_a_person_at_a_terminal_compares(places, basel, run, monkeypatch, agrees
     ("arguments", "words"),
     [
         (("server",), "NVFlare's server has it"),
-        (("a.b",), "is not a name for a site"),
+        (("a.b",), "is not a valid name for a site"),
         (("no address", "--as", "lead"), "is not an e-mail address"),
         (("under_score", "--as", "server"), "is not a host name"),
         (("basel", "--project", "a b"), "is not a name for a project"),

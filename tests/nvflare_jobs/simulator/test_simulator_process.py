@@ -22,7 +22,7 @@ def test_forks_are_for_linux_for_known_versions_and_for_users_that_do_not_refuse
     monkeypatch.setattr(simulator_process, "version", lambda name: "2.9.7")
     assert no_fast_start() == f"a fast start is for NVFlare {', '.join(VERSIONS)}, and 2.9.7 is installed"
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert no_fast_start() == "processes are forked on Linux alone"
+    assert no_fast_start() == "processes are forked only on Linux"
     monkeypatch.setenv(FAST_START_VARIABLE, "0")
     assert no_fast_start() == f"{FAST_START_VARIABLE}=0"
 

@@ -74,7 +74,7 @@ def test_label_maps_that_two_patients_exchanged_are_named(site):
     shutil.move(second, first)
     shutil.move(site / "kept", second)
     names = {row["image"].split("/")[-1].removesuffix(".nii.gz") for row in (one, other)}
-    assert {odd.case for odd in findings(site) if "another one's label map" in odd.reason} == names
+    assert {odd.case for odd in findings(site) if "another patient's label map" in odd.reason} == names
 
 
 def test_an_error_of_all_label_maps_is_one_of_the_site(site):

@@ -184,7 +184,10 @@ def test_a_constant_channel_is_odd(make_site):
 
 def test_nothing_else_is_replaced(run, make_site, tmp_path):
     make_site("A")
-    for name, words in (("page.html", "no page of medfedaug"), ("page.json", "is of no inspection")):
+    for name, words in (
+        ("page.html", "not a page of medfedaug"),
+        ("page.json", "was not written by inspect"),
+    ):
         (tmp_path / name).write_text("{}")
         err = run.refused("inspect", "--data", tmp_path / "data", "--out", tmp_path / "page.html")
         assert words in err

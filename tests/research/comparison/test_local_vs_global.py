@@ -31,7 +31,7 @@ def own_metric():
     ],
 )
 def test_worth_follows_the_direction_of_the_metric(metric, verdicts):
-    words = {"better": "is worth it", "worse": "better off alone", "no difference shown": "neither"}
+    words = {"better": "is worth it", "worse": "better off by itself", "no difference shown": "neither"}
     ends = ((0.25, 0.75), (-0.25, 0.75), (-0.75, -0.25))
     for (low, high), verdict in zip(ends, verdicts, strict=True):
         table = worth_table(evaluation(metric, low, high))

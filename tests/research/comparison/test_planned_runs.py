@@ -76,5 +76,5 @@ def test_another_plan_that_was_asked_for_is_another_experiment(write):
 
 def test_a_plan_that_does_not_say_what_was_asked_is_named(write):
     folder = write({**content(), "planned": {"reasons": []}})
-    with pytest.raises(DataError, match=r"planned is .*, and an object with asked was expected"):
+    with pytest.raises(DataError, match=r"planned is .*, expected an object with asked"):
         load_run(folder)

@@ -94,7 +94,7 @@ def test_femnist_as_fedscale_deals_it(tmp_path):
         open_benchmark("femnist", tmp_path / "femnist")
     listed.unlink()
     (tmp_path / "femnist/client_data_mapping/train.csv").unlink()
-    with pytest.raises(DataError, match="not there, and femnist needs it"):
+    with pytest.raises(DataError, match="is missing, and femnist needs it"):
         open_benchmark("femnist", tmp_path / "femnist")
 
 

@@ -31,7 +31,7 @@ def test_what_is_missing_is_named_with_its_source_and_layout(tmp_path, name):
         open_benchmark(name, tmp_path / "nowhere")
     message = str(caught.value)
     assert message.startswith(f"{tmp_path / 'nowhere'}")
-    assert f"not there, and {name} needs it. Get the files from " in message
+    assert f"is missing, and {name} needs it. Get the files from " in message
     assert "http" in BENCHMARKS[name].source
     for text in (BENCHMARKS[name].source, BENCHMARKS[name].layout, f"below {tmp_path / 'nowhere'}."):
         assert text in message

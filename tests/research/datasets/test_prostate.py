@@ -69,7 +69,7 @@ def test_prostate_mri_in_the_published_order_of_slices(tmp_path):
     with pytest.raises(DataError, match=r"site UCL, .*UCL-index\.npy: is a permutation of 79 .* have 80"):
         open_benchmark("prostate_mri", tmp_path, split="published")
     (tmp_path / "UCL-index.npy").unlink()
-    with pytest.raises(DataError, match=r"UCL-index\.npy: not there.*github\.com/med-air/HarmoFL"):
+    with pytest.raises(DataError, match=r"UCL-index\.npy: is missing.*github\.com/med-air/HarmoFL"):
         open_benchmark("prostate_mri", tmp_path, split="published")
 
 
@@ -106,5 +106,5 @@ def test_retina_vessels_and_folds_that_keep_both_eyes_of_a_child_together(tmp_pa
         DataError, match=r"site elsewhere, .*: no site of the retinal vessels, whose sites are"
     ):
         open_benchmark("retina_vessels", tmp_path)
-    with pytest.raises(DataError, match=r"dataset\.json: not there, and retina_vessels needs it.*STARE"):
+    with pytest.raises(DataError, match=r"dataset\.json: is missing, and retina_vessels needs it.*STARE"):
         open_benchmark("retina_vessels", tmp_path / "nowhere")

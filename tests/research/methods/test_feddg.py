@@ -178,5 +178,5 @@ def test_a_region_without_a_boundary_has_no_loss():
 
 
 def test_feddg_refuses_classification(photo_config):
-    with pytest.raises(ConfigError, match="feddg is defined for segmentation"):
+    with pytest.raises(ConfigError, match="feddg is defined only for segmentation"):
         Composition(photo_config("feddg"))

@@ -67,7 +67,7 @@ def test_scale_holdout_and_network_are_told_in_the_folder(office):
     prostate = PRESETS["prostate_mri"]
     own = prostate.config["network_args"]
     norm = parse_axis('network_args={"norm":"group"}')
-    with pytest.raises(DataError, match="not there, and prostate_mri needs it"):
+    with pytest.raises(DataError, match="is missing, and prostate_mri needs it"):
         plan(prostate, office, ["fedavg"], axes=[norm])
     run = plan(replace(prostate, benchmark="office_caltech_10", data={}), office, ["fedavg"], axes=[norm])[0]
     assert run.config.network_args == {**own, "norm": "group"}

@@ -297,8 +297,8 @@ def test_nothing_of_somebody_else_is_replaced(run, slices, head, tmp_path):
     [
         ("nowhere", ["nowhere", "no such file or folder"]),
         ("empty", ["empty", "holds no image", "NIfTI", "dataset.json"]),
-        ("notes.txt", ["notes.txt", "is no image, by its name", "DICOM"]),
-        ("sites", ["sites", "holds folders of sites", "one site's folder"]),
+        ("notes.txt", ["notes.txt", "is not an image, by name", "DICOM"]),
+        ("sites", ["sites", "holds several sites", "one site's folder"]),
         ("unlisted", ["dataset.json", "lists no test case"]),
         ("twice", ["image.nii.gz would both be predicted as q/image.nii.gz"]),
         ("formats", ["image.mha and ", "would both be predicted as q/image"]),

@@ -201,7 +201,7 @@ def test_an_image_unlike_the_federations_is_named_with_how_far(run, tmp_path):
     highest, spread = max(float(p.mean[0]) for p in pairs), np.mean([float(p.std[0]) for p in pairs])
     far = (scaled.mean() - highest) / spread
     assert far > 1
-    assert f"{far:.1f} deviations outside the sites'" in found["bright"][0]
+    assert f"{far:.1f} standard deviations outside the sites'" in found["bright"][0]
     assert f"thick: unlike the federation's images: {found['thick'][0]}" in err
     assert "recorded nothing" not in err
     # A run with neither file nor plan nor spacing says so once.

@@ -13,7 +13,7 @@ from medfedaug.simulate import configure
 
 CLASSIFYING = ("fedproto", "fedsr", "fpl", "fraug", "rsc", "selfreg")
 REFUSED = {
-    **dict.fromkeys(CLASSIFYING, "is defined for classification alone"),
+    **dict.fromkeys(CLASSIFYING, "is defined only for classification"),
     **dict.fromkeys(("feddg", "randaugment"), "is not defined for volumes"),
     "fedharmo": "patches",
     "fedmix": "fedmix mixes labels",

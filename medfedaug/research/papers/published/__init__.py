@@ -40,7 +40,7 @@ class PrintedScore:
 
     Args:
         score: as a share of 1.
-        spread: the deviation over the paper's seeds, as a share of 1, if printed.
+        spread: the standard deviation over the paper's seeds, as a share of 1, if printed.
     """
 
     score: float
