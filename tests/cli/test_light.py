@@ -98,7 +98,7 @@ def test_commands_of_a_site(light, kit):
     assert "1 ended" in jobs
     assert "fedfa" in jobs
     assert "training loss" in watch
-    assert "stays: ledger, keys and book of jobs" in clean
+    assert "stays: state of runs (1, " in clean
 
 
 def test_folders_that_are_not_there(light, tmp_path):
