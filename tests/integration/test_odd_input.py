@@ -104,7 +104,7 @@ VOLUMES = {
     ),
     "micrometres": (
         in_micrometres,
-        "images/0.nii: cannot be read as an image (its header measures in micrometres, and millimetres",
+        "images/0.nii: cannot be read as an image (its header measures in micrometres, expected millimetres",
     ),
     "label that is no number": (labels(np.nan), "labels/0.nii.gz: holds the label values nan"),
 }

@@ -181,7 +181,7 @@ def test_what_a_site_has_annotated_is_in_its_ledger_and_on_the_approval_page(pha
         ]
         assert f"annotated classes: {known}" in notes
         page = summary(open_kit(site.kit).job_book().entries()[0], SiteSettings())
-        assert any("classes that enough patients of this site have annotated" in line for line in page)
+        assert any("classes with enough annotated training patients" in line for line in page)
     counts = {site: reply.num_samples for site, reply in deployment.replies if reply.task == "prepare"}
     assert counts["site_D"] == round(0.5 * 5)
 

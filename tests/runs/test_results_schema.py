@@ -111,7 +111,7 @@ ROW = [1.0, 2.0, 3.0]
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"spacing": []}, "spacing is [], and an object"),
+        ({"spacing": []}, "spacing is [], expected an object"),
         ({"spacing": {"A": {"low": ROW, "median": ROW}}}, "an object with high"),
         ({"spacing": {"A": {"low": ROW, "median": ROW, "high": [1.0]}}}, "a list of 3"),
         ({"spacing": {"A": {"low": ROW, "median": ROW, "high": [1.0, 2.0, None]}}}, "a finite number"),

@@ -118,7 +118,7 @@ def test_too_few_cases_are_refused_with_site_number_and_limit():
     for settings in ({}, NOISY):
         guard = PrivacyGuard("CS", PrivacyPolicy.from_dict({**settings, "min_images": 10}), cases=9)
         for use in (guard.check, guard.observe):
-            with pytest.raises(PrivacyRefused, match=r"site CS: fedfa's.* 9 images.*from 10 on"):
+            with pytest.raises(PrivacyRefused, match=r"site CS: fedfa's.* 9 images.*needs at least 10"):
                 use("fedfa", Given([]))
     assert PrivacyGuard("CS", PrivacyPolicy(), 10).collect("fedfa", Given([])) == {"exact": torch.ones(1)}
 

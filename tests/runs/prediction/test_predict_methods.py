@@ -112,7 +112,7 @@ def test_own_statistics_and_layers_and_those_of_a_place_that_never_trained(
         (("--statistics", "nothing.json"), ["nothing.json", "no such file"]),
         (("--site", "site_A", "--state", "elsewhere"), ["left layers", "has none", "--state"]),
         (("--statistics", "raw.json"), ["raw.json", "raw images, not of scale"]),
-        (("--statistics", "two.json"), ["of 2 channels", "the model takes 1"]),
+        (("--statistics", "two.json"), ["has 2 channels", "the model expects 1"]),
     ],
 )
 def test_what_a_method_lacks_is_one_line_that_says_what_to_give(
