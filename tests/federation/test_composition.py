@@ -167,6 +167,7 @@ def test_whose_model_a_score_is_of_follows_from_the_composition(
     assert scored == {"validation": validation, "test": test, "unseen": "unseen"}
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize(
     ("methods", "sites", "changes", "expected"),
     [
@@ -184,6 +185,7 @@ def test_five_hospitals_average_by_the_trimmed_mean_unless_a_method_averages(
     assert [method["name"] for method in run.methods] == expected
 
 
+@pytest.mark.all_layers
 @pytest.mark.parametrize("method", ["fedmix", "feddg", "feddg_ga"])
 def test_no_job_for_hospitals_has_a_method_that_cannot_name_its_patients(tiny_config, method):
     with pytest.raises(ConfigError, match=f"{method}: hospitals cannot say whose images are in what it"):
