@@ -49,9 +49,7 @@ def start(kit: str | Path, timeout: float = 60.0) -> str:
     script = kit / "startup" / "start.sh"
     if not script.is_file():
         raise ConfigError(f"{script} is missing; this kit is started in another way")
-    if open_kit(kit).lacking_components():
-        # It would run a job's code, and send error logs, which name files, to the server.
-        raise ConfigError(f"{kit}: not configured: run medfedaug site configure {kit} first")
+    _check_configured(kit)
     starts = _starts(kit)
     if _find_loop(kit) is None:
         starts = 0
@@ -98,8 +96,13 @@ def restart(kit: str | Path, timeout: float = 60.0) -> str:
     """Stop the process of a kit and start it again, and wait until the new one has written its record.
 
     Where a service or a container runs the kit, it stays: only the process below it is new.
+
+    Raises:
+        ConfigError: for a kit that is not configured.
+        RunFailed: see `start`.
     """
     kit = Path(kit).resolve()
+    _check_configured(kit)
     process, loop = find_process(kit), _find_loop(kit)
     if loop is None:
         stop(kit, timeout)
@@ -109,6 +112,12 @@ def restart(kit: str | Path, timeout: float = 60.0) -> str:
     if process is not None and psutil.wait_procs([process], timeout=timeout)[1]:
         raise RunFailed(f"{kit}: process {process.pid} has not ended within {timeout:g} s")
     return _await_up(kit, before=process.pid if process else None, starts=starts, timeout=timeout)
+
+
+def _check_configured(kit: Path) -> None:
+    """Refuse a kit that would run a job's code, and send error logs, which name files, to the server."""
+    if open_kit(kit).lacking_components():
+        raise ConfigError(f"{kit}: not configured: run medfedaug site configure {kit} first")
 
 
 def _await_up(kit: Path, before: int | None, starts: int, timeout: float) -> str:

@@ -26,7 +26,7 @@ from medfedaug.federation.server.outlier_checks import Plausibility, Sizes, chec
 from medfedaug.federation.server.step_directions import cosines
 from medfedaug.functional.weighted_mean import WeightedMean, capped_weights
 from medfedaug.methods.base import Aggregator, Payload, RoundMean, ServerContext, ServerExchange, SiteUpdate
-from medfedaug.models.substitution import shared_by_name
+from medfedaug.models.substitution import shared_by_name, trained_entries
 from medfedaug.statistics import ChannelStatistics
 
 _MOST_IN_MEMORY = 2**31
@@ -82,6 +82,7 @@ class Aggregation:
         self.every_round = _without_none({m.name: m.every_round(context) for m in methods})
         self.aggregators = _without_none({m.name: m.aggregator(context) for m in methods})
         self.sent, self._network = composition.sent, composition.network
+        self._trained = sorted({*self.sent} & {*trained_entries(self._network)})
         self.max_share, self.norm = max_share, norm
         self.weights: dict[str, float] = {}
         self.lowered: dict[str, tuple[float, float]] = {}
@@ -203,8 +204,7 @@ class Aggregation:
         used = capped_weights(good, self.max_share())
         self.lowered = lowered_shares(good, used)
         if len(good) >= LEAST_SITES:
-            parameters = [name for name, _ in self._network.named_parameters() if name in {*self.sent}]
-            self.cosines = cosines({site: held[site].weights for site in good}, state, parameters)
+            self.cosines = cosines({site: held[site].weights for site in good}, state, self._trained)
         for site, weight in used.items():
             reason = refusal(site, partial(self._use, site, held.pop(site), weight))
             refused.update({site: reason} if reason is not None else {})

@@ -165,8 +165,9 @@ def test_a_kit_of_another_version_is_refused_with_both_until_it_is_configured_ag
     open_kit(kit).check_version()
 
 
-def test_a_kit_that_is_not_configured_is_not_started(run, kits):
-    code, _, err = run("site", "start", kits / "hospital-a")
+@pytest.mark.parametrize("command", ["start", "restart"])
+def test_a_kit_that_is_not_configured_is_not_started(run, kits, command):
+    code, _, err = run("site", command, kits / "hospital-a")
     assert code == 2
     assert "hospital-a: not configured: run medfedaug site configure" in " ".join(err.split())
 

@@ -1,4 +1,4 @@
-"""What the report shows of images and models: worst and best cases."""
+"""Images and models in a report: worst and best cases."""
 
 import json
 import re
