@@ -63,19 +63,11 @@ show(
 # NormalizeAmplitude
 # ------------------
 # `NormalizeAmplitude` gives an image the amplitudes of the average image of all sites (HarmoFL) and keeps its
-# phases; with ``band`` only those of low frequencies.
+# phases.
 
 every = [one for found in images.values() for one in found]
 amplitude = torch.stack([amplitude_spectrum(one) for one in every]).mean(dim=0)
-show(
-    {
-        "before": image,
-        "all frequencies": NormalizeAmplitude(amplitude)(image),
-        "band=0.02": NormalizeAmplitude(amplitude, band=0.02)(image),
-        "band=0": NormalizeAmplitude(amplitude, band=0)(image),
-    },
-    (0, float(image.max())),
-)
+show({"before": image, "after": NormalizeAmplitude(amplitude)(image)}, (0, float(image.max())))
 
 # %%
 # RandAugment
