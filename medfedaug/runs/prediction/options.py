@@ -39,10 +39,6 @@ class PredictionOptions(Settings):
     rtstruct: bool = setting(
         False, "Write an RTSTRUCT of each DICOM series, too: contours.", flags=("--rtstruct",)
     )
-    data: File | None = setting(
-        None,
-        "The site's data folder. Sizes are compared with its training label maps, which never leave the "
-        "site.",
     )
     overwrite: bool = setting(
         False,
