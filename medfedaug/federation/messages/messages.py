@@ -166,9 +166,7 @@ def portable(value: Tensor, device: torch.device, dtype: torch.dtype = torch.flo
     return copy
 
 
-def packed(
-    weights: Mapping[str, Tensor], wire: str, device: torch.device | None = None
-) -> dict[str, Tensor]:
+def packed(weights: Mapping[str, Tensor], wire: str, device: torch.device | None = None) -> dict[str, Tensor]:
     """Return copies of a model's entries in the numbers in which they travel (`RunConfig.wire`).
 
     Vectors (biases, norm layers, running statistics) stay float32: they have under 1% of a network's numbers,
