@@ -39,7 +39,6 @@ class PredictionOptions(Settings):
     rtstruct: bool = setting(
         False, "Write an RTSTRUCT of each DICOM series, too: contours.", flags=("--rtstruct",)
     )
-    )
     overwrite: bool = setting(
         False,
         "Delete the files of an earlier prediction, and start anew.",
