@@ -59,7 +59,6 @@ def test_means_are_the_means_of_their_sites():
         # A cell is empty in the text.
         ("fedfd_a_pacs", "FedFD-A Table 13", "SiloBN w/ long local iterations"),
         ("fedfd_a_pacs", "FedFD-A Table 13", "SiloBN w/ long total rounds"),
-        ("fedfd_a_pacs_two_domains", "FedFD-A Table 11", "FedFD-A"),  # printed so
     ]
 
 
@@ -83,8 +82,7 @@ def fake_data(monkeypatch, benchmark: str) -> None:
     sites = [SimpleNamespace(name=name, trains=True) for name in names]
     segments = benchmark.endswith("prostate_mri")
     known = ("segmentation", 3, ("background", "prostate")) if segments else None
-    gray = benchmark in ("femnist", "emnist")
-    known = known or ("classification", 1 if gray else 3, tuple("abcdefg"))
+    known = known or ("classification", 3, tuple("abcdefg"))
     monkeypatch.setattr(run_list, "open_benchmark", lambda *args, **options: sites)
     settings = dict(zip(("task", "in_channels", "classes"), known, strict=True))
     monkeypatch.setattr(run_list, "federation_settings", lambda sites: settings)
