@@ -22,7 +22,6 @@ from medfedaug.hospital.dicom.prediction_objects import (
     channel_keys,
     object_files,
     object_identity,
-    object_kinds,
 )
 from medfedaug.hospital.dicom.series import scan
 from medfedaug.hospital.pacs.archive import (
@@ -116,7 +115,7 @@ def predict_studies(
             out=out,
             state=state,
             identity=partial(object_identity, models, origin),
-            kinds=(ObjectKind.SEGMENTATION, *object_kinds(options)),
+            kinds=(ObjectKind.SEGMENTATION, *([ObjectKind.RTSTRUCT] if options.rtstruct else [])),
             channels=studies.channels,
             series=options.series,
             volume=studies.volume,

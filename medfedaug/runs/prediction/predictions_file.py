@@ -28,7 +28,7 @@ from medfedaug.utils.structure import (
 PREDICTIONS = "predictions.json"
 _KIND, _VERSION = "predictions", 1
 # A call that predicts nothing keeps these of the last call that did.
-_OF_ALL_CASES = ("notes", "compared_with_the_sites", "training_range")
+_OF_ALL_CASES = ("notes", "compared_with_the_sites")
 _SECONDS = 5.0  # between two writings: a file of thousands of cases takes as long as a case
 
 
@@ -207,20 +207,6 @@ _STATISTICS = entries(
 )
 
 
-def _ends(value: Any, where: str) -> None:
-    """Accept a lowest and a highest value."""
-    list_of(number)(value, where)
-    if len(value) != 2:
-        fail(value, where, "two numbers")
-
-
-_RANGE = entries(
-    {
-        "cases": count,
-        "classes": map_of(entries({"cases": count, "volume_ml": _ends, "share": _ends})),
-    },
-    needed=("cases", "classes"),
-)
 _CONTENT = entries(
     {
         "cases": map_of(_CASE),
@@ -230,7 +216,6 @@ _CONTENT = entries(
         "borrowed": map_of(text),
         "compared_with_the_sites": list_of(text),
         "failed": map_of(entries({"error": text}, needed=("error",))),
-        "training_range": _RANGE,
         "test": entries({"score": text, "warning": text}, needed=("score", "warning")),
     }
 )
