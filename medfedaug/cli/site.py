@@ -110,16 +110,15 @@ def restart(
     started.
     """
     from medfedaug.nvflare_jobs.kit import kit_process, kit_start
-    from medfedaug.nvflare_jobs.kit.job_states import ACTIVE, job_standings
+    from medfedaug.nvflare_jobs.kit.job_states import running_jobs
     from medfedaug.nvflare_jobs.kit.kit import open_kit
 
     opened = open_kit(kit)
     runs = kit_process.find_process(opened.path) is not None
-    jobs = [job for job in job_standings(opened) if job.state in ACTIVE] if runs and not yes else []
-    if jobs:
+    if runs and not yes and (jobs := running_jobs(opened)):
         effect = "ends here; the lead submits it again with --resume" if opened.server else "is rejoined"
-        for job in jobs:
-            say(f"job {job.job}{f' ({job.name})' if job.name else ''} runs, and {effect}")
+        for job, name in jobs.items():
+            say(f"job {job}{f' ({name})' if name else ''} runs, and {effect}")
         if not sys.stdin.isatty():
             raise ConfigError("nothing is restarted: give --yes to restart while jobs run")
         typer.confirm("Restart?", abort=True)
