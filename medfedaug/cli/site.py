@@ -50,10 +50,6 @@ def configure(
         bool,
         _rule("--forbid-code/--allow-code", help="Refuse jobs with code, or allow it without --epsilon."),
     ] = True,
-    only_medfedaug: Annotated[
-        bool,
-        _rule("--only-medfedaug/--also-nvflare", help="Refuse other packages' classes, or allow NVFlare's."),
-    ] = True,
     check: Annotated[bool, Option("--check", help="Only check; exit code 1 if a part is missing.")] = False,
 ) -> None:
     """Prepare an NVFlare kit: allow-list, validator, launcher, data folder, limits."""
@@ -65,7 +61,7 @@ def configure(
     allowed = {**given[SiteSettings].get("bundles", {}), **{bundle.name: bundle for bundle in bundles}}
     rules = {"privacy": given[PrivacyPolicy], "jobs": given[JobRules]}
     changes = {**given[SiteSettings], **rules, "bundles": allowed}
-    files = opened.plan(changes, forbid=forbid_code, only=only_medfedaug)
+    files = opened.plan(changes, forbid=forbid_code)
     if not check:
         if "data" in given[SiteSettings]:
             opened.bind_account(files)

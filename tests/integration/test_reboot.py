@@ -25,7 +25,7 @@ def deployed(tmp_path: Path, *hospitals: str) -> Iterator[Rehearsal]:
     with Rehearsal(tmp_path / "work", hospitals=hospitals) as system:
         system.provision()
         system.make_data()
-        system.configure(only_ours=True, forbid_code=True)
+        system.configure(forbid_code=True)
         system.environment["PYTHONPATH"] = str(FAULTS)
         system.environment["MEDFEDAUG_FAULT_MARKS"] = str(system.work)
         system.environment["MEDFEDAUG_FAULTS"] = json.dumps([[AWAY, "train", 2, "hang halfway", 60]])
