@@ -105,7 +105,8 @@ class FederationServer:
         self._once, self._initial, self._initial_kept = InitialExchange(), initial, Payload()
         self._started = time.perf_counter()
         self._selected = False  # True once the last round is validated
-        self._needed_now = 0  # by the current round; sites that join during a round wait for the next
+        # By the current round; sites that join during a round wait for the next.
+        self._needed_now = self._expected = 0
         self._lock = threading.Lock()  # sites answer in separate threads
         self._compose(config)
 
@@ -288,6 +289,7 @@ class FederationServer:
         targets = list(targets) if targets is not None else self.choose_sites()
         self.round += 1
         self._started, self._needed_now = time.perf_counter(), self.needed
+        self._expected = self.config.buffer or len(targets)
         self.aggregation.start_round()
         request = self._request(TRAIN, self.round, self.state, self.payload, self._once.due(targets))
         if self.config.buffer:
@@ -312,16 +314,15 @@ class FederationServer:
             def use() -> None:
                 if site in self.aggregation.weights:
                     raise UpdateRefused(site, "update", expected="one update a round", got="a second one")
-                self.reply_checks.update(
-                    site, reply, round_, self.sites.get(site), start, compared=len(self.sites) >= LEAST_SITES
-                )
+                compared = self._expected >= LEAST_SITES
+                samples, model = self.sites.get(site), self.reply_checks.model
+                steps = self.reply_checks.update(site, reply, round_, samples, start, compared=compared)
                 if late:
                     factor = (1 + late) ** -self.config.staleness
-                    reply.weights = self.reply_checks.model.carried(reply.weights, start, self.state, factor)
-                steps = self.reply_checks.steps(reply, self.state)
-                doubt = self.reply_checks.doubt(site, steps, self.round, self.state)
+                    reply.weights = model.carried(reply.weights, start, self.state, factor)
+                    steps = model.steps(reply.weights, self.state)
                 weight = self.participation.weight(reply.num_samples)
-                self.aggregation.add(site, reply, weight, steps, doubt)
+                self.aggregation.add(site, reply, weight, steps)
 
             reason = refusal(site, use)
             if reason is None:
