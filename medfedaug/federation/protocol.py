@@ -6,8 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from medfedaug.errors import ConfigError, MedFedAugError
-from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply, Request
-from medfedaug.federation.messages.refusal import refusal
+from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply, Request, refusal
 from medfedaug.federation.server.aggregation import Ask
 from medfedaug.federation.server.comparison import Comparison, Turn
 from medfedaug.federation.server.server import FederationServer

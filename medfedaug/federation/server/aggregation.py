@@ -15,8 +15,8 @@ from medfedaug.federation.messages.messages import (
     by_method,
     namespaced,
     own_entries,
+    refusal,
 )
-from medfedaug.federation.messages.refusal import refusal
 from medfedaug.federation.messages.site_sampling import LEAST_SITES, lowered_shares
 from medfedaug.federation.server.outlier_checks import Plausibility, Sizes, check_payload, judge_steps
 from medfedaug.federation.server.step_directions import cosines

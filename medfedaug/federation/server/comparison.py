@@ -12,8 +12,7 @@ from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.checkpoint import server_checkpoint
-from medfedaug.federation.messages.messages import SCORE, Reply, Request
-from medfedaug.federation.messages.refusal import raise_error, refusal
+from medfedaug.federation.messages.messages import SCORE, Reply, Request, raise_error, refusal
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics, is_count
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.metrics.convergence import is_converged

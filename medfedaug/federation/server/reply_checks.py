@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from medfedaug.errors import UpdateRefused
 from medfedaug.federation.job_folder import COUNTS
-from medfedaug.federation.messages.messages import MASKED, Reply, own_entries
-from medfedaug.federation.messages.refusal import raise_error
+from medfedaug.federation.messages.messages import MASKED, Reply, own_entries, raise_error
 from medfedaug.federation.messages.tensor_checks import StateDictValidator, check_tensors
 from medfedaug.federation.server.aggregation import Aggregation
 from medfedaug.federation.server.outlier_checks import check_payload

@@ -26,9 +26,9 @@ from medfedaug.federation.messages.messages import (
     Request,
     entries_hash,
     namespaced,
+    refusal,
     split_frozen,
 )
-from medfedaug.federation.messages.refusal import refusal
 from medfedaug.federation.messages.site_sampling import LEAST_SITES, Participation
 from medfedaug.federation.messages.tensor_checks import StateDictValidator
 from medfedaug.federation.planning.plan_request import Planning
