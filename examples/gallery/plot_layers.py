@@ -15,7 +15,7 @@ import torch
 
 from medfedaug.data.phantom import make_phantom
 from medfedaug.functional import across_site_variance, feature_statistics, student_t_modulation
-from medfedaug.models import FeatureMixLayer, FFALayer, MixStyleLayer, MomentExchangeLayer
+from medfedaug.models import FFALayer
 from medfedaug.models.adaptation import FixedAlpha, adapt_batch_norm, interpolating
 from medfedaug.statistics import channel_statistics
 from medfedaug.transforms import FedRDN
@@ -84,25 +84,6 @@ views = {"before": batch, "without γ": alone(batch)}
 torch.manual_seed(1)
 views["with γ"] = federated(batch)
 show(views)
-
-# %%
-# MixStyleLayer
-# -------------
-# `MixStyleLayer` gives an image a mixture of its own statistics and another image's.
-
-torch.manual_seed(0)
-show({"before": batch, "MixStyle": MixStyleLayer(CHANNELS, prob=1.0)(batch)})
-
-# %%
-# Moments of another image, and mixed features
-# --------------------------------------------
-# `MomentExchangeLayer` (MOEX) gives an image the moments of its partner in the batch, `FeatureMixLayer`
-# (Manifold MixUp) the weighted mean of both. Whoever mixes the labels chooses the partners.
-
-exchange, mix = MomentExchangeLayer(CHANNELS), FeatureMixLayer(CHANNELS)
-exchange.partners = mix.partners = torch.arange(len(batch)).roll(1)
-mix.weight = 0.6
-show({"before": batch, "MOEX": exchange(batch), "Manifold MixUp": mix(batch)})
 
 # %%
 # AdaptiveBatchNorm

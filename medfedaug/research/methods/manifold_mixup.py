@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, SiteContext, SitePart, Targets
-from medfedaug.models import FeatureMixLayer, insert_layers, stage_layers
+from medfedaug.models import insert_layers, stage_layers
+from medfedaug.models.stage_layer import StageLayer
 from medfedaug.research.methods.mixup import draw_lambda, mixed_targets
 
 
@@ -41,6 +42,25 @@ class ManifoldMixUp(Method):
 
     def at_site(self, context: SiteContext) -> SitePart:
         return _ManifoldMixUpSite(self.alpha, list(stage_layers(context.network, FeatureMixLayer).values()))
+
+
+class FeatureMixLayer(StageLayer):
+    """The weighted mean of the features of two images, ``λ x_A + (1 − λ) x_B``.
+
+    Attributes:
+        partners: the position of each image's partner in the batch, (B,); ``None`` while not active.
+        weight: λ, set together with the partners.
+    """
+
+    kind = "Manifold MixUp"
+    slug = "manifold_mixup"
+    partners: Tensor | None = None
+    weight = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.partners is None:
+            return x
+        return torch.lerp(x[self.partners.to(x.device, non_blocking=True)], x, self.weight)
 
 
 class _ManifoldMixUpSite(SitePart):
