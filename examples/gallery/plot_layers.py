@@ -16,7 +16,7 @@ import torch
 from medfedaug.data.phantom import make_phantom
 from medfedaug.functional import across_site_variance, feature_statistics, student_t_modulation
 from medfedaug.models import FFALayer
-from medfedaug.models.adaptation import FixedAlpha, adapt_batch_norm, interpolating
+from medfedaug.models.adaptation import adapt_batch_norm, interpolating
 from medfedaug.statistics import channel_statistics
 from medfedaug.transforms import FedRDN
 
@@ -100,6 +100,10 @@ with torch.no_grad():
 norm.eval()
 views = {"before": batch}
 for alpha in (0.0, 0.5, 1.0):
-    with torch.no_grad(), interpolating(norm, FixedAlpha(alpha)):
+
+    def between(_norm, own, federation, alpha=alpha):
+        return tuple(torch.lerp(theirs, mine, alpha) for mine, theirs in zip(own, federation, strict=True))
+
+    with torch.no_grad(), interpolating(norm, between):
         views[f"α = {alpha:g}"] = norm(batch)
 show(views)

@@ -40,7 +40,6 @@ class FedHarmo(Method):
     Exchange, once: ``amplitude`` (C, H, W // 2 + 1), Āₖ, up; Ā down.
 
     Raises:
-        ConfigError: for a negative argument.
         DataError: for a site whose images have several sizes.
 
     Deviations:

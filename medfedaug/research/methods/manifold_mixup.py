@@ -22,9 +22,6 @@ class ManifoldMixUp(Method):
         alpha: α; with 0 it is FedAvg.
         stages: the stages for the draw, all by default.
 
-    Raises:
-        ConfigError: for a negative ``alpha``.
-
     Deviations:
         The paper draws among the input and the first two stages of ResNets, which is ``stages=[1, 2]``. Skip
         connections of a U-Net stay unmixed.

@@ -22,9 +22,6 @@ class MoEx(Method):
         weight: λ, the share of an image's own label.
         stage: the stage after which moments are exchanged.
 
-    Raises:
-        ConfigError: for arguments out of range.
-
     Deviations:
         The paper exchanges after the first layer; here it is the first stage, after its pooling.
     """

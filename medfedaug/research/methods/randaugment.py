@@ -127,9 +127,6 @@ class RandAugment(Method):
         operations: names from the table; by default all but the flips, which have no magnitude and would
             mirror asymmetric anatomy.
 
-    Raises:
-        ConfigError: for arguments out of range and unknown operations.
-
     Deviations:
         The paper's 14 operations are from a library for photographs. Here they are MONAI's, which are defined
         for any number of channels and any intensities: without ``color`` and ``solarize``, and with gamma,

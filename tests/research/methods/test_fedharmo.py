@@ -168,6 +168,6 @@ def test_an_image_with_its_own_amplitudes_is_itself():
 @pytest.mark.parametrize("value", [0.0, 3.0])
 def test_a_slice_without_content_stays_without(value):
     mean = amplitude_spectrum(images(1, 6, 5))
-    result = normalise_amplitude(torch.full((1, 6, 5), value), mean)
+    result = normalise_amplitude(torch.full((1, 6, 5), value, dtype=torch.float64), mean)
     expected = float(mean[0, 0, 0]) / 30 if value else 0.0
-    torch.testing.assert_close(result, torch.full((1, 6, 5), expected))
+    torch.testing.assert_close(result, torch.full((1, 6, 5), expected, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""Experiments of the papers: folds, noise on statistics, local models at other sites."""
+"""Experiments of the papers: folds, draws, local models at other sites."""
 
 import json
 from statistics import fmean
@@ -41,15 +41,15 @@ def test_over_all_folds_every_patient_is_tested_once_and_never_trains_meanwhile(
         fold_patients("DU", [], 5, 6)
 
 
-def test_noise_follows_from_the_seed_of_the_run(office, tmp_path):
-    runs = planned(office, "fedfa", ["fedfa.noise=0,0.2", "fedfa.prob=1.0"], seeds=1)
+def test_draws_follow_from_the_seed_of_the_run(office, tmp_path):
+    runs = planned(office, "fedfa", ["fedfa.prob=0.0,1.0"], seeds=1)
     run_all(runs, OFFICE_PRESET, office, tmp_path / "a", device="cpu")
     torch.rand(7)  # other draws of this process do not matter
     run_all(runs[1:], OFFICE_PRESET, office, tmp_path / "b", device="cpu")
     files = [tmp_path / name / run.folder for name, run in (("a", runs[0]), ("a", runs[1]), ("b", runs[1]))]
-    plain, noisy, again = (torch.load(file / "final_model.pt") for file in files)
-    assert all(torch.equal(noisy[key], again[key]) for key in noisy)
-    assert any(not torch.equal(plain[key], noisy[key]) for key in plain)
+    plain, drawn, again = (torch.load(file / "final_model.pt") for file in files)
+    assert all(torch.equal(drawn[key], again[key]) for key in drawn)
+    assert any(not torch.equal(plain[key], drawn[key]) for key in plain)
 
 
 def test_the_local_model_of_each_site_is_tested_at_every_site(office, tmp_path):
