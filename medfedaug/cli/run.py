@@ -89,6 +89,7 @@ def simulate(
         from medfedaug.data.sites import describe_federation, num_patients
         from medfedaug.federation.job_folder import REPORT
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
+        from medfedaug.metrics.predicted_volumes import oversized_in
         from medfedaug.runs.input_scaling import recorded_input
         from medfedaug.simulate import Simulation, run_simulation
 
@@ -133,6 +134,8 @@ def simulate(
         by_site = {site: entry.get(metric) for site, entry in results["test"]["sites"].items()}
         for site in nothing_learned_at(metric, by_site):
             say(f"nothing was learned at {site}: {metric} 0.000", "yellow", err=True)
+    for sentence in oversized_in(results["test"]):
+        say(sentence, "yellow", err=True)
     if missing := results["test"].get("missing", {}):
         text = f"{', '.join(missing)}: not tested ({out}/results.json has the reason) and not in the mean. "
         model = quote(f"{out}/global_model.pt")

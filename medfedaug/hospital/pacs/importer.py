@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from medfedaug.errors import ConfigError, ReaderError
+from medfedaug.errors import ReaderError
 from medfedaug.hospital.dicom.series import DicomSeries
 from medfedaug.hospital.pacs.archive import (
     Archive,
@@ -22,7 +22,6 @@ from medfedaug.hospital.pacs.archive import (
     Patience,
     require_pacs,
 )
-from medfedaug.hospital.pacs.archive_changes import describe_series
 from medfedaug.hospital.pacs.case_files import CaseFiles
 from medfedaug.hospital.pacs.choice import StudyPlan
 from medfedaug.hospital.pacs.import_settings import ImportSettings
@@ -63,20 +62,16 @@ def import_studies(
     out: Path,
     state: Path,
     settings: ImportSettings,
+    new_uid: Callable[[str], str],
     on_event: Callable[[dict[str, object]], object] = lambda event: None,
-    *,
-    changed: Collection[str] = (),
-    new_uid: Callable[[str], str] | None = None,
 ) -> ImportOutcome:
-    """Fetch and convert the studies of a plan; skip imported ones.
+    """Fetch and convert the studies of a plan; skip imported ones, unless ``settings.refresh`` is true.
 
-    With ``settings.refresh``, changed studies are imported again. A study that is now refused is taken out of
-    the data folder; one that cannot be fetched stays.
+    A study that is now refused is then taken out of the data folder; one that cannot be fetched stays.
 
     ``on_event`` is called from several threads with ``start`` (``todo``, ``there``, ``objects``),
     ``object`` for each arrival, ``remark`` (``case``, ``text``), ``imported`` and ``failed`` (``case``).
-    ``changed`` are cases that differ from the archive. With ``settings.anonymise``, ``new_uid`` replaces a
-    UID, with the site's key.
+    ``new_uid`` replaces a UID, with the site's key.
 
     Raises:
         ArchiveError: where the archive becomes unusable; imported studies stay.
@@ -86,12 +81,10 @@ def import_studies(
         require_pacs("dicomanonymizer")
         from medfedaug.hospital.pacs.deidentify import Deidentifier
 
-        if new_uid is None:
-            raise ConfigError("objects without identity need UIDs of the site's own key")
         deidentifier = Deidentifier(new_uid, lambda name: class_of(name, settings.segments))
     files = CaseFiles(out, state)
     with files.locked():
-        return _Import(archive, files, StudyList(state), settings, on_event, deidentifier).run(plans, changed)
+        return _Import(archive, files, StudyList(state), settings, on_event, deidentifier).run(plans)
 
 
 @dataclass(eq=False)
@@ -111,7 +104,7 @@ class _Import:
         self.fetching = ThreadPoolExecutor(self.settings.parallel)
         self.outcome = ImportOutcome()
 
-    def run(self, plans: Sequence[StudyPlan], changed: Collection[str]) -> ImportOutcome:
+    def run(self, plans: Sequence[StudyPlan]) -> ImportOutcome:
         """Import the studies."""
         settings, files, studies = self.settings, self.files, self.studies
         studies.settle(settings)
@@ -120,12 +113,11 @@ class _Import:
             if plan.patient in studies.withdrawn:
                 plan.problem = "the patient was withdrawn"
                 files.remove(plan.case)
-        refreshed = {*changed} if settings.refresh else set()
         for plan in plans:
-            if plan.problem and plan.study is not None and plan.case in refreshed:
+            if plan.problem and plan.study is not None and settings.refresh:
                 self._take_out(plan)
         sound = [plan for plan in plans if not plan.problem]
-        imported = studies.studies.keys() - refreshed
+        imported = set() if settings.refresh else studies.studies.keys()
         todo = [plan for plan in sound if plan.case not in imported or not files.whole(plan.case, settings)]
         problems = self.outcome.problems
         problems.update({plan.case: plan.problem for plan in plans if plan.problem})
@@ -217,11 +209,7 @@ class _Import:
             label = _label_map(grid, objects, settings)
             shown = [settings.classes[number] for number in np.unique(label) if number]
         self._write(plan, volumes, grid, label, files)
-        instances = {volume.uid: len({piece.instance for piece in volume.slices}) for volume in volumes}
-        records = describe_series(plan, instances, objects)
-        for volume in volumes:
-            records[volume.uid] |= {"units": volume.first.units}
-        self.studies.enter(plan, [series.uid for series in images], records, shown)
+        self.studies.enter(plan, images, [volume.first.units for volume in volumes], shown)
 
     def _write(
         self,

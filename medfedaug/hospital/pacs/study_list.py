@@ -2,14 +2,14 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from medfedaug.errors import ConfigError
-from medfedaug.hospital.pacs.archive import StudyQuery
+from medfedaug.hospital.pacs.archive import ArchiveSeries, StudyQuery
 from medfedaug.hospital.pacs.choice import StudyPlan
 from medfedaug.hospital.pacs.import_settings import ImportSettings
 from medfedaug.utils.files import parse_versioned, write_versioned
@@ -26,7 +26,7 @@ class StudyList:
     Several threads may use it.
 
     Attributes:
-        studies: by case its patient's pseudonym, identifiers, imported objects, and the classes that its
+        studies: by case its patient's pseudonym, identifiers, imported series, and the classes that its
             label map shows.
         labelled: the classes under ``labelled`` that the last import wrote without ``--labelled``; empty
             where it wrote none.
@@ -67,21 +67,20 @@ class StudyList:
     def enter(
         self,
         plan: StudyPlan,
-        images: Sequence[str],
-        series: Mapping[str, Any],
+        images: Sequence[ArchiveSeries],
+        units: Sequence[str],
         shown: Sequence[str],
     ) -> None:
         """Enter an imported study."""
-        if plan.study is None:
-            return
         with self._lock:
             before = self.studies.get(plan.case, {})
             self.studies[plan.case] = {
                 **({"split": before["split"]} if "split" in before else {}),
                 **_identifiers(plan),
-                "SeriesInstanceUID": [*images],
+                "SeriesInstanceUID": [series.uid for series in images],
+                "modalities": [series.modality for series in images],
+                "units": [*units],
                 "imported": _now(),
-                "series": series,
                 "shown": [*shown],
             }
             self.refused.pop(plan.case, None)
@@ -89,15 +88,11 @@ class StudyList:
 
     def modalities(self) -> set[str]:
         """Return the modalities of the imported images."""
-        return {series["modality"] for series in self._images()}
+        return {name for entry in self.studies.values() for name in entry["modalities"]}
 
     def units(self) -> Counter[str]:
         """Count the images by unit, of those that state one."""
-        return Counter(series["units"] for series in self._images() if series.get("units"))
-
-    def _images(self) -> Iterator[Mapping[str, Any]]:
-        for entry in self.studies.values():
-            yield from (one for one in entry["series"].values() if one["kind"] == "image")
+        return Counter(unit for entry in self.studies.values() for unit in entry["units"] if unit)
 
     def refuse(self, plan: StudyPlan, segments: Sequence[str]) -> None:
         """Enter the names of the segments for which a study was refused: messages do not show them."""
