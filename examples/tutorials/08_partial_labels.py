@@ -67,7 +67,7 @@ model = next(
     if json.loads(file.read_text())["config"]["partial_loss"] == "marginal"
 )
 image = f"data/site_A/{json.loads((here / 'data/site_A/dataset.json').read_text())['test'][0]['image']}"
-run(f"medfedaug predict --model {model} --images {image} --site site_A --data data/site_A --out predicted")
+run(f"medfedaug predict --model {model} --images {image} --site site_A --out predicted")
 print(*json.loads((here / "predicted/predictions.json").read_text())["notes"], sep="\n")
 
 # %%

@@ -103,8 +103,6 @@ def _table(body: ET.Element, order: Sequence[str], record: Mapping[str, Any], *,
     for name, row in zip(order, rows, strict=True):
         row.append(str(len(cases[name]["warnings"]) or _NOTHING))
     page.table(section, [*header, "unlike"], rows)
-    if training := record.get("training_range"):
-        page.remark(section, _training_range(training))
     for text in _explanations(header, record.get("borrowed", {}), ranked=ranked):
         page.remark(section, text)
 
@@ -122,18 +120,6 @@ def _label_maps(
     return header, [[case, *(f"{cases[case][sizes][name]:{form}}" for name in classes)] for case in order]
 
 
-def _training_range(training: Mapping[str, Any]) -> str:
-    parts = []
-    for name, entry in training["classes"].items():
-        if not entry:
-            parts.append(f"{name} not known: no case shows it in full")
-            continue
-        form, unit = (".3g", "ml") if "volume_ml" in entry else (".1%", "of the image")
-        low, high = entry.get("volume_ml") or entry["share"]
-        parts.append(f"{name} {low:{form}} to {high:{form}} {unit}")
-    return f"In the site's {training['cases']} training cases: {'; '.join(parts)}."
-
-
 def _explanations(header: Sequence[str], borrowed: Collection[str], *, ranked: bool) -> Iterator[str]:
     if "probability" in header:
         yield "Probability: the model's probability of the class; not calibrated."
@@ -145,8 +131,8 @@ def _explanations(header: Sequence[str], borrowed: Collection[str], *, ranked: b
             "sure to be of them on other scanners, and the order depends on it."
         )
     yield (
-        "Unlike: the number of differences from the federation's images or the site's training cases. "
-        "A case without any can still be wrong."
+        "Unlike: the number of differences from the federation's images. A case without any can still be "
+        "wrong."
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,7 +72,6 @@ def predict(
     from medfedaug.hospital.pacs.open_archive import open_archive
     from medfedaug.hospital.pacs.predict_studies import predict_studies
 
-    of_studies = replace(of_studies, pseudonyms=of_studies.pseudonyms or key_folder(options.data))
     wanted, access = read_studies(studies), archive_access(given, token_file)
     with (
         CaseProgress() as progress,
@@ -83,14 +81,6 @@ def predict(
         result = predict_studies(models, source, wanted, out, options, of_studies, on_event=progress.show)
     _print_stored(result, out)
     finish(models, out, options, result.cases, result.problems)
-
-
-def key_folder(data: Path | None) -> Path | None:
-    """Return the folder of a site's key next to its data, if `import` made one."""
-    from medfedaug.hospital.privacy.pseudonyms import PSEUDONYM_KEY
-
-    folder = None if data is None else data.with_name(f"{data.name}.state")
-    return folder if folder is not None and (folder / PSEUDONYM_KEY).is_file() else None
 
 
 def _print_stored(result: StudyPredictions, out: Path) -> None:

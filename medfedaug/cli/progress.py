@@ -40,7 +40,6 @@ _NOW = {
 _WARNINGS = {
     "remark": "{case}: {text}",
     "unlike": "{case}: unlike the federation's images: {text}",
-    "unusual": "{case}: unlike the site's training cases: {text}",
 }
 """Lines about a case that a user should check."""
 

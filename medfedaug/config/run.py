@@ -70,9 +70,9 @@ _MODES: dict[str, tuple[tuple[str, ...], str]] = {
     "bundle": (_BY_BUNDLE, "it follows from the Bundle"),
     "loop": (("planning",), "a loop prepares its images itself: make the plan first (medfedaug plan)"),
     "planning": (("init",), "initial weights need a fixed network: make the plan first (medfedaug plan)"),
-    "buffer": (
-        ("secure_aggregation", "participation"),
-        "a round takes the updates that come first, also of an earlier round, which has other masks",
+    "secure_aggregation": (
+        ("buffer", "wire"),
+        "masks cancel out in the sum of one round's updates, which are numbers of 64 bits",
     ),
 }
 """The settings that a mode of a run excludes, with the reason. A mode is on where its setting is."""
@@ -241,6 +241,15 @@ class RunConfig(Settings):
         "and methods that need only sums; checks of single updates are lost.",
         flags=("--secure-aggregation",),
     )
+    wire: str = setting(
+        "float32",
+        "Numbers in which weights travel, to the sites and back. float16 and bfloat16 halve the bytes of a "
+        "round; sums stay float64. Vectors, such as biases and running statistics, and the methods' "
+        "statistics stay float32, and so do weights beyond 65504 with float16. Sites score the model as it "
+        "arrives, and the saved one is float32.",
+        choices=("float32", "float16", "bfloat16"),
+        rare=True,
+    )
     precision: str = setting(
         "float32",
         "float32, or bfloat16 for the network's convolutions and matrix products (torch.autocast), in "
@@ -306,13 +315,6 @@ class RunConfig(Settings):
     )
     limit: int | None = setting(None, "Most cases per split and site; by default all.", at_least=1)
     holdout: tuple[str, ...] = setting((), "Site that is tested but does not train; repeatable.")
-    participation: float = setting(
-        1.0,
-        "Share of the training sites that take part in a round, drawn anew every round.",
-        above=0,
-        at_most=1,
-        rare=True,
-    )
     buffer: int = setting(
         0,
         "Number of updates that make the next global model, in the order in which they arrive (FedBuff, "

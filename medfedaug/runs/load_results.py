@@ -13,6 +13,7 @@ from medfedaug.errors import DataError
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.metrics.base import mean_score
 from medfedaug.metrics.nothing_learned import nothing_learned_in
+from medfedaug.metrics.predicted_volumes import oversized_in
 from medfedaug.metrics.registry import add_recorded
 from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.results_schema import check_finished
@@ -72,6 +73,7 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
     chosen_by = next(iter(mean))
     scores = _scores(test, sorted(trained - entries.keys()))
     first, (context, options) = scores[chosen_by, ""], _context(content)
+    context["oversized"] = oversized_in(test)
     run = Run(
         path=file,
         config=_complete(content["config"]),

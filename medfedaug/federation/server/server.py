@@ -26,10 +26,11 @@ from medfedaug.federation.messages.messages import (
     Request,
     entries_hash,
     namespaced,
+    packed,
     refusal,
     split_frozen,
 )
-from medfedaug.federation.messages.site_sampling import LEAST_SITES, Participation
+from medfedaug.federation.messages.participation import LEAST_SITES, Participation
 from medfedaug.federation.messages.tensor_checks import StateDictValidator
 from medfedaug.federation.planning.plan_request import Planning
 from medfedaug.federation.server.aggregation import Aggregation
@@ -276,13 +277,8 @@ class FederationServer:
         return {**self.aggregation.needed_at_inference(self._once.payload), **payload}
 
     def choose_sites(self, available: Collection[str] | None = None) -> list[str]:
-        """Choose the sites of the next round: all training sites, or a share drawn by seed and round.
-
-        Args:
-            available: the connected sites; by default all.
-        """
-        sites = sorted(self.sites if available is None else self.sites.keys() & set(available))
-        return self.participation.choose(sites, len(self.sites), self.round + 1)
+        """Return the training sites among the available ones, by default all."""
+        return sorted(self.sites if available is None else self.sites.keys() & set(available))
 
     def start_round(self, targets: Iterable[str] | None = None) -> Request:
         """Begin the next round with a request to some sites, by default to those of `choose_sites`."""
@@ -416,10 +412,13 @@ class FederationServer:
     def _request(
         self, task: str, round_: int, state: dict[str, Tensor], payload: Payload, once: Payload
     ) -> Request:
+        weights = {key: state[key] for key in self.sent}
+        if self.config.wire != "float32":
+            weights = packed(weights, self.config.wire)
         return Request(
             task,
             round_,
-            weights={key: state[key] for key in self.sent},
+            weights=weights,
             frozen=self._frozen_hash,
             once=once,
             payload=payload,

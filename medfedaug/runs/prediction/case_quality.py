@@ -1,9 +1,10 @@
-"""Certainty of the predicted classes of a case, and the order in which to look at cases."""
+"""Sizes and certainty of the predicted classes of a case, and the order in which to look at cases."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -29,3 +30,17 @@ def look_first(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for name, entry in cases.items()
     }
     return sorted(lowest, key=lambda name: (lowest[name], name))
+
+
+def foreground_voxels(label: Tensor, classes: Sequence[str]) -> dict[str, int]:
+    """Count the voxels of each class but the background."""
+    counts = torch.bincount(label.flatten().int(), minlength=len(classes)).tolist()
+    return dict(zip(classes[1:], counts[1:], strict=True))
+
+
+def volumes_in_millilitres(voxels: Mapping[str, int], affine: Tensor | None) -> dict[str, float] | None:
+    """Return the volumes of numbers of voxels; ``None`` without an affine."""
+    if affine is None:
+        return None
+    voxel = abs(float(torch.linalg.det(affine[:3, :3].double()))) / 1000
+    return {name: count * voxel for name, count in voxels.items()}

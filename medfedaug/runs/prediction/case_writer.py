@@ -10,11 +10,10 @@ from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.formats import format_of
 from medfedaug.data.io.label_maps import write_label_map, write_probabilities
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.runs.prediction.case_quality import certainty
+from medfedaug.runs.prediction.case_quality import certainty, foreground_voxels, volumes_in_millilitres
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.prediction_image import draw_classified, draw_label_map, write_picture
 from medfedaug.runs.prediction.series_objects import SeriesObjects
-from medfedaug.runs.prediction.training_range import foreground_voxels, volumes_in_millilitres
 from medfedaug.tasks import Prediction
 
 _PROBABILITIES, _PREVIEWS = "probabilities", "previews"

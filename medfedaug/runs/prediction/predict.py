@@ -1,7 +1,7 @@
 """Predict new images with a finished model: label maps on the images' grids, or classes."""
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,7 +27,6 @@ from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predictions_file import Predictions
 from medfedaug.runs.prediction.predictor import Predictor, predictions
 from medfedaug.runs.prediction.series_objects import SeriesObjects, series_objects
-from medfedaug.runs.prediction.training_range import TrainingRange
 from medfedaug.statistics import save_statistics
 from medfedaug.utils.versions import software_versions
 
@@ -46,7 +45,6 @@ def predict_images(
     options: PredictionOptions | None = None,
     *,
     further: Mapping[str, Mapping[str, str]] | None = None,
-    among: Collection[str] = (),
     on_event: Event | None = None,
     on_case: Callable[[str], object] | None = None,
 ) -> Predictions:
@@ -62,8 +60,6 @@ def predict_images(
         options: settings; ``None`` for the defaults.
         further: see `medfedaug.runs.prediction.series_objects.SeriesObjects`; by default they are read from
             the files.
-        among: names of all cases where a task is predicted in parts; failed cases of the other parts stay in
-            the record.
         on_event: called with a small dictionary for each event that a user may want to see.
         on_case: called with the name of each case whose files are written.
 
@@ -79,8 +75,6 @@ def predict_images(
     if images.is_dir() and out.exists() and out.resolve() == images.resolve():
         raise ConfigError(f"{out}: holds the images; choose another folder for the predictions")
     check_device(options.device)
-    if options.data and models.first.config.task != "segmentation":
-        raise ConfigError("--data: the run classifies, and this is for label maps; leave it out")
     job = _Job(
         models=models,
         given=given,
@@ -93,7 +87,7 @@ def predict_images(
     )
     job.check_apart()
     with only_process(out):
-        return job.carry_out(among)
+        return job.carry_out()
 
 
 def uses_given_images(run: FinishedRun, origin: Origin) -> bool:
@@ -143,7 +137,7 @@ class _Job:
             borrowed=self.borrowed,
         )
 
-    def carry_out(self, among: Collection[str]) -> Predictions:
+    def carry_out(self) -> Predictions:
         run, cases = self.run, {case.name: case for case in self.folder.cases["test"]}
         earlier = Predictions.read(self.out)
         known = Predictions.files(earlier)
@@ -162,7 +156,7 @@ class _Job:
         if self.options.overwrite:
             record.remove(known)
         else:
-            record.resume(earlier, states, among)
+            record.resume(earlier, states)
         good = self.readable(record, cases)
         todo = [name for name in good if name not in record.cases]
         if todo and uses_given_images(run, self.origin):
@@ -175,15 +169,13 @@ class _Job:
             return record
         predictors = self.prepare(good)
         reference = DriftReference.of(self.models.runs)
-        usual = self.training_range()
         used = _common_statistics([predictor.statistics(len(good)) for predictor in predictors])
         record.agree("statistics", used)
         if used and "file" in used:
             pair = {"images": predictors[0].model.statistics(reference.over)}
             save_statistics(self.out / STATISTICS, pair, run.composition.intensity)
-        record.details["notes"] = self.notes(reference, used, usual)
+        record.details["notes"] = self.notes(reference, used)
         record.details["compared_with_the_sites"] = reference.sources
-        record.details |= {} if usual is None else {"training_range": usual.record()}
         try:
             record.write()
             with ExitStack() as contexts:
@@ -191,7 +183,7 @@ class _Job:
                     contexts.enter_context(predictor.model.scoring())
                     predictor.model.network.eval()
                 for name in todo:
-                    self.predict(record, good[name], states[name], predictors, reference, usual)
+                    self.predict(record, good[name], states[name], predictors, reference)
         finally:
             record.write()  # also when somebody stops it
         return record
@@ -216,7 +208,6 @@ class _Job:
             "previews": self.options.previews,
             **({"series": self.options.series} if self.options.series is not None else {}),
             **self.objects.settings(),
-            **({"data": os.path.abspath(self.options.data)} if self.options.data is not None else {}),
         }
         return {"model": self.models.identity(), "options": options}
 
@@ -272,12 +263,6 @@ class _Job:
                 self.failed(record, case, error)
                 del good[name]
 
-    def training_range(self) -> TrainingRange | None:
-        """Return the sizes in the site's training cases."""
-        if self.options.data is None:
-            return None
-        return TrainingRange.of_site(self.options.data, self.origin.site, self.run, self.tell)
-
     def prepare(self, good: dict[str, Case]) -> list[Predictor]:
         """Prepare the models at the images' place; all normalise with the same pair of the images."""
         folder = replace(self.folder, cases={**self.folder.cases, "test": tuple(good.values())})
@@ -299,9 +284,7 @@ class _Job:
         texts = annotated.sentences(site) if site else {}
         return {name: f"{text}{annotated.distance(site, name, pairs)}" for name, text in texts.items()}
 
-    def notes(
-        self, reference: DriftReference, used: dict[str, Any] | None, usual: TrainingRange | None
-    ) -> list[str]:
+    def notes(self, reference: DriftReference, used: dict[str, Any] | None) -> list[str]:
         """Return the notes that hold for all cases."""
         composition, notes = self.run.composition, []
         if (count := len(self.models.runs)) > 1:
@@ -333,11 +316,6 @@ class _Job:
                 "an unusual image is not noticed"
             )
         notes += self.borrowed.values()
-        if usual is not None and usual.unknown:
-            notes.append(
-                f"no training case of this site shows {', '.join(usual.unknown)} in full: no size of it is "
-                "unusual here, and sizes at other sites depend on their scanners"
-            )
         for text in notes:
             self.tell({"event": "note", "text": text})
         return notes
@@ -349,7 +327,6 @@ class _Job:
         state: Sequence[Any],
         predictors: Sequence[Predictor],
         reference: DriftReference,
-        usual: TrainingRange | None,
     ) -> None:
         """Predict a case and write its files, or record its failure."""
         self.tell({"event": "case", "case": case.name})
@@ -359,8 +336,7 @@ class _Job:
                 shares = self.options.probabilities or not self.dense or len(predictors) > 1
                 by_model = predictions(predictors, self.folder, case, probabilities=shares)
                 entry = self.writer.write(case, mean_prediction(by_model))
-                unusual = [] if usual is None else usual.warnings(entry)
-                entry["warnings"] = unlike + unusual
+                entry["warnings"] = unlike
         except StorageError:  # every further case would fail alike
             raise
         except (MedFedAugError, RuntimeError, ValueError, MemoryError) as error:
@@ -371,7 +347,7 @@ class _Job:
         entry |= {"remarks": remarks} if remarks else {}
         written = self.writer.files(case)
         record.finished(case.name, {"files": files, **entry, "written": written, "state": state})
-        for event, texts in (("remark", remarks), ("unlike", unlike), ("unusual", unusual)):
+        for event, texts in (("remark", remarks), ("unlike", unlike)):
             for text in texts:
                 self.tell({"event": event, "case": case.name, "text": text})
         self.on_case(case.name)

@@ -1,7 +1,7 @@
 """``predictions.json``: the model, its inputs, and the outcome of each case."""
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -28,7 +28,7 @@ from medfedaug.utils.structure import (
 PREDICTIONS = "predictions.json"
 _KIND, _VERSION = "predictions", 1
 # A call that predicts nothing keeps these of the last call that did.
-_OF_ALL_CASES = ("notes", "compared_with_the_sites", "training_range")
+_OF_ALL_CASES = ("notes", "compared_with_the_sites")
 _SECONDS = 5.0  # between two writings: a file of thousands of cases takes as long as a case
 
 
@@ -69,14 +69,11 @@ class Predictions:
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: {error}; choose another folder, or move the file away") from error
 
-    def resume(
-        self, earlier: Mapping[str, Any], states: Mapping[str, Any], among: Collection[str] = ()
-    ) -> None:
+    def resume(self, earlier: Mapping[str, Any], states: Mapping[str, Any]) -> None:
         """Take over the finished cases of an earlier call, from the result of `read`.
 
         ``states`` has the sizes and times of the files of each case of this call. A case with changed files
-        is predicted again; cases that are not in this call stay as they are, and so do the failures of those
-        ``among``.
+        is predicted again; cases that are not in this call stay as they are.
         """
         self._earlier = earlier
         self.details = {**{key: earlier[key] for key in _OF_ALL_CASES if key in earlier}, **self.details}
@@ -93,8 +90,6 @@ class Predictions:
             written = [self.out / file for file in entry["written"]]
             if entry["state"] == states.get(name, entry["state"]) and all(path.exists() for path in written):
                 self.cases[name] = entry
-        kept = set(among).difference(states)
-        self.failed = {name: entry for name, entry in earlier.get("failed", {}).items() if name in kept}
 
     def agree(self, key: str, value: Any) -> None:
         """Set an input; refuse it where finished cases of an earlier call had another one."""
@@ -207,20 +202,6 @@ _STATISTICS = entries(
 )
 
 
-def _ends(value: Any, where: str) -> None:
-    """Accept a lowest and a highest value."""
-    list_of(number)(value, where)
-    if len(value) != 2:
-        fail(value, where, "two numbers")
-
-
-_RANGE = entries(
-    {
-        "cases": count,
-        "classes": map_of(entries({"cases": count, "volume_ml": _ends, "share": _ends})),
-    },
-    needed=("cases", "classes"),
-)
 _CONTENT = entries(
     {
         "cases": map_of(_CASE),
@@ -230,7 +211,6 @@ _CONTENT = entries(
         "borrowed": map_of(text),
         "compared_with_the_sites": list_of(text),
         "failed": map_of(entries({"error": text}, needed=("error",))),
-        "training_range": _RANGE,
         "test": entries({"score": text, "warning": text}, needed=("score", "warning")),
     }
 )
