@@ -17,7 +17,7 @@ from medfedaug.federation.messages.messages import (
     own_entries,
     refusal,
 )
-from medfedaug.federation.messages.site_sampling import LEAST_SITES, lowered_shares
+from medfedaug.federation.messages.participation import LEAST_SITES, lowered_shares
 from medfedaug.federation.server.outlier_checks import Plausibility, Sizes, check_payload, judge_steps
 from medfedaug.federation.server.step_directions import cosines
 from medfedaug.functional.weighted_mean import WeightedMean, capped_weights
