@@ -58,13 +58,7 @@ _REMEDY = "medfedaug site configure KIT --allow-bundle DIR"
 
 @dataclass(frozen=True)
 class AllowedBundle:
-    """Bundle that this process may use.
-
-    Args:
-        name: the name of its folder, which jobs carry.
-        hash: of its content when it was allowed (`content_hash`).
-        folder: its path.
-    """
+    """Bundle that this process may use."""
 
     name: str
     hash: str
@@ -203,22 +197,14 @@ def restrict(bundles: Mapping[str, AllowedBundle] | None) -> None:
 
 
 def allow(folder: str | Path) -> AllowedBundle:
-    """Allow a Bundle that the user names in this process, with its present content.
-
-    Raises:
-        ConfigError: when it is not a Bundle.
-    """
+    """Allow a Bundle that the user names in this process, with its present content."""
     bundle = AllowedBundle.of(folder)
     _named[bundle.name] = bundle
     return bundle
 
 
 def locate(text: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of a Bundle from its path, or from its name in the folder ``MEDFEDAUG_BUNDLES``.
-
-    Raises:
-        ConfigError: when there is no such Bundle.
-    """
+    """Return the folder of a Bundle from its path, or from its name in the folder ``MEDFEDAUG_BUNDLES``."""
     if Path(text).is_dir():
         return Path(text)
     home = environment.get(BUNDLES_VARIABLE)

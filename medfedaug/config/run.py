@@ -403,11 +403,7 @@ class RunConfig(Settings):
         return len(self.classes)
 
     def input_intensity(self, *, normalised: bool) -> str:
-        """Return the first scaling of the images, ``"scale"`` or ``"raw"``.
-
-        Args:
-            normalised: whether a method normalises the input.
-        """
+        """Return the first scaling of the images, ``"scale"`` or ``"raw"``."""
         if self.prepared_plan(normalised=normalised).normalises:
             return "raw"
         if self.intensity == "by_method":
@@ -415,11 +411,7 @@ class RunConfig(Settings):
         return self.intensity
 
     def prepared_plan(self, *, normalised: bool) -> Plan:
-        """Return the plan of the preparation: a method's normalisation replaces the plan's.
-
-        Args:
-            normalised: whether a method normalises the input.
-        """
+        """Return the plan of the preparation: a method's normalisation replaces the plan's."""
         if normalised and self.plan.normalises:
             return dataclasses.replace(self.plan, normalisation=None, ct_intensities=None)
         return self.plan
@@ -476,13 +468,8 @@ def task_defaults(task: str, plan: Plan | None = None, *, own_data: bool = False
     volumes, with a plan of three spatial dimensions, batches of 2.
 
     Args:
-        task: of the run.
-        plan: of the run.
         own_data: whether the sites train on their own data, with `USUAL_AUGMENTATION`; a published data set
             has its protocol's.
-
-    Raises:
-        ConfigError: for an unknown task.
     """
     check_choice("task", task, TASK_DEFAULTS)
     volumes = {"batch_size": 2} if plan is not None and plan.spatial_dims == 3 else {}

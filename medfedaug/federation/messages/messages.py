@@ -81,8 +81,6 @@ class Reply:
     """From a site to the server.
 
     Args:
-        task: the request's task.
-        round: the request's round.
         weights: the shared entries of the local model.
         payload: the methods' exchange, with keys ``<method>/<key>``.
         num_samples: the number of training samples of the site, which is the weight of its update.

@@ -23,12 +23,7 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class StateDictValidator:
-    """Checks the sent entries of a site's model.
-
-    Args:
-        network: the global network, with every method's layers.
-        sent: the entries of its state dict that a site sends.
-    """
+    """Checks the sent entries of a site's model."""
 
     def __init__(self, network: nn.Module, sent: Sequence[str]) -> None:
         state = network.state_dict()

@@ -48,10 +48,7 @@ class Aggregation:
         norm: the norm of the initial parameters (`StateDictValidator`).
 
     Attributes:
-        once: the exchanges before training, by method.
-        every_round: the exchanges of every round, by method.
         aggregators: the aggregator that computes the global model from the mean; at most one.
-        weights: the weight in the mean of each site whose update of this round was accepted.
         lowered: the sites whose share of the last round's mean was lowered, with the share before and after.
         cosines: of each site's step of the last round with the others' (`step_directions.cosines`).
         words: the number of words of an update under secure aggregation, whose values cannot be checked.

@@ -60,26 +60,17 @@ class FederationServer:
     request scores the last model.
 
     Args:
-        config: the run.
         on_event: called with a small dictionary for every event that a user may want to see.
-        execution: the number of good updates that a round needs.
         travels: whether sites and server exchange messages; false if all images are in one place.
         initial: the weights to start from, for a run that was configured with initial weights.
 
     Attributes:
         run: the identity of the run; a resumed run keeps it.
         sites: the sites that train, with their number of samples.
-        unseen: the sites that are only tested.
         left_out: sites that could not be prepared, with the reason.
-        round: the current round, or the last one; 0 before the first.
         stalled: the reason to end before the last round; empty for none.
-        state: the state dict of the global model.
-        payload: the result of the methods' exchange in the last round.
         statistics: the sites' channel statistics, if a method exchanged them.
         carried: the carrier's part of the checkpoint of a resumed run.
-
-    Raises:
-        ConfigError: when methods and network cannot be combined.
     """
 
     def __init__(
@@ -221,11 +212,7 @@ class FederationServer:
         return Request(PREPARE, run=self.run, planned=self.planning.planned())
 
     def accept_preparation(self, site: str, reply: Reply) -> bool:
-        """Accept a site's answer to `prepare`, before the first round or during a later one.
-
-        Returns:
-            Whether the site takes part; otherwise `left_out` has the reason.
-        """
+        """Accept a site's answer to `prepare`, before the first round or during a later one."""
         with self._lock:
             if site in self.known:
                 return False
@@ -330,14 +317,7 @@ class FederationServer:
             return reason is None
 
     def finish_round(self) -> dict[str, Tensor]:
-        """Compare the previous round's model with the best so far, and average the accepted updates.
-
-        Returns:
-            The full state dict of the new global model.
-
-        Raises:
-            RunFailed: when too few updates were accepted; the last good model remains.
-        """
+        """Compare the previous round's model with the best so far, and average the accepted updates."""
         for site, reason in self.aggregation.compare(self.state).items():
             self.record.withdrawn(site, reason)
         accepted = len(self.aggregation.weights)
@@ -452,11 +432,7 @@ class FederationServer:
         self._starts.move(device)
 
     def save(self, path: Path, carried: Mapping[str, Any] | None = None) -> None:
-        """Write a checkpoint between two rounds, with the carrier's part ``carried``.
-
-        Raises:
-            StorageError: when it cannot be written; the previous checkpoint is then intact.
-        """
+        """Write a checkpoint between two rounds, with the carrier's part ``carried``."""
         save_checkpoint(
             path,
             {
@@ -478,11 +454,7 @@ class FederationServer:
         )
 
     def restore(self, path: Path) -> None:
-        """Continue from a checkpoint, in a new server.
-
-        Raises:
-            ConfigError: when the checkpoint is missing, or is of another run.
-        """
+        """Continue from a checkpoint, in a new server."""
         saved = load_checkpoint(path)
         check_same_run(path, saved, self.planning.config)
         self.planning.restore(saved.get("planning", {}))
@@ -509,10 +481,6 @@ class InitialExchange:
 
     It is sent again after another site has joined and changed it. A site has the result once it has answered
     a request with it: a request may be lost, and a process may end before it has written the result.
-
-    Attributes:
-        payload: the methods' entries, keys ``<method>/<key>``.
-        ready: whether the first preparation is over.
     """
 
     def __init__(self) -> None:
@@ -544,11 +512,7 @@ class InitialExchange:
 
 
 class StartingModels:
-    """Keeps the global model of each unanswered training request, for buffered rounds.
-
-    Attributes:
-        rounds: the round of each site's unanswered request.
-    """
+    """Keeps the global model of each unanswered training request, for buffered rounds."""
 
     def __init__(self) -> None:
         self.rounds: dict[str, int] = {}
