@@ -263,9 +263,9 @@ def approve(
     """Approve the configuration of a job that waits. The same configuration then never waits again."""
     from medfedaug.hospital.privacy.job_log import APPROVED, REFUSED
     from medfedaug.nvflare_jobs.kit.kit import open_kit
-    from medfedaug.utils.validation import check_printable
+    from medfedaug.utils.validation import check_plain
 
-    check_printable("--by", by)
+    check_plain("--by", by)
     verdict = REFUSED if refuse else APPROVED
     entry = open_kit(kit).job_book().judge(job, verdict, by or _user())
     say(f"{entry.hash}: {entry.verdict}")
