@@ -28,7 +28,6 @@ from medfedaug.cli.options import (
     PlanFile,
     PlanMemory,
     Report,
-    Tracking,
     is_given,
     takes,
 )
@@ -75,7 +74,6 @@ def simulate(
     check: Annotated[
         bool, Option("--check", help="With --loop: run one batch and print its connections.", hidden=True)
     ] = False,
-    tracking: Tracking = None,
     pictures: Pictures = True,
     report: Report = True,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace the results of an earlier run.")] = False,
@@ -105,7 +103,6 @@ def simulate(
             device=device,
             overwrite=overwrite,
             resume=resume,
-            tracking=tracking,
             pictures=pictures,
             report=report,
             execution=Execution(**given[Execution]),
@@ -165,7 +162,6 @@ def export(
     resume: Annotated[bool, Option("--resume", help="Continue this interrupted run.")] = False,
     init: Init = None,
     loop: Loop = None,
-    tracking: Tracking = None,
 ) -> None:
     """Write a run or a comparison as a job, without data, paths and code (except --loop)."""
     if out.exists():
@@ -181,7 +177,7 @@ def export(
         given, listed, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
     )
     if compare:
-        for option, value in {"init": init, "loop": loop, "tracking": tracking, "resume": resume}.items():
+        for option, value in {"init": init, "loop": loop, "resume": resume}.items():
             if value:
                 raise ConfigError(f"--{option} is for a run, not for a comparison")
         _export_comparison(context, names, options, arguments, budget, execution, out, needed=bool(methods))
@@ -217,7 +213,6 @@ def export(
         config=replace(settled, loop=reference),
         name=out.name,
         resume=resume,
-        tracking=tracking,
         execution=execution,
         initial=initial,
         script=script,
