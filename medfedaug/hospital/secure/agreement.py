@@ -120,7 +120,7 @@ class PublicKeys:
     @classmethod
     def of(cls, site: str, content: Mapping[str, Any]) -> PublicKeys:
         """Read the keys of a site's message."""
-        keys = content.get("cipher"), content.get("mask")
+        keys: tuple[Any, Any] = content.get("cipher"), content.get("mask")
         sound = all(isinstance(key, bytes) and len(key) == KEY_BYTES for key in keys)
         require(sound, f"the keys of site {site} are not keys")
         return cls(*keys)
