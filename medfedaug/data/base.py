@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -333,11 +332,8 @@ class SiteFolder(ABC):
             if place in places:
                 raise self.error("listed more than once", case.image, hint=_ONE_SPLIT)
             if case.name in names:
-                raise self.error(
-                    f"another case, {own(names[case.name])}, has the same name '{own(case.name)}'",
-                    case.image,
-                    hint="Results are listed by name: rename one of the files.",
-                )
+                problem = f"another case, {own(names[case.name])}, has the same name '{own(case.name)}'"
+                raise self.error(problem, case.image, hint="Results are listed by name: rename one file.")
             places.add(place)
             names[case.name] = case.image
 
@@ -348,11 +344,7 @@ def is_own_data(sites: Iterable[SiteFolder]) -> bool:
 
 
 def patient_name(entry: object) -> str:
-    """Return a patient's name as text, from an entry of a list; empty for none.
-
-    >>> patient_name(7), patient_name(" 7 "), patient_name(None)
-    ('7', '7', '')
-    """
+    """Return a patient's name as text, from an entry of a list; empty for none."""
     return "" if entry is None else str(entry).strip()
 
 
@@ -412,17 +404,6 @@ def weights_by_patient(cases: Sequence[Case]) -> list[float]:
     """
     numbers = Counter(case.owner for case in cases)
     return [1 / (len(numbers) * numbers[case.owner]) for case in cases]
-
-
-def check_below(folder: Path, listed: str, site: str, listing: Path) -> None:
-    """Check that a relative path stays below a folder; absolute paths and links are allowed."""
-    if not os.path.isabs(listed) and os.path.normpath(listed).split(os.sep)[0] == os.pardir:
-        raise DataError(
-            f"names {own(listed)}, which is not below {own(folder)}",
-            site=site,
-            path=listing,
-            hint="Put the file there, or a link to it, or write its absolute path.",
-        )
 
 
 def unreadable(site: str, path: Path, error: Exception) -> DataError:

@@ -107,9 +107,8 @@ def propose(
     if ignore is not None:
         content[IGNORE] = ignore
         notes.append(f"voxels with the value {ignore} are unknown: neither learned nor scored")
-    listed_channels = existing.get("channel_names") or existing.get("modality") or {}
-    if not isinstance(listed_channels, dict):
-        raise DataError("'channel_names' or 'modality' does not map indices to names", path=folder / LISTING)
+    listed_channels = existing.get("channel_names") or existing.get("modality")
+    listed_channels = listed_channels if isinstance(listed_channels, dict) else {}
     if listed_channels:
         content["channel_names"] = listed_channels
     split = _split(name, cases, tested, seed)
@@ -229,18 +228,14 @@ def _check_channels(channels: Mapping[Case, tuple[str, ...]], site: str) -> None
 def _with_patients(cases: Iterable[Case], pattern: str | None, site: str, folder: Path) -> list[Case]:
     if pattern is None:
         return list(cases)
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise DataError(f"--patient {pattern!r} is not a regular expression ({error})") from error
     named = []
     for case in cases:
-        match = compiled.match(case.name)
-        if match is None or not compiled.groups or not match[1]:
+        try:
+            named.append(replace(case, patient=re.match(pattern, case.name)[1]))  # type: ignore[index]
+        except (re.error, TypeError, IndexError) as error:
             problem = f"--patient {pattern!r} finds no patient in the name {case.name!r}"
             hint = "The first group in brackets is the patient, as in '(.+)_'."
-            raise DataError(problem, site=site, path=folder, hint=hint)
-        named.append(replace(case, patient=match[1]))
+            raise DataError(problem, site=site, path=folder, hint=hint) from error
     return named
 
 

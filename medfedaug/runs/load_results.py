@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +19,6 @@ from medfedaug.runs.run import Run, Scores
 from medfedaug.utils.files import parse_json
 
 __all__ = ["find_runs", "load_run"]
-
-# The fold in the name of a custom folder: lgg_fold3.
-_FOLD = re.compile(r"(?P<data>.+)[-_.]fold[-_]?(?P<fold>\d+)", re.IGNORECASE)
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
@@ -71,7 +67,7 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
     add_recorded(content.get("metrics", {}))
     chosen_by = next(iter(mean))
     scores = _scores(test, sorted(trained - entries.keys()))
-    first, (context, options) = scores[chosen_by, ""], _context(content)
+    first = scores[chosen_by, ""]
     run = Run(
         path=file,
         config=_complete(content["config"]),
@@ -100,8 +96,8 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
             for site, entry in entries.items()
             if entry.get("note") and entry.get(chosen_by) is None
         },
-        options=options,
-        context=context,
+        options=content.get("data_options", {}),
+        context=_context(content),
     )
     return run.scored_by(metric) if metric else run
 
@@ -110,16 +106,12 @@ def _content(file: Path) -> dict[str, Any]:
     """Read a file, and check its structure."""
     try:
         content: dict[str, Any] = parse_json(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError("is missing", path=file, hint="Give the folder of a finished run.") from None
-    except OSError as error:
-        raise DataError(f"cannot be read ({error.strerror})", path=file) from error
-    except ValueError as error:
-        raise DataError(f"is not JSON ({error})", path=file) from error
-    try:
         check_finished(content)
+    except OSError as error:
+        hint = "Give the folder of a finished run."
+        raise DataError(f"cannot be read ({error.strerror})", path=file, hint=hint) from error
     except ValueError as error:
-        raise DataError(f"is damaged ({error})", path=file) from error
+        raise DataError(f"is no record of a finished run ({error})", path=file) from error
     return content
 
 
@@ -133,17 +125,13 @@ def _complete(settings: dict[str, Any]) -> dict[str, Any]:
     return {**defaults, **known, "plan": {**defaults["plan"], **settings.get("plan", {})}}
 
 
-def _context(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return further entries of the file (`Run.context`), and the options of the data."""
+def _context(content: dict[str, Any]) -> dict[str, Any]:
+    """Return further entries of the file (`Run.context`)."""
     names = ("data", "engine", "seconds", "files", "bytes_up_before_training", "labelled")
     context = {name: content[name] for name in names if name in content}
     if planned := content.get("planned"):
         context["planned"] = {**planned, "asked": _complete(asked_settings(content))}
-    options = content.get("data_options", {})
-    match = _FOLD.fullmatch(context.get("data", ""))
-    if match and "data_options" not in content:
-        context["data"], options = match["data"], {"folds": True, "fold": int(match["fold"])}
-    return context, options
+    return context
 
 
 def _scores(test: dict[str, Any], silent: Sequence[str]) -> dict[tuple[str, str], Scores]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from medfedaug.federation.job_folder import LEVELS
+from medfedaug.federation.job_folder import HASHES, LEVELS
 from medfedaug.metrics.registry import GLOBAL
 from medfedaug.utils.structure import (
     anything,
@@ -21,7 +21,7 @@ from medfedaug.utils.structure import (
 )
 from medfedaug.utils.versions import other_version
 
-__all__ = ["check_evaluation", "check_finished", "check_record"]
+__all__ = ["check_evaluation", "check_finished", "check_record", "check_recorded"]
 
 
 def check_record(record: Any) -> None:
@@ -36,6 +36,16 @@ def check_record(record: Any) -> None:
         ValueError: selected_round is 'one', expected a whole number from 0 on
     """
     _RECORD(record, "")
+
+
+def check_recorded(record: Any) -> None:
+    """Check that a record has all entries that a command needs that uses the run's model.
+
+    Raises:
+        ValueError: naming the first entry that is missing or of another kind.
+    """
+    _USED(record, "")
+    check_record(record)
 
 
 def check_finished(record: Any) -> None:
@@ -138,6 +148,7 @@ _FINISHED = entries(
     },
     needed=("config", "input", "rounds", "selected_round", "test"),
 )
+_USED = entries({}, needed=("config", "run", "rounds", "selected_round", "input", HASHES))
 _DIFFERENCE = entries({"patients": count, "cases": count}, score)
 _COMPARED = both(
     entries({"against": map_of(_DIFFERENCE)}),

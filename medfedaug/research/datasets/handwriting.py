@@ -1,13 +1,14 @@
 """Handwriting: FEMNIST and EMNIST with one site per writer, and Digits with one site per collection."""
 
 import csv
+import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from medfedaug.data.base import SPLITS, Case, SiteFolder, base_folder, check_below, spread
+from medfedaug.data.base import SPLITS, Case, SiteFolder, base_folder, spread
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.splits import shuffled, split_by_class, split_in_order
 from medfedaug.errors import ConfigError, DataError
@@ -61,7 +62,8 @@ def _listed(root: Path, path: Path) -> dict[str, list[Case]]:
         try:
             for row in islice(rows, 1, None):
                 writer, image, label = row[0], row[1], labels.index(int(row[-1]))
-                check_below(root, image, writer, path)
+                if not os.path.abspath(root / image).startswith(os.path.abspath(root)):
+                    raise DataError(f"names {image}, which is not below {root}", site=writer, path=path)
                 by_writer[f"{path.stem}_{writer}"].append(Case(image, root / image, _CHARACTERS[label]))
         except (IndexError, ValueError, csv.Error) as error:
             message = "client_id,sample_path,label_name,label_id with a label from 0 to 61 is needed"

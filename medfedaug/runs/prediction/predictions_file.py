@@ -101,9 +101,10 @@ class Predictions:
         self.inputs[key] = value
         before = self._earlier.get(key)
         if self._earlier.get("cases") and before != value:
+            name, was, now = first_difference(key, before, value)
             raise ConfigError(
-                f"{self.out} holds predictions with {_different(key, before, value)}; choose another folder, "
-                "or --overwrite"
+                f"{self.out} holds predictions with other {name} ({was}, and now {now}); choose another "
+                "folder, or --overwrite"
             )
 
     def remove(self, files: Iterable[str]) -> None:
@@ -156,16 +157,12 @@ class Predictions:
             self.write()
 
 
-def _different(key: str, before: Any, now: Any) -> str:
+def first_difference(key: str, before: Any, now: Any) -> tuple[str, str, str]:
+    """Return the name of a setting, or of the first part that differs, and both values, shortened."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         part = next(k for k in {**before, **now} if before.get(k) != now.get(k))
         key, before, now = f"{key}: {part}", before.get(part), now.get(part)
-    return f"other {key} ({_short(before)}, and now {_short(now)})"
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) < 60 else f"{text[:57]}..."
+    return key, str(before)[:60], str(now)[:60]
 
 
 def _file(value: Any, where: str) -> None:
