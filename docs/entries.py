@@ -6,54 +6,35 @@ A test compares the page with them.
 """
 
 import re
-import runpy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from medfedaug.research.papers.papers import entries
 from medfedaug.research.papers.presets import PRESETS
 
 PAGE = Path(__file__).with_name("papers.md")
-STEPS = runpy.run_path(str(PAGE.parents[1] / "benchmarks/step_times.py"))
-
-
-def duration(runs: Sequence[Any], device: str, at_once: int = 1) -> str:
-    """Return the duration of runs, so many at once."""
-    hours = [STEPS["hours"](run, device) for run in runs]
-    if None in hours:
-        return "not measured"
-    total = sum(hours) / at_once
-    return f"{float(f'{total:.2g}'):,.10g} h" if total >= 1 else f"{60 * total:.0f} min"
 
 
 def _row(*cells: str) -> str:
-    """Return a row of a table; its last column, the H100, is left out until its steps are measured."""
-    shown = cells if "cuda" in STEPS["_record"]() else cells[:-1]
-    return f"| {' | '.join(shown)} |" if set(shown) != {"---"} else f"|{'|'.join(shown)}|"
+    return f"| {' | '.join(cells)} |" if set(cells) != {"---"} else f"|{'|'.join(cells)}|"
 
 
 def protocol_table() -> Iterator[str]:
     """Yield the rows of the protocols."""
-    yield _row("NAME", "data set", "network", "rounds x local", "one run, one core", "H100")
-    yield _row(*["---"] * 6)
+    yield _row("NAME", "data set", "network", "rounds x local", "one run, one core")
+    yield _row(*["---"] * 5)
     for preset in PRESETS.values():
-        durations = [duration([STEPS["work"](preset)], device) for device in STEPS["DEVICES"]]
-        yield _row(
-            f"`{preset.name}`", preset.benchmark, preset.config["network"], preset.schedule, *durations
-        )
+        network = preset.config["network"]
+        yield _row(f"`{preset.name}`", preset.benchmark, network, preset.schedule, preset.cost)
 
 
 def entry_table() -> Iterator[str]:
-    """Yield the entries that can run, with the runs of one seed and their duration."""
-    yield _row("entry", "subject", "runs", "two cores", "H100")
-    yield _row(*["---"] * 5)
+    """Yield the entries that can run, with their protocols."""
+    yield _row("entry", "subject", "protocols")
+    yield _row(*["---"] * 3)
     for entry in entries().values():
         if not entry.reason:
-            runs = [(name, one) for name in entry.protocols for one in STEPS["runs"](entry, name)]
-            work = [STEPS["work"](PRESETS[name], one) for name, one in runs]
-            cpu, gpu = duration(work, "cpu", at_once=2), duration(work, "cuda")
-            yield _row(f"`{entry.name}`", entry.title, f"{len(runs)}", cpu, gpu)
+            yield _row(f"`{entry.name}`", entry.title, ", ".join(f"`{name}`" for name in entry.protocols))
 
 
 def written(text: str) -> str:

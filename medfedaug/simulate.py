@@ -113,8 +113,8 @@ class Simulation:
     Args:
         data: the folder that holds the sites' folders.
         out: receives ``results.json``, ``global_model.pt`` (the selected round), ``final_model.pt``,
-            ``statistics.json``, ``report.html``, ``model_card.html`` and, with NVFlare, ``nvflare.log`` and
-            ``tracking``. Until the run is over it holds ``state/``, the files of server and sites after every
+            ``statistics.json``, ``report.html``, ``model_card.html`` and, with NVFlare, ``nvflare.log``.
+            Until the run is over it holds ``state/``, the files of server and sites after every
             round.
         config: the run; channels and classes are taken from the data.
         sites: sites that are open already, with the ``limit`` of ``config``; by default those of ``data``.
@@ -125,7 +125,6 @@ class Simulation:
         resume: continue an interrupted run after its last finished round. A finished run stays as it is, and
             without an earlier one the run begins.
         on_event: see `medfedaug.federation.FederationServer`.
-        tracking: ``"tensorboard"``, with NVFlare only.
         pictures: show in ``report.html`` the intensities and features of the sites, and each site's worst and
             best case; without effect with a Bundle, whose images only its transforms can read.
         report: write ``report.html``; `medfedaug.analysis.write_report` makes it of a finished run later.
@@ -149,7 +148,6 @@ class Simulation:
     overwrite: bool = False
     resume: bool = False
     on_event: Callable[[dict[str, Any]], None] | None = None
-    tracking: str | None = None
     pictures: bool = False
     report: bool = True
     execution: Execution = field(default_factory=Execution)
@@ -205,7 +203,6 @@ class Keywords(RunKeywords, total=False):
     overwrite: bool
     resume: bool
     on_event: Callable[[dict[str, Any]], None] | None
-    tracking: str | None
     pictures: bool
     report: bool
     execution: Execution
@@ -379,7 +376,6 @@ def _prepare(asked: Simulation) -> _Prepared:
         execution=execution,
         initial=initial,
         script=script,
-        tracking=asked.tracking,
         on_event=asked.on_event,
         machine=asked.machine or Machine.from_environment(),
         lock=sites_lock(out) if engine.own_processes else None,
@@ -388,8 +384,6 @@ def _prepare(asked: Simulation) -> _Prepared:
 
 
 def _check_engine(asked: Simulation, config: RunConfig, engine: Engine) -> None:
-    if asked.tracking and not engine.tracks:
-        raise ConfigError("tracking is NVFlare's: it needs --engine nvflare, and a federation")
     if asked.execution.site_speed and not engine.keeps_time:
         raise ConfigError("site_speed needs sites that take turns (--engine inprocess), and a federation")
     if config.loop is not None and not engine.runs_scripts:

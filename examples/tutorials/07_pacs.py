@@ -63,12 +63,11 @@ run(
 # %%
 # A prediction beside the image
 # -----------------------------
-# The studies are fetched, predicted, and stored: a DICOM SEG, contours, and a structured report with the
-# volume.
+# The studies are fetched, predicted, and stored: a DICOM SEG and contours.
 
 predict = (
     f"medfedaug predict --model runs/fedrdn --site hospital_B --dicomweb {pacs} --studies studies_B.csv "
-    "--rtstruct --report --store --out predicted"
+    "--rtstruct --store --out predicted"
 )
 run(predict)
 

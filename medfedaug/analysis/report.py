@@ -101,7 +101,7 @@ def _page(
         caption = "A line is the 95% interval of the mean over a site's test patients, from three on."
         page.figure(body, partial(site_scores, groups), "Test score by site and method", caption)
     example = page.add(body, "section")
-    for note in (_lead(runs), *notes, *_stalled(runs), *_late(runs)):
+    for note in (_lead(runs), *notes, *_oversized(runs), *_stalled(runs), *_late(runs)):
         if isinstance(note, str):
             page.add(body, "p", note)
         else:
@@ -138,6 +138,11 @@ def _lead(runs: Sequence[Run]) -> str:
     held_out = sorted({site for run in runs for site in run.held_out})
     parts += [f"left out of training: {_names(held_out)}"] if held_out else []
     return " · ".join(parts)
+
+
+def _oversized(runs: Sequence[Run]) -> list[str]:
+    """Return a sentence for each run and site with structures many times as large as outlined."""
+    return [f"{run.label} ({run.name}), {text}" for run in runs for text in run.context.get("oversized", ())]
 
 
 def _stalled(runs: Sequence[Run]) -> list[str]:

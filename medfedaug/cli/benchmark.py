@@ -43,7 +43,6 @@ def benchmark(
     plan_: Annotated[str | None, Option("--plan", metavar="FILE|auto", help="Plan of volumes.")] = None,
     holdout: Annotated[list[str] | None, Option(help="Sites to leave out in turn; or all, none.")] = None,
     folds: Annotated[int | None, Option(min=0, help="Folds by patient, 3 or more.")] = None,
-    cross_site: Annotated[bool, Option("--cross-site", help="Also test local models at every site.")] = False,
     engine: Annotated[str, Option(metavar="NAME", help="inprocess or nvflare.")] = "inprocess",
     device: Device = "auto",
     search: Annotated[
@@ -74,7 +73,7 @@ def benchmark(
     settings = [*(set_ or []), *([f"plan={plan_}"] if plan_ is not None else [])]
     given: dict[str, Any] = {"data": data, "methods": methods or None, "out": out, "seeds": seeds}
     given |= {"scale": scale, "holdout": holdout or None, "folds": folds, "limit": limit, "init": init}
-    given |= {"cross_site": cross_site or None, "workers": workers, "each": each or None}
+    given |= {"workers": workers, "each": each or None}
     failures = []
     choices: Choices = {}
     if search is not None:
@@ -220,7 +219,6 @@ def run_experiment(
                 preset,
                 experiment.out,
                 data=experiment.root if pictures else None,
-                across=experiment.cross_site,
                 device=device,
                 failed=failed,
                 sentences=sentences,

@@ -67,10 +67,8 @@ def import_(
     from medfedaug.hospital.pacs.archive import read_studies, require_pacs
 
     require_pacs("shapely")
-    from medfedaug.hospital.pacs.archive_changes import find_changes
     from medfedaug.hospital.pacs.choice import plan_import
     from medfedaug.hospital.pacs.importer import import_studies
-    from medfedaug.hospital.pacs.study_list import StudyList
     from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
 
     state_folder = state or out.with_name(f"{out.name}.state")
@@ -92,12 +90,9 @@ def import_(
     with resumable(), open_archive(dicomweb=dicomweb, dimse=dimse, folder=folder, access=access) as source:
         with ImportProgress() as progress:
             plans = plan_import(source, wanted, pseudonyms.of, settings, progress.show)
-        changed = find_changes(source, plans, wanted, pseudonyms.of, StudyList(state_folder).studies)
         _print(plans)
-        for case, changes in sorted(changed.items()):
-            say(f"changed in the archive: {case}: {', '.join(changes)}")
         if json is not None:
-            write_json(json, [_row(plan, changed) for plan in plans])
+            write_json(json, [_row(plan) for plan in plans])
         if dry_run:
             return
         with ImportProgress() as progress:
@@ -107,13 +102,10 @@ def import_(
                 out,
                 state_folder,
                 settings,
+                pseudonyms.uid,
                 progress.show,
-                changed=changed,
-                new_uid=pseudonyms.uid,
             )
     _print_outcome(outcome)
-    if changed and not settings.refresh:
-        say(f"{len(changed)} of the studies changed in the archive; --refresh takes them again")
     say(f"{len(plans) - len(outcome.problems)} of {len(plans)} studies in {out}; who is who: {state_folder}")
     _print_folder(out, state_folder, settings)
     if outcome.problems:
@@ -237,10 +229,5 @@ def _print(plans: Sequence[StudyPlan]) -> None:
     out_console.print(table)
 
 
-def _row(plan: StudyPlan, changed: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    return {
-        "case": plan.case,
-        "series": [asdict(row) for row in plan.rows],
-        "problem": plan.problem,
-        "changes": [*changed.get(plan.case, ())],
-    }
+def _row(plan: StudyPlan) -> dict[str, Any]:
+    return {"case": plan.case, "series": [asdict(row) for row in plan.rows], "problem": plan.problem}

@@ -85,7 +85,7 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
         Entry("hospital", "site:jobs", "site jobs hospital-a"),
         Entry("hospital", "site:approve", "site approve hospital-a 1f3c"),
         Entry("hospital", "site:ledger", "site ledger hospital-a"),
-        Entry("hospital", "watch:watch", "site watch hospital-a --prometheus /var/lib/hospital-a.prom"),
+        Entry("hospital", "watch:watch", "site watch hospital-a"),
         Entry("hospital", "site:clean", "site clean hospital-a --older-than 30"),
     ),
     "For the lead of a federation": (

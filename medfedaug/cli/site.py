@@ -50,10 +50,6 @@ def configure(
         bool,
         _rule("--forbid-code/--allow-code", help="Refuse jobs with code, or allow it without --epsilon."),
     ] = True,
-    only_medfedaug: Annotated[
-        bool,
-        _rule("--only-medfedaug/--also-nvflare", help="Refuse other packages' classes, or allow NVFlare's."),
-    ] = True,
     check: Annotated[bool, Option("--check", help="Only check; exit code 1 if a part is missing.")] = False,
 ) -> None:
     """Prepare an NVFlare kit: allow-list, validator, launcher, data folder, limits."""
@@ -65,7 +61,7 @@ def configure(
     allowed = {**given[SiteSettings].get("bundles", {}), **{bundle.name: bundle for bundle in bundles}}
     rules = {"privacy": given[PrivacyPolicy], "jobs": given[JobRules]}
     changes = {**given[SiteSettings], **rules, "bundles": allowed}
-    files = opened.plan(changes, forbid=forbid_code, only=only_medfedaug)
+    files = opened.plan(changes, forbid=forbid_code)
     if not check:
         if "data" in given[SiteSettings]:
             opened.bind_account(files)
@@ -110,16 +106,15 @@ def restart(
     started.
     """
     from medfedaug.nvflare_jobs.kit import kit_process, kit_start
-    from medfedaug.nvflare_jobs.kit.job_states import ACTIVE, job_standings
+    from medfedaug.nvflare_jobs.kit.job_states import running_jobs
     from medfedaug.nvflare_jobs.kit.kit import open_kit
 
     opened = open_kit(kit)
     runs = kit_process.find_process(opened.path) is not None
-    jobs = [job for job in job_standings(opened) if job.state in ACTIVE] if runs and not yes else []
-    if jobs:
+    if runs and not yes and (jobs := running_jobs(opened)):
         effect = "ends here; the lead submits it again with --resume" if opened.server else "is rejoined"
-        for job in jobs:
-            say(f"job {job.job}{f' ({job.name})' if job.name else ''} runs, and {effect}")
+        for job, name in jobs.items():
+            say(f"job {job}{f' ({name})' if name else ''} runs, and {effect}")
         if not sys.stdin.isatty():
             raise ConfigError("nothing is restarted: give --yes to restart while jobs run")
         typer.confirm("Restart?", abort=True)

@@ -233,6 +233,15 @@ class RunConfig(Settings):
         "and methods that need only sums; checks of single updates are lost.",
         flags=("--secure-aggregation",),
     )
+    wire: str = setting(
+        "float32",
+        "Numbers in which weights travel, to the sites and back. float16 and bfloat16 halve the bytes of a "
+        "round; sums stay float64. Vectors, such as biases and running statistics, and the methods' "
+        "statistics stay float32, and so do weights beyond 65504 with float16. Sites score the model as it "
+        "arrives, and the saved one is float32.",
+        choices=("float32", "float16", "bfloat16"),
+        rare=True,
+    )
     precision: str = setting(
         "float32",
         "float32, or bfloat16 for the network's convolutions and matrix products (torch.autocast), in "
@@ -352,6 +361,10 @@ class RunConfig(Settings):
         self._check_bundle()
         self._check_plan()
         self._check_buffer()
+        if self.wire != "float32" and self.secure_aggregation:
+            raise ConfigError(
+                f"wire {self.wire} and secure_aggregation cannot be combined: masked numbers have 64 bits"
+            )
 
     def _check_buffer(self) -> None:
         if not self.buffer:

@@ -1,4 +1,4 @@
-"""Split cases into training, validation and test, and deal images to sites."""
+"""Split cases into training, validation and test."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -102,61 +102,3 @@ def in_fold(site: SiteFolder, folds: int, fold: int, seed: int = 0) -> SiteFolde
         return site
     parts = fold_patients(site.name, [*chain(*site.cases.values())], folds, fold, seed)
     return replace(site, cases={split: tuple(cases) for split, cases in parts.items()})
-
-
-def deal_by_dirichlet(labels: np.ndarray, sites: int, alpha: float, seed: int) -> list[np.ndarray]:
-    """Deal images to sites of equal size, each with its own class proportions.
-
-    Every site draws its proportions q ~ Dirichlet(α, ..., α) and its images one by one: a class by q, then
-    an image of that class without replacement. Later draws skip a class that is used up (Hsu et al. 2019,
-    arXiv:1909.06335, Section 3).
-
-    Args:
-        alpha: a small value gives each site few classes, a large one all.
-
-    Returns:
-        For each site the indices of its images, ``N // sites`` of them; a remainder is left out.
-
-    Deviations:
-        Hsu et al. write Dirichlet(α p) with p the proportions of all images, so that their α is ours times
-        the number of classes; Dir(0.3) and Dir(0.6) of later papers mean ours. With classes of different
-        sizes, the parameter of each is α times the number of classes times p.
-
-    Example:
-        >>> [len(part) for part in deal_by_dirichlet(np.arange(20) % 4, 3, 0.5, seed=0)]
-        [6, 6, 6]
-    """
-    if not 1 <= sites <= len(labels):
-        raise ConfigError(f"{len(labels)} images cannot be dealt to {sites} sites")
-    if not alpha > 0:
-        raise ConfigError(f"alpha must be positive, got {alpha}")
-    rng = np.random.default_rng(seed)
-    classes, counts = np.unique(labels, return_counts=True)
-    left = [rng.permutation(np.flatnonzero(labels == label)).tolist() for label in classes]
-    prior = alpha * len(classes) * counts / counts.sum()
-    dealt = []
-    for _ in range(sites):
-        # With a small shape parameter, all gamma draws may underflow to zero.
-        share = rng.dirichlet(prior)
-        share = share if np.isfinite(share).all() and share.sum() > 0 else prior / prior.sum()
-        indices: list[int] = []
-        limits = _limits(share, left)
-        for number in rng.random(len(labels) // sites):
-            drawn = int(np.searchsorted(limits, number, side="right"))
-            indices.append(left[drawn].pop())
-            if not left[drawn]:
-                limits = _limits(share, left)
-        dealt.append(np.array(sorted(indices)))
-    return dealt
-
-
-def _limits(share: np.ndarray, left: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return the upper limit of each class that still has images, on a line from 0 to 1."""
-    available = np.array([bool(images) for images in left])
-    weights = np.where(available, share, 0.0)
-    if not weights.sum() > 0:  # the site's classes are used up, or after the last image all are
-        weights = (available if available.any() else ~available).astype(float)
-    limits = np.cumsum(weights / weights.sum())
-    # Rounding must leave no gap below 1, and not reach beyond the last class with images.
-    limits[limits >= limits[np.flatnonzero(weights)[-1]]] = 1.0
-    return limits

@@ -23,7 +23,6 @@ class FederationRun:
         resume: continue from the state in ``state_dir``.
         machine: where every site keeps its prepared images.
         script: the file of the run's custom training loop, if any.
-        tracking: ``"tensorboard"`` or ``None``.
         lock: a file to lock while a process of the run is alive; ``None`` for a single process.
     """
 
@@ -37,7 +36,6 @@ class FederationRun:
     machine: Machine = field(default_factory=Machine)
     initial: InitialWeights | None = None
     script: Path | None = None
-    tracking: str | None = None
     lock: Path | None = None
     on_event: OnEvent | None = None
 
@@ -51,7 +49,6 @@ class Engine(ABC):
     Attributes:
         name: the value of ``--engine``.
         own_processes: whether each site is a process, so that the sites share the cores.
-        tracks: whether it can write for TensorBoard.
         runs_scripts: whether it can run a custom training loop.
         travels: whether models travel between server and sites; otherwise all images are in one place.
         keeps_time: whether it can simulate sites of different speed.
@@ -59,7 +56,6 @@ class Engine(ABC):
 
     name: ClassVar[str]
     own_processes: ClassVar[bool] = False
-    tracks: ClassVar[bool] = False
     runs_scripts: ClassVar[bool] = False
     travels: ClassVar[bool] = True
     keeps_time: ClassVar[bool] = False

@@ -12,6 +12,7 @@ from medfedaug.errors import DataError
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.metrics.base import mean_score
 from medfedaug.metrics.nothing_learned import nothing_learned_in
+from medfedaug.metrics.predicted_volumes import oversized_in
 from medfedaug.metrics.registry import add_recorded
 from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.results_schema import check_finished
@@ -97,7 +98,7 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
             if entry.get("note") and entry.get(chosen_by) is None
         },
         options=content.get("data_options", {}),
-        context=_context(content),
+        context={**_context(content), "oversized": oversized_in(test)},
     )
     return run.scored_by(metric) if metric else run
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_context import FLContext
-from nvflare.job_config.base_fed_job import BaseFedJob
+from nvflare.job_config.api import FedJob
 from nvflare.recipe.spec import Recipe
 
 from medfedaug._version import __version__
@@ -119,7 +119,7 @@ class ComparisonRecipe(Recipe):
         for run in config.configs().values():
             Composition(run).check_apart("a job")
         self.name, execution = name, execution or Execution()
-        job = BaseFedJob(name=name, min_clients=min_clients, key_metric="")
+        job = FedJob(name=name, min_clients=min_clients)
         settings = config.to_dict()
         check_texts(settings)
         job.to_server(ComparisonController(config=settings, execution=execution.to_dict()))

@@ -7,7 +7,6 @@ from typing import Any
 
 from nvflare.apis.fl_constant import ConfigVarName
 from nvflare.job_config.api import FedJob
-from nvflare.job_config.base_fed_job import BaseFedJob
 from nvflare.recipe.spec import Recipe
 
 from medfedaug._version import __version__
@@ -19,7 +18,6 @@ from medfedaug.federation.messages.initial_weights import INITIAL_FILE, InitialW
 from medfedaug.federation.messages.messages import TASKS
 from medfedaug.nvflare_jobs.job.controller import FederationController
 from medfedaug.nvflare_jobs.job.executor import SiteExecutor
-from medfedaug.nvflare_jobs.job.tracking import add_tracking
 from medfedaug.nvflare_jobs.kit.app_validator import VERSION_KEY, keys_with_variables
 
 _LEAST_PATIENCE, _NO_END = 60.0, 1e9  # seconds
@@ -39,7 +37,6 @@ class MedFedAugRecipe(Recipe):
         resume: whether to continue the run of this name from the server's checkpoint.
         task_request_interval: seconds after which an idle site asks for work again. NVFlare's default of
             2 s would be most of the duration of a round with a small model.
-        tracking: the tracker for the sites' metrics of every round: ``"tensorboard"``.
         execution: see `medfedaug.config.run.Execution`.
         initial: the initial weights, if the run is configured with them: a file of numbers in the job's
             folder of configuration.
@@ -47,7 +44,7 @@ class MedFedAugRecipe(Recipe):
             (`medfedaug.config.training_scripts`). The job then carries code.
 
     Raises:
-        ConfigError: when methods, network and options cannot be combined, or a tracker is missing.
+        ConfigError: when methods, network and options cannot be combined.
 
     Example:
         >>> from medfedaug.methods import parse_methods
@@ -64,7 +61,6 @@ class MedFedAugRecipe(Recipe):
         min_clients: int | None = None,
         resume: bool = False,
         task_request_interval: float = 0.1,
-        tracking: str | None = None,
         execution: Execution | None = None,
         initial: InitialWeights | None = None,
         script: str | Path | None = None,
@@ -74,8 +70,7 @@ class MedFedAugRecipe(Recipe):
         self.name, execution = name, execution or Execution()
         least = min_clients or execution.min_sites or 2
         try:
-            # Without a key metric NVFlare adds no model selector; the controller selects the model.
-            job = BaseFedJob(name=name, min_clients=least, key_metric="")
+            job = FedJob(name=name, min_clients=least)
         except ValueError as error:
             raise ConfigError(f"a job cannot be called {name!r}: {first_line(error)}") from error
         settings, waits = run.to_dict(), execution.to_dict()
@@ -94,8 +89,6 @@ class MedFedAugRecipe(Recipe):
         super().__init__(job)
         self.add_server_config(server_settings(execution, task_request_interval))
         self.add_client_config({VERSION_KEY: __version__})
-        if tracking:
-            add_tracking(self, tracking)
 
 
 def check_texts(settings: Mapping[str, Any]) -> None:

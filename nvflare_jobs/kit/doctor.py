@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 from packaging.utils import canonicalize_name
@@ -107,7 +106,10 @@ def _kit_files(kit: Kit) -> Iterator[Check]:
     except ConfigError as error:
         yield Check("kit", False, str(error), "Correct it, or provision the kit again.")
         return
-    yield _classes(resources, kit.server, configure)
+    if trouble := allowed.class_trouble(resources, kit.server):
+        yield Check("allow-list", False, trouble, configure)
+    else:
+        yield Check("allow-list", True, "only the classes of medfedaug's jobs")
     if validates_json(resources):
         yield Check("job files", True, "only JSON without variables may configure a job")
     else:
@@ -164,24 +166,6 @@ def check_process(kit: Kit) -> Check:
     if record.heard is None or time.time() - record.heard > SILENT:
         return Check(name, None, f"{text}; the server does not answer", "Is the server up?")
     return Check(name, True, f"{text}; the server answers")
-
-
-def _classes(resources: dict[str, Any], server: bool, configure: str) -> Check:
-    name = "allow-list"
-    try:
-        entries = allowed.allow_list(resources)
-    except ConfigError as error:
-        return Check(name, False, str(error), "Correct it.")
-    if void := allowed.is_void(resources):
-        advice = f"Correct local/resources.json, or {configure} --only-medfedaug"
-        return Check(name, False, f"{void}: a job can run any command here", advice)
-    if old := allowed.outdated(entries, server):
-        text = f"{', '.join(old)}: more than jobs need; a job without code can run any command here"
-        return Check(name, False, text, configure)
-    if missing := allowed.lacking(entries, server):
-        return Check(name, False, f"{', '.join(missing)}: not in class_allow_list", configure)
-    others = len(set(entries) - set(allowed.needed_classes(server)))
-    return Check(name, True, f"{len(entries) - others} classes for our jobs, {others} for other jobs")
 
 
 def _launcher(paths: list[str], configure: str) -> Check:

@@ -76,9 +76,7 @@ class Kit:
         startup = _read(self.path / "startup" / file) or {}
         return str((startup.get("client") or {}).get("fqsn") or self.path.resolve().name).rsplit(".", 1)[-1]
 
-    def plan(
-        self, changes: Mapping[str, Any] | None = None, *, forbid: bool = False, only: bool = False
-    ) -> list[KitFile]:
+    def plan(self, changes: Mapping[str, Any] | None = None, *, forbid: bool = False) -> list[KitFile]:
         """Return the files that medfedaug needs, with the changes to each, without writing them.
 
         Args:
@@ -87,7 +85,7 @@ class Kit:
                 settings. Plug-ins and Bundles are added to the allowed ones; a new Bundle replaces one of
                 the same name.
         """
-        files = [self._resources(only)]
+        files = [self._resources()]
         changes = {name: value for name, value in (changes or {}).items() if value not in ({}, (), [])}
         changes = {k: v.resolve() if isinstance(v, Path) else v for k, v in changes.items()}
         if changes.get("data") and not (self.path / changes["data"]).is_dir():
@@ -179,12 +177,12 @@ class Kit:
         assert state is not None  # a kit always has one
         return state / self.name
 
-    def _resources(self, only: bool) -> KitFile:
+    def _resources(self) -> KitFile:
         file = self._file("resources.json")
         if file.wanted.get(_CONFIGURED_BY) != __version__:
             file.wanted[_CONFIGURED_BY] = __version__
             file.changes.append(f"{_CONFIGURED_BY}: {__version__}")
-        self._classes(file, only)
+        file.changes += allowed.restrict_classes(file.wanted, self.server)
         self._validator(file)
         self._add_components(file)
         for component in _components(file.wanted):
@@ -197,19 +195,6 @@ class Kit:
             file.changes.append("allow_log_streaming: false")
         self._own_folders(file)
         return file
-
-    def _classes(self, file: KitFile, only: bool) -> None:
-        """Allow the classes of this package one by one, and remove entries that allow more of it."""
-        before = allowed.allow_list(file.wanted)
-        after = allowed.wanted(before, self.server, only)
-        if before != after:
-            file.wanted["class_allow_list"] = after
-            file.changes += [f"class_allow_list: {entry}" for entry in after if entry not in before]
-            removed = [entry for entry in before if entry not in after]
-            text = ", ".join(removed) if len(removed) <= 3 else f"{len(removed)} other entries"
-            file.changes += [f"class_allow_list: without {text}"] if removed else []
-        if only and file.wanted.pop("class_list_enforcement_mode", "enforce") != "enforce":
-            file.changes.append("class_list_enforcement_mode: enforce")
 
     def _validator(self, file: KitFile) -> None:
         """Admit only jobs in plain JSON; the site's present validator is asked next."""

@@ -47,7 +47,6 @@ class ProcessRecord:
         written: the time of the record.
         stopping: whether the process was asked to end.
         heard: at a site, the server's last answer.
-        sites: at the server, the last message of each site.
         namespace: the namespace of ``pid``; each container has its own.
     """
 
@@ -57,7 +56,6 @@ class ProcessRecord:
     written: float = 0.0
     stopping: bool = False
     heard: float | None = None
-    sites: dict[str, float] = field(default_factory=dict)
     namespace: str = ""
 
     def save(self, kit: Path) -> None:

@@ -129,17 +129,6 @@ def check_certificates(kit: str | Path) -> Iterator[Check]:
         yield Check("key", None, text, f"chmod 600 {startup.key}")
 
 
-def certificate_ends(kit: str | Path) -> dict[str, datetime]:
-    """Return the ends of a kit's certificate and of its root certificate, by file, as far as readable."""
-    ends = {}
-    with suppress(OSError, ValueError, AttributeError):
-        startup = _Startup.read(kit)
-        for path in (startup.certificate, startup.root):
-            with suppress(OSError, ValueError):
-                ends[path.name] = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
-    return ends
-
-
 def _is_signed(chain: list[x509.Certificate], root: x509.Certificate) -> bool:
     try:
         for certificate, issuer in zip(chain, [*chain[1:], root], strict=True):

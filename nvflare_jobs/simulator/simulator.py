@@ -22,7 +22,7 @@ from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
 from medfedaug.nvflare_jobs.job.events import WARNING
 from medfedaug.nvflare_jobs.job.recipe import MedFedAugRecipe
 from medfedaug.nvflare_jobs.job.site_names import VARIABLE, identifiers
-from medfedaug.nvflare_jobs.kit.allowed import needed_classes
+from medfedaug.nvflare_jobs.kit.allowed import allowed_classes
 from medfedaug.nvflare_jobs.simulator.simulator_process import SimulatorProcess, Start, no_fast_start
 from medfedaug.utils import plugins
 from medfedaug.utils.event_text import OnEvent, follow
@@ -34,7 +34,7 @@ class NVFlareEngine(Engine):
     """NVFlare's simulator, with a process for the server and for every site."""
 
     name = "nvflare"
-    own_processes = tracks = runs_scripts = True
+    own_processes = runs_scripts = True
 
     def run(self, run: FederationRun, work: Path) -> dict[str, Any]:
         """Run a federation; see `Engine.run`. ``work`` also gets the simulator's log."""
@@ -59,7 +59,6 @@ class NVFlareEngine(Engine):
                     on_event=run.on_event,
                     state_dir=run.state_dir,
                     resume=run.resume,
-                    tracking=run.tracking,
                     execution=run.execution,
                     machine=run.machine,
                     initial=run.initial,
@@ -104,7 +103,7 @@ def run_in_simulator(
         **of_job: further arguments of `medfedaug.nvflare_jobs.MedFedAugRecipe`.
 
     Returns:
-        The folder with ``results.json``, the models and, below ``tracking``, the tracked metrics.
+        The folder with ``results.json`` and the models.
 
     Raises:
         RunFailed: when the run ended without results, with the reason if it is known.
@@ -202,7 +201,7 @@ def _write_site_settings(workspace: Path) -> None:
     }
     file.write_text(json.dumps(settings))
     # The server and all sites share this list.
-    classes = [*needed_classes(server=True), *needed_classes(server=False)]
+    classes = [*allowed_classes(server=True), *allowed_classes(server=False)]
     resources = {"format_version": 2, "class_allow_list": classes}
     file.with_name("resources.json").write_text(json.dumps(resources, indent=1))
 

@@ -16,9 +16,9 @@ def test_the_list_names_every_protocol(run):
         assert f"{preset.name}\n" in out
         told = (preset.benchmark, preset.protocol, preset.config["network"], preset.schedule, preset.source)
         assert " · ".join(told) in out
-    code, out, _ = run("benchmark", "tiny_imagenet_dir0.3", "--list")
-    assert "Table 1 has 500 rounds and 0.05 of the sites" in out
-    assert "http://cs231n.stanford.edu/tiny-imagenet-200.zip" in out
+    code, out, _ = run("benchmark", "fedfd_a_pacs", "--list")
+    assert "The held-out site is tested with all its images" in out
+    assert "https://domaingeneralization.github.io/#data" in out
 
 
 def test_a_benchmark_starts_from_given_weights(run, office, tmp_path):

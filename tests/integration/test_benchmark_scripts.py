@@ -19,7 +19,6 @@ RUNS = {
     "short_ranking.py --out OUT --table": "named: 0 of 0",
     "memory.py --volumes 2 --shape 64 64 32 --steps 1": "| 2 |",
     "method_costs.py --batch 2 --size 32 --repeats 1": "FedFD-A / FedAvg",
-    "step_times.py --out OUT/steps.json --only lenet5 --repeats 1": "lenet5, 28 x 28",
     "privacy_epsilon.py --data DATA --out OUT --halve --rounds 1 --features 4 4 4 4 4 4 --seeds 0 "
     "--epsilon 8 --draws 2": "| fedfa | clipped | 0.00 |",
     "privacy_weights.py --data DATA --out OUT --site 1 --rounds 1 --steps 2 --channels 4 8 --batch-size 2 "

@@ -180,6 +180,17 @@ def test_scores_by_class_are_means_over_the_cases_that_have_them():
     assert (scores["missed"], scores["unit"]) == (1, "mm")
 
 
+def test_predicted_volumes_are_relative_to_what_is_outlined():
+    cases = label_cases()
+    task = SegmentationTask(3, classes=("background", "edema", "core"))
+    scores = task.evaluate(Nearest(3), cases, lambda data: data, CPU, full=True)
+    predicted, outlined = (
+        sum(int((volume == 2).sum()) for volume in volumes)
+        for volumes in zip(*((case.image, case.label) for case in cases), strict=True)
+    )
+    assert scores["classes"]["core"]["volume_ratio"] == pytest.approx(predicted / outlined)
+
+
 def test_an_image_of_one_slice_has_the_surface_of_its_plane():
     """Taken for a volume, every pixel of it would be surface."""
     truth, seen = np.zeros((2, 20, 24, 1), np.uint8)

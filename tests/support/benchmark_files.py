@@ -1,10 +1,7 @@
 """Small files of benchmarks, as their owners publish them."""
 
-import bz2
-import gzip
 import json
 import pickle
-import struct
 import zlib
 from pathlib import Path
 
@@ -15,8 +12,6 @@ from PIL import Image
 OFFICE = ("amazon", "caltech", "dslr", "webcam")
 
 DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-
-CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 def counts(sites):
@@ -61,22 +56,6 @@ def write_vlcs(root: Path, times: int = 1) -> None:
                     picture(root / f"{site}/{part}/{label}/{i}.jpg", i)
 
 
-def write_tiny_imagenet(root: Path) -> tuple[str, ...]:
-    """Three of the 200 classes; returns their names."""
-    root = root / "tiny-imagenet-200"
-    ids, rows = ("n01443537", "n01629819", "n02132136"), []
-    for number, name in enumerate(ids):
-        for i in range(12):
-            picture(root / f"train/{name}/images/{name}_{i}.JPEG", i, mode="L" if i == 3 else "RGB", size=64)
-        for i in range(4):
-            file = f"val_{4 * number + i}.JPEG"
-            picture(root / "val/images" / file, i, size=64)
-            rows.append(f"{file}\t{name}\t0\t32\t44\t62")
-    (root / "val/val_annotations.txt").write_text("\n".join(rows) + "\n")
-    (root / "wnids.txt").write_text("\n".join(ids) + "\n")
-    return ids
-
-
 def write_volume(path: Path, array: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), path)
@@ -99,89 +78,6 @@ def write_site(folder: Path, channels: int = 1, shape=(16, 16, 4), cases=(2, 1, 
             index += 1
     (folder / "dataset.json").write_text(json.dumps(content))
     return folder
-
-
-def python2_array(array: np.ndarray) -> bytes:
-    """A NumPy array in the opcodes that Python 2.7 and NumPy 1.x wrote."""
-    shape = b"".join(b"M" + struct.pack("<H", n) for n in array.shape)
-    return (
-        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR(K\x01("
-        + shape
-        + b"tcnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T"
-        + struct.pack("<I", array.nbytes)
-        + array.tobytes()
-        + b"tb"
-    )
-
-
-def write_cifar(root: Path, batch: int = 40, test: int = 50) -> dict[str, np.ndarray]:
-    """The six pickles of "CIFAR-10 python version", byte for byte in the form of the published ones."""
-    rng = np.random.default_rng(0)
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir(parents=True)
-    names = b"(lp1\n" + b"".join(b"S'class_%d'\na" % i for i in range(10))
-    (folder / "batches.meta").write_bytes(b"(dS'label_names'\n" + names + b"sS'num_vis'\nI3072\ns.")
-    written = {}
-    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
-        count = test if name == "test_batch" else batch
-        images = rng.integers(0, 256, (count, 3072), dtype=np.uint8)
-        labels = b"](" + b"".join(b"K" + bytes([i % 10]) for i in range(count)) + b"e"
-        (folder / name).write_bytes(
-            b"\x80\x02}(U\x0bbatch_labelU\x05batchU\x06labels"
-            + labels
-            + b"U\x04data"
-            + python2_array(images)
-            + b"u."
-        )
-        written[name] = images
-    return written
-
-
-def write_fedscale(root: Path, lists: dict[str, dict[str, int]]) -> None:
-    """FedScale's FEMNIST: images, and a list of them by writer."""
-    (root / "client_data_mapping").mkdir(parents=True)
-    (root / "data").mkdir()
-    for name, writers in lists.items():
-        rows = ["client_id,sample_path,label_name,label_id"]
-        for writer, number in writers.items():
-            for i in range(number):
-                image = f"data/{name}_{writer}_{i}.png"
-                Image.new("L", (28, 28), i).save(root / image)
-                rows.append(f"{writer},{image},?,{i % 62}")
-        (root / f"client_data_mapping/{name}.csv").write_text("\n".join(rows) + "\n")
-
-
-def idx(array: np.ndarray) -> bytes:
-    head = struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
-    return head + array.astype(np.uint8).tobytes()
-
-
-def write_digits(root: Path) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    labels, test_labels = np.arange(50) % 10, np.arange(20) % 10
-    grey, test_grey = (rng.integers(0, 256, (n, 28, 28), dtype=np.uint8) for n in (50, 20))
-    mnist = root / "MNIST"
-    mnist.mkdir(parents=True)
-    (mnist / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(grey)))
-    (mnist / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(labels)))
-    (mnist / "t10k-images-idx3-ubyte").write_bytes(idx(test_grey))
-    (mnist / "t10k-labels-idx1-ubyte").write_bytes(idx(test_labels))
-    usps = root / "USPS"
-    usps.mkdir()
-    values = rng.integers(0, 256, (50, 256))
-    for name, part in (("usps.bz2", labels), ("usps.t.bz2", test_labels)):
-        lines = [
-            f"{label + 1} " + " ".join(f"{j + 1}:{v / 127.5 - 1:.6f}" for j, v in enumerate(values[i]))
-            for i, label in enumerate(part)
-        ]
-        (usps / name).write_bytes(bz2.compress("\n".join(lines).encode()))
-    for part, listed in (("mnist_m_train", labels), ("mnist_m_test", test_labels)):
-        rows = []
-        for i, label in enumerate(listed):
-            picture(root / f"MNIST_M/{part}/{i:08d}.png", i, size=32)
-            rows.append(f"{i:08d}.png {label}")
-        (root / f"MNIST_M/{part}_labels.txt").write_text("\n".join(rows) + "\n")
-    return {"MNIST": grey, "USPS": values}
 
 
 PROSTATE = {"BIDMC": "BIDMC", "HK": "HK", "I2CVB": "I2CVB", "BMC": "ISBI_1.5", "RUNMC": "ISBI", "UCL": "UCL"}

@@ -75,11 +75,6 @@ class Orthanc:
         """The file of an object."""
         return requests.get(f"{self.url}/instances/{instance}/file", timeout=60).content
 
-    def clear(self) -> None:
-        """Delete everything."""
-        for patient in requests.get(f"{self.url}/patients", timeout=60).json():
-            requests.delete(f"{self.url}/patients/{patient}", timeout=60).raise_for_status()
-
 
 def find_orthanc() -> tuple[str, Path]:
     """The program and its plugin for DICOMweb; skips the test where one is missing."""

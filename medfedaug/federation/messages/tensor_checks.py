@@ -103,7 +103,7 @@ class StateDictValidator:
                 first = self._root(key, now)
                 moved = first + factor * (self._root(key, end.double()) - first)
                 moved = moved.square() if key in self.variances else moved
-            carried[key] = moved.to(end.dtype)
+            carried[key] = moved.float()
         return carried
 
     def _check_step(

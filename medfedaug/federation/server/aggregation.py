@@ -214,7 +214,8 @@ class Aggregation:
         updates = {}
         for name, aggregator in self.aggregators.items():
             payload = own_entries(reply.payload, name)
-            updates[name] = SiteUpdate(site, reply.round, reply.weights, payload, weight)
+            weights = {key: value.float() for key, value in reply.weights.items()}
+            updates[name] = SiteUpdate(site, reply.round, weights, payload, weight)
             weight = aggregator.weigh(updates[name])
         for name, exchange in self.every_round.items():  # first, since a method may refuse it
             exchange.accept(site, own_entries(reply.payload, name), weight)

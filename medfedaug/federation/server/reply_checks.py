@@ -16,7 +16,9 @@ from medfedaug.federation.messages.tensor_checks import StateDictValidator, chec
 from medfedaug.federation.server.aggregation import Aggregation
 from medfedaug.federation.server.outlier_checks import check_payload
 from medfedaug.methods.base import Payload, ServerExchange
+from medfedaug.metrics.predicted_volumes import VOLUME_RATIO
 from medfedaug.metrics.registry import UNITS, score_of
+from medfedaug.utils.validation import is_number
 
 _LONGEST_NAME = 500
 # Of an update, and of a site with more cases than any real one.
@@ -170,6 +172,9 @@ def _class_scores(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, 
         for end in ("low", "high")
         if f"{name}_{end}" in values
     }
+    ratio = values.get(VOLUME_RATIO)
+    if is_number(ratio) and ratio >= 0:
+        ends[VOLUME_RATIO] = ratio
     return _scores(values, names) | ends
 
 

@@ -26,6 +26,7 @@ from medfedaug.federation.messages.messages import (
     Request,
     entries_hash,
     namespaced,
+    packed,
     split_frozen,
 )
 from medfedaug.federation.messages.refusal import refusal
@@ -415,10 +416,13 @@ class FederationServer:
     def _request(
         self, task: str, round_: int, state: dict[str, Tensor], payload: Payload, once: Payload
     ) -> Request:
+        weights = {key: state[key] for key in self.sent}
+        if self.config.wire != "float32":
+            weights = packed(weights, self.config.wire)
         return Request(
             task,
             round_,
-            weights={key: state[key] for key in self.sent},
+            weights=weights,
             frozen=self._frozen_hash,
             once=once,
             payload=payload,

@@ -31,6 +31,7 @@ from medfedaug.federation.messages.messages import (
     entries_hash,
     namespaced,
     own_entries,
+    packed,
     portable,
 )
 from medfedaug.federation.planning.fingerprint import PLAN, FingerprintExchange, site_spacing
@@ -275,7 +276,7 @@ class SiteTrainer(SiteModel):
             should_stop: called before every step; returns whether training has to end early.
 
         Returns:
-            The update: the trained shared entries, as float32, and the methods' payload.
+            The update: the trained shared entries, and the methods' payload as float32.
 
         Raises:
             MedFedAugError: when the loss is not finite, or the training was stopped.
@@ -346,7 +347,7 @@ class SiteTrainer(SiteModel):
         return Reply(
             TRAIN,
             round_,
-            weights={key: portable(value, self.exchange_device) for key, value in sent.items()},
+            weights=packed(sent, self.config.wire, self.exchange_device),
             payload={key: portable(value, _CPU) for key, value in collected.items()},
             num_samples=self.training.count(self._samples),
             metrics=metrics,

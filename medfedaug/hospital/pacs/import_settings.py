@@ -83,7 +83,7 @@ class ImportSettings(Settings):
     parallel: int = setting(2, "Series and studies at a time.", at_least=1, rare=True)
     refresh: bool = setting(
         False,
-        "Import studies again whose images or label maps changed in the archive.",
+        "Import the studies again, also those that are there: an outline was corrected.",
         flags=("--refresh",),
     )
 

@@ -92,11 +92,6 @@ class LabelObject:
         return self.own or bool(self.segments and all(segment.automatic for segment in self.segments))
 
     @property
-    def uid(self) -> str:
-        """SOPInstanceUID."""
-        return str(self.dataset.get("SOPInstanceUID", ""))
-
-    @property
     def series(self) -> str:
         """SeriesInstanceUID."""
         return str(self.dataset.get("SeriesInstanceUID", ""))

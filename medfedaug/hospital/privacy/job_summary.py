@@ -47,7 +47,7 @@ def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
     The server's half of each method, built here, defines the values that may leave.
     """
     # Imported here, since a list of jobs needs no PyTorch.
-    from medfedaug.federation.messages.messages import num_bytes
+    from medfedaug.federation.messages.messages import num_bytes, packed
     from medfedaug.federation.server.server import FederationServer
 
     policy = settings.privacy
@@ -61,7 +61,8 @@ def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
         return [*lines, f"  nothing: it cannot run here ({error})"]
     config, server = configs[0], servers[0]
     lines += [f"  {line}" for line in _runs(config, compared)]
-    sent = num_bytes({key: server.state[key] for key in server.reply_checks.model.shapes}) / 1e6
+    weights = {key: server.state[key] for key in server.reply_checks.model.shapes}
+    sent = num_bytes(packed(weights, config.wire)) / 1e6
     if policy.epsilon is None:
         lines += ["", "Trust", f"  {OPEN_PROMISE}."]
     lines += ["", f"What leaves this site, each number of {policy.min_images} patients or more"]

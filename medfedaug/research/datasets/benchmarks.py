@@ -1,7 +1,7 @@
 """The papers' data sets by name, read in the form in which their owners publish them.
 
 >>> sorted(BENCHMARKS)[:3]
-['cifar_10', 'digits', 'domainnet_10']
+['domainnet_10', 'lgg_multisite', 'mini_prostate_mri']
 
 A benchmark is opened with the folder of its files, or through a folder with a `MARKER` file that names
 benchmark, folder and options. Every command takes such a folder as ``--data``, and every process of a
@@ -10,7 +10,7 @@ federation opens its own site from it by name.
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from importlib import import_module
@@ -18,12 +18,9 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, TypeVar
 
-import numpy as np
-
-from medfedaug.config.run import derive_seed
-from medfedaug.data.base import SPLITS, Case, SiteFolder, spread
+from medfedaug.data.base import SiteFolder, spread
 from medfedaug.data.folders import MARKER, open_folder, site_folders
-from medfedaug.data.splits import deal_by_dirichlet, in_fold, shuffled
+from medfedaug.data.splits import in_fold
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.research.datasets.published import COMMON_OPTIONS, FOLDS, Benchmark
 from medfedaug.utils.files import parse_versioned, write_versioned
@@ -87,9 +84,8 @@ def open_benchmark(
         root: the folder of the published files.
         limit: most cases of each split and site.
         **options: options of the benchmark's function, and of every benchmark ``fraction``, the share of
-            each site's training cases to use (evenly from the list), ``unseen``, a site that does not train
-            and is tested with all its cases, as in domain generalisation, and ``deal``, ``deal_alpha`` and
-            ``deal_domains``, which deal the training sites.
+            each site's training cases to use (evenly from the list), and ``unseen``, a site that does not
+            train and is tested with all its cases, as in domain generalisation.
 
     Raises:
         ConfigError: for an unknown name, option or value.
@@ -133,9 +129,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> Benchmark:
     return benchmark
 
 
-def _arranged(
-    sites: list[SiteFolder], fraction: float, unseen: str, deal: int, deal_alpha: float, deal_domains: int
-) -> list[SiteFolder]:
+def _arranged(sites: list[SiteFolder], fraction: float, unseen: str) -> list[SiteFolder]:
     names = [site.name for site in sites]
     if unseen and unseen not in names:
         raise ConfigError(f"no site {unseen!r}; the sites are {', '.join(names)}")
@@ -148,7 +142,7 @@ def _arranged(
         if training := cases["training"]:
             cases["training"] = spread(training, max(1, round(fraction * len(training))))
         arranged.append(replace(site, cases=cases))
-    return _deal_sites(arranged, deal, deal_alpha, deal_domains)
+    return arranged
 
 
 def write_federation(folder: str | Path, name: str, root: str | Path, **options: Any) -> Path:
@@ -208,57 +202,3 @@ def _parse_marker(path: Path, text: str) -> tuple[str, Path, dict[str, Any]]:
         raise ValueError("options cannot name the benchmark, its root or a limit")
     root = Path(os.path.normpath(path.parent / str(content.get("root", "."))))
     return str(content["benchmark"]), root, options
-
-
-def _deal_sites(sites: Sequence[SiteFolder], clients: int, alpha: float, domains: int) -> list[SiteFolder]:
-    """Deal each site's cases to ``clients`` new sites, or to new sites with cases of several sites.
-
-    A case stays in its split, and the deal depends only on the sites' names. Sites that do not train follow
-    unchanged.
-
-    Args:
-        sites: each with the cases of one domain.
-        clients: number of new sites for each site.
-        alpha: 0 deals every class of every split evenly; above 0 each new site has random class proportions
-            (`medfedaug.data.splits.deal_by_dirichlet`).
-        domains: number of sites whose cases a new site has: the site and its successors, in a circle. Each
-            site's cases are dealt to ``clients * domains`` new sites.
-
-    Raises:
-        ConfigError: for numbers outside their ranges.
-        DataError: where a new site lacks a split.
-    """
-    trained = [site for site in sites if site.trains]
-    if clients < 1 or not 1 <= domains <= max(1, len(trained)) or alpha < 0:
-        raise ConfigError(
-            f"deal {clients}, deal_alpha {alpha:g} and deal_domains {domains}: at least 1, at least 0, and "
-            f"from 1 to {len(trained)} are needed"
-        )
-    if clients == domains == 1:
-        return list(sites)
-    parts = {site.name: _deal(site, clients * domains, alpha) for site in trained}
-    width, dealt = len(str(clients - 1)), []
-    for place, site in enumerate(trained):
-        names = [trained[(place + k) % len(trained)].name for k in range(domains)]
-        for number in range(clients):
-            cases: dict[str, list[Case]] = {split: [] for split in SPLITS}
-            for k, name in enumerate(names):
-                for split, case in parts[name][number * domains + k]:
-                    cases[split].append(replace(case, name=f"{name}/{case.name}") if domains > 1 else case)
-            name = "_".join([*names, *([f"{number:0{width}d}"] if clients > 1 else [])])
-            splits = {split: tuple(listed) for split, listed in cases.items()}
-            dealt.append(replace(site, name=name, cases=splits))
-            dealt[-1].check_splits()
-    return [*dealt, *(site for site in sites if not site.trains)]
-
-
-def _deal(site: SiteFolder, parts: int, alpha: float) -> list[list[tuple[str, Case]]]:
-    """Deal a site's cases, each with the name of its split."""
-    cases = [(split, case) for split in SPLITS for case in site.cases[split]]
-    if alpha:
-        _, labels = np.unique([str(case.label) for _, case in cases], return_inverse=True)
-        dealt = deal_by_dirichlet(labels, parts, alpha, derive_seed("deal", site.name))
-        return [[cases[i] for i in indices] for indices in dealt]
-    order = shuffled(cases, "deal", site.name)
-    order.sort(key=lambda entry: (SPLITS.index(entry[0]), str(entry[1].label)))
-    return [order[part::parts] for part in range(parts)]

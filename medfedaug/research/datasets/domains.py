@@ -13,7 +13,7 @@ from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
 from medfedaug.data.images import ImageFolder, cases_of_classes, class_cases, published_split, visible_folders
 from medfedaug.data.splits import split_by_class
 from medfedaug.errors import ConfigError
-from medfedaug.research.datasets.archives import load_arrays
+from medfedaug.research.datasets.pickles import load_arrays
 from medfedaug.research.datasets.published import Benchmark
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice

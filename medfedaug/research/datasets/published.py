@@ -7,13 +7,7 @@ from typing import Any
 
 from medfedaug.data.base import SiteFolder
 
-COMMON_OPTIONS: dict[str, Any] = {
-    "fraction": 1.0,
-    "unseen": "",
-    "deal": 1,
-    "deal_alpha": 0.0,
-    "deal_domains": 1,
-}
+COMMON_OPTIONS: dict[str, Any] = {"fraction": 1.0, "unseen": ""}
 """The options of every benchmark (`open_benchmark`), with their defaults."""
 
 FOLDS: dict[str, Any] = {"folds": 0, "fold": 1, "fold_seed": 0}
@@ -22,9 +16,6 @@ FOLDS: dict[str, Any] = {"folds": 0, "fold": 1, "fold_seed": 0}
 OPTION_TEXTS = {
     "fraction": "share of each site's training cases that is used.",
     "unseen": "a site that does not train and is tested with all its cases.",
-    "deal": "number of sites to which the cases of each site that trains are dealt.",
-    "deal_alpha": "0 deals every class evenly; above 0 each new site has random class proportions.",
-    "deal_domains": "number of sites whose cases a dealt site has.",
     "folds": "number of folds by patient instead of the sites' splits, or 0 (medfedaug.data.splits."
     "fold_patients); a case without a patient's name stands for one; an unseen site is tested in every fold.",
     "fold": "number of the fold that is tested, from 1.",

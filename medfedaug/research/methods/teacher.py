@@ -35,9 +35,6 @@ class Teacher(Method):
         threshold: the least probability to learn a class, above 0 and up to 1.
         decay: α, from 0 to 1.
 
-    Raises:
-        ConfigError: for values out of range.
-
     Deviations:
         The paper penalises the squared difference of predictions and gives teacher and student separate
         noise; here confident classes are labels, as in later work, and both get the same image, the student

@@ -91,7 +91,6 @@ class Entry:
             "protocol": protocol,
             "methods": list(dict.fromkeys(methods)),
             "holdout": ["all"] if held_out else [],
-            "cross_site": any(row.trained_at for row in rows),
         }
 
     def _runs(self) -> list[Mapping[str, Any]]:

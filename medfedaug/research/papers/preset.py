@@ -28,7 +28,7 @@ class Preset:
             (``notes`` in ``presets.yml``).
         holdout: whether each site is left out in turn by default.
         task: the task of the sites' data, if settings follow from it.
-        hours: of a run on one core, by measured steps (``benchmarks/step_times.py``), all sites left out.
+        hours: of a run on one core, from measured steps, with all sites left out.
         follows: the settings that are defaults of the task (`medfedaug.config.run.task_defaults`) and depend
             on the plan of each run.
         whole_site: whether a held-out site is tested with all its cases instead of its test cases.

@@ -91,7 +91,6 @@ class Experiment(Settings):
     limit: int | None = setting(None, "Largest number of cases per split and site.")
     scale: float = setting(1.0, "Share of the rounds to run.")
     init: File | None = setting(None, "File with initial weights.")
-    cross_site: bool = setting(False, "Test each site's local model at every site, too.")
     workers: Where = setting(
         "1", "Workers of the runs (`medfedaug.research.sweeps.workers.find_workers`), which change no result."
     )

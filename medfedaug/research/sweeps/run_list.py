@@ -89,8 +89,7 @@ def plan(
     if folds and "folds" not in options:
         raise ConfigError(f"folds are of patients, and {preset.benchmark} has none")
     first_fold = {"folds": folds} if folds else {}  # checks that there are enough patients
-    # Sites are held out before the others are dealt.
-    data = {**preset.data, **first_fold, "deal": 1, "deal_domains": 1}
+    data = {**preset.data, **first_fold}
     sites = open_benchmark(preset.benchmark, find_root(root, preset.benchmark), limit=limit, **data)
     held_out = _held_out(preset, holdout, sites)
     runs = [

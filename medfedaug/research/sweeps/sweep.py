@@ -25,7 +25,7 @@ from medfedaug.research.sweeps.workers import ThisProcess, Workers
 from medfedaug.simulate import Simulation, run_simulation
 
 # The files of `medfedaug.research.sweeps.tables`.
-TABLES = ("table", "patients", "metrics", "published", "cross_site")
+TABLES = ("table", "patients", "metrics", "published")
 
 _FROM_THE_DATA = ("task", "classes", "in_channels", "channel_names")
 

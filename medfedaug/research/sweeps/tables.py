@@ -1,9 +1,8 @@
-"""The tables of a sweep: our scores, published numbers, and local models at other sites."""
+"""The tables of a sweep: our scores, and published numbers."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from medfedaug.analysis import Row, Score, metric_table, summary_table, write_report
@@ -12,12 +11,10 @@ from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.methods import parse_methods
-from medfedaug.metrics.registry import LOCAL
 from medfedaug.research.comparison import patient_table
 from medfedaug.research.datasets.benchmarks import find_benchmark
 from medfedaug.research.papers.presets import Preset
 from medfedaug.research.papers.published import PrintedScore, Published, published_rows
-from medfedaug.research.sweeps.cross_site import cross_site
 from medfedaug.research.sweeps.planned import PlannedRun
 from medfedaug.research.sweeps.sweep import difference
 from medfedaug.runs.load_results import load_run
@@ -72,7 +69,6 @@ def write_tables(
     out: str | Path,
     *,
     data: str | Path | None = None,
-    across: bool = False,
     device: str = "auto",
     failed: Collection[Path] = (),
     sentences: Sequence[str] = (),
@@ -86,8 +82,6 @@ def write_tables(
         out: the sweep's folder.
         data: the folder with the data set's files, or its parent, for images in the report; ``None`` for no
             images.
-        across: whether to test the sites' local models at every site
-            (`medfedaug.research.sweeps.cross_site`).
         failed: folders of failed runs of `medfedaug.research.sweeps.sweep.run_all`, which are left out too:
             they may hold an earlier run with other files.
         sentences: for the beginning of the page.
@@ -102,8 +96,6 @@ def write_tables(
         "published": _published(loaded, preset),
     }
     tables = {name: table for name, table in tables.items() if table.body}
-    if across:
-        tables["cross_site"] = _cross_site(loaded, preset, out, device)
     reduced = runs[0].reduced.replace(",", ", ")
     tables = {name: replace(table, reduced=reduced) for name, table in tables.items()}
     for name, table in tables.items():
@@ -169,7 +161,6 @@ def _published(loaded: _Loaded, preset: Preset) -> TextTable:
         (_label(planned), summary_table(runs).rows[0], published)
         for planned, runs in _groups(loaded)
         for published in _of_run(planned, preset)
-        if not published.trained_at
     ]
     sites = [*dict.fromkeys(site for _, ours, theirs in rows if theirs.sites for site in ours.sites)]
     body, records = [], []
@@ -209,42 +200,3 @@ def _combination(methods: str) -> frozenset[str]:
     except ConfigError:  # a paper's method that this package lacks
         return frozenset({methods})
     return frozenset(parts - plain or parts)
-
-
-def _cross_site(loaded: _Loaded, preset: Preset, out: Path, device: str) -> TextTable:
-    """Return the scores of each site's local model at every site: FedRDN Table 3."""
-    # By target and seed: the folds of a seed are no repetitions of each other.
-    table: dict[tuple[str, str], dict[str, dict[int, list[float]]]] = {}
-    published: dict[tuple[str, str], Mapping[str, PrintedScore]] = {}
-    for run, _ in loaded:
-        result = cross_site(out / run.folder, out / run.data_folder(preset.benchmark), device)
-        label = f"{_label(run)}, without {run.held_out}" if run.held_out else _label(run)
-        for source, scores in result["scores"].items():
-            row = table.setdefault((label, source), {})
-            for target, score in scores.items():
-                seeds = row.setdefault(target, {})
-                if score is not None:
-                    seeds.setdefault(run.seed, []).append(score)
-        published |= {(label, theirs.trained_at): theirs.sites for theirs in _of_run(run, preset)}
-    targets = [*dict.fromkeys(target for row in table.values() for target in row)]
-    compared = any(published.values())
-    body, records = [], []
-    for (label, source), row in table.items():
-        line = [label, LOCAL, source]
-        record: dict[str, Any] = {"method": label, "model": LOCAL, "trained_at": source}
-        for target in targets:
-            ours = Score(tuple(map(fmean, row.get(target, {}).values())))
-            theirs = published.get((label, source), {}).get(target)
-            line.append(_pair(ours, theirs) if compared else str(ours))
-            record |= {target: ours.mean, f"{target}_std": ours.std}
-            record |= _recorded(target, theirs) if compared else {}
-        body.append(line)
-        records.append(record)
-    note = (
-        "The model that one site trained in the round after the selected one, before averaging, tested at "
-        "every site; the site itself is on the diagonal (FedRDN Table 3)."
-    )
-    if any(run.folds for run, _ in loaded):
-        note += " The score of a seed is the mean over its folds."
-    notes = (note, "Ours / published.") if compared else (note,)
-    return TextTable(["method", MODEL, "trained at", *targets], body, records, notes)

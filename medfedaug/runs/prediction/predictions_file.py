@@ -1,7 +1,7 @@
 """``predictions.json``: the model, its inputs, and the outcome of each case."""
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -69,14 +69,11 @@ class Predictions:
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: {error}; choose another folder, or move the file away") from error
 
-    def resume(
-        self, earlier: Mapping[str, Any], states: Mapping[str, Any], among: Collection[str] = ()
-    ) -> None:
+    def resume(self, earlier: Mapping[str, Any], states: Mapping[str, Any]) -> None:
         """Take over the finished cases of an earlier call, from the result of `read`.
 
         ``states`` has the sizes and times of the files of each case of this call. A case with changed files
-        is predicted again; cases that are not in this call stay as they are, and so do the failures of those
-        ``among``.
+        is predicted again; cases that are not in this call stay as they are.
         """
         self._earlier = earlier
         self.details = {**{key: earlier[key] for key in _OF_ALL_CASES if key in earlier}, **self.details}
@@ -93,8 +90,6 @@ class Predictions:
             written = [self.out / file for file in entry["written"]]
             if entry["state"] == states.get(name, entry["state"]) and all(path.exists() for path in written):
                 self.cases[name] = entry
-        kept = set(among).difference(states)
-        self.failed = {name: entry for name, entry in earlier.get("failed", {}).items() if name in kept}
 
     def agree(self, key: str, value: Any) -> None:
         """Set an input; refuse it where finished cases of an earlier call had another one."""

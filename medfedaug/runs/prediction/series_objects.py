@@ -73,9 +73,8 @@ def series_objects(
     further: Mapping[str, Mapping[str, str]],
 ) -> SeriesObjects:
     """Return what writes objects of series in this installation; see `SeriesObjects`."""
-    asked = {"--rtstruct": options.rtstruct, "--report": options.report}
-    for option in (option for option, value in asked.items() if value):
-        added_module("dicom.prediction_objects", option)
+    if options.rtstruct:
+        added_module("dicom.prediction_objects", "--rtstruct")
     modules = added_modules("dicom.prediction_objects")
     make = modules[0].DicomObjects if modules else SeriesObjects
     objects: SeriesObjects = make(models, origin, options, folder, further)

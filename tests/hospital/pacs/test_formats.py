@@ -302,7 +302,9 @@ def test_a_volume_without_its_last_slice_is_refused(tmp_path, kept, output):
         plans = plan_import(
             archive, [StudyQuery("PatientID", "P")], lambda name, kind: kind, ImportSettings()
         )
-        done = import_studies(archive, plans, tmp_path / "out", tmp_path / "state", ImportSettings())
+        done = import_studies(
+            archive, plans, tmp_path / "out", tmp_path / "state", ImportSettings(), lambda uid: uid
+        )
     assert done.problems == {"case": done.problems["case"]}
     assert re.search(output, done.problems["case"])
     assert not (tmp_path / "out/images").exists()

@@ -171,12 +171,12 @@ NAN = np.full((16, 16, 4), np.nan, np.float32)
         (lambda data: (data / "dataset.json").unlink(), "data", "medfedaug init"),
         (lambda data: (data / "images/3.nii.gz").write_bytes(b"garbage"), "data", "3.nii.gz: cannot be read"),
         (lambda data: write_volume(data / "images/0.nii.gz", NAN), "one image", "has NaN or infinite voxels"),
-        (lambda kit: allow(kit, "medfedaug."), "allow-list", "medfedaug.: more than jobs need"),
+        (lambda kit: allow(kit, "*"), "allow-list", "class_allow_list has *: more than jobs need"),
         (
-            *(lambda kit: allow(kit, "medfedaug.nvflare_jobs."), "allow-list"),
-            "a job without code can run any command here",
+            lambda kit: edit(kit, "resources.json", class_allow_list=[]),
+            "allow-list",
+            "not in class_allow_list",
         ),
-        (lambda kit: allow(kit, "*"), "allow-list", "a job can run any command here"),
         (
             *(lambda kit: edit(kit, "resources.json", class_list_enforcement_mode="warn"), "allow-list"),
             "class_list_enforcement_mode is warn",

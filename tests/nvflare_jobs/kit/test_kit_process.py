@@ -14,7 +14,7 @@ from rehearsed_hospitals import HOSPITALS
 
 from medfedaug.nvflare_jobs.kit.doctor import check_process
 from medfedaug.nvflare_jobs.kit.kit import open_kit
-from medfedaug.nvflare_jobs.kit.kit_process import ProcessRecord, settings_at_start
+from medfedaug.nvflare_jobs.kit.kit_process import ProcessRecord, pid_namespace, settings_at_start
 
 SITE = HOSPITALS[0]
 
@@ -88,6 +88,32 @@ def test_a_damaged_record_is_no_record(kit, text):
     (kit / "running.json").write_text(text)
     assert ProcessRecord.load(kit) is None
     assert the_process(kit).ok is True
+
+
+def health(kit, run, **changes):
+    record = ProcessRecord(os.getpid(), time.time(), {}, written=time.time(), namespace=pid_namespace())
+    replace(record, **changes).save(kit)
+    return run("site", "doctor", kit, "--health")[:2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({}, 0),
+        ({"written": 1.0}, 1),
+        ({"stopping": True}, 1),
+        ({"pid": 2**22 + 1}, 1),
+        ({"pid": 2**22 + 1, "namespace": "of another container"}, 0),
+        ({"heard": time.time() - 600}, 1),
+    ],
+)
+def test_the_health_of_a_process_follows_from_its_record(kit, run, changes, code):
+    assert health(kit, run, **{"heard": time.time(), **changes})[0] == code
+
+
+def test_a_site_that_the_server_has_never_answered_does_not_work(kit, run):
+    code, out = health(kit, run, started=time.time() - 600)
+    assert (code, "the server has not answered for" in out) == (1, True)
 
 
 def test_the_script_of_another_kit_is_not_taken_for_a_kits_own(kits, tmp_path, run):

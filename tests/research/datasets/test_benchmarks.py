@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from benchmark_files import counts, write_cifar, write_pacs
+from benchmark_files import counts, write_pacs
 from running import SHARED
 
 from medfedaug.data.folders import MARKER
@@ -41,14 +41,11 @@ def test_what_is_missing_is_named_with_its_source_and_layout(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("cifar", {}, "benchmark 'cifar' is not known; did you mean cifar_10"),
-        ("pacs", {"folds": 3}, "pacs has no option 'folds'; it has fraction, unseen, .*, split"),
-        ("pacs", {"deal": 0}, "deal 0, deal_alpha 0 and deal_domains 1: at least 1"),
-        ("pacs", {"deal_domains": 4, "unseen": "photo"}, "from 1 to 3 are needed"),
+        ("pac", {}, "benchmark 'pac' is not known; did you mean pacs"),
+        ("pacs", {"folds": 3}, "pacs has no option 'folds'; it has fraction, unseen, split"),
         ("pacs", {"split": "random"}, "split 'random' is not known"),
         ("pacs", {"unseen": "dslr"}, "no site 'dslr'; the sites are art_painting, cartoon, photo, sketch"),
         ("pacs", {"fraction": 0.0}, "fraction must be above 0"),
-        ("cifar_10", {"clients": "ten"}, "cifar_10: clients is 'ten', a int is needed"),
         ("prostate_mri", {"neighbours": 1}, "neighbours is 1, a bool is needed"),
     ],
 )
@@ -73,24 +70,26 @@ def test_fraction_unseen_and_limit_apply_to_every_benchmark(tmp_path):
 
 
 def test_a_marker_makes_a_folder_the_data_of_a_federation(tmp_path):
-    write_cifar(tmp_path / "files")
+    write_pacs(tmp_path / "files")
     folder = tmp_path / "federation"
-    write_federation(folder, "cifar_10", tmp_path / "files", clients=4, alpha=0.6)
+    write_federation(folder, "pacs", tmp_path / "files", fraction=0.5)
     assert json.loads((folder / MARKER).read_text()) == {
         "format": "medfedaug.federation",
         "version": 1,
-        "benchmark": "cifar_10",
+        "benchmark": "pacs",
         "root": "../files",
-        "options": {"clients": 4, "alpha": 0.6},
+        "options": {"fraction": 0.5},
     }
     sites = find_sites(folder)
-    assert counts(sites) == counts(open_benchmark("cifar_10", tmp_path / "files", clients=4, alpha=0.6))
-    assert open_site(folder, "client_002").cases == sites[2].cases
-    assert counts([open_site(folder, "client_002", limit=3)]) == {"client_002": (3, 3, 3)}
-    with pytest.raises(DataError, match=r"site Basel, .*federation\.json: no such site; there are client_"):
+    assert counts(sites) == counts(open_benchmark("pacs", tmp_path / "files", fraction=0.5))
+    assert open_site(folder, "photo").cases == sites[2].cases
+    assert counts([open_site(folder, "photo", limit=1)]) == {"photo": (1, 1, 1)}
+    with pytest.raises(
+        DataError, match=r"site Basel, .*federation\.json: no such site; there are art_painting"
+    ):
         open_site(folder, "Basel")
     with pytest.raises(ConfigError, match="no option 'beta'"):
-        write_federation(folder, "cifar_10", tmp_path / "files", beta=1)
+        write_federation(folder, "pacs", tmp_path / "files", beta=1)
 
 
 @pytest.mark.parametrize(

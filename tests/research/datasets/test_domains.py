@@ -1,11 +1,15 @@
 """Benchmarks of photographs in their published layouts, and the real ones where they are at hand."""
 
+import os
 import pickle
 
+import numpy as np
+import pytest
 from benchmark_files import DOMAINNET, OFFICE, PACS, counts, picture, write_fedbn, write_pacs, write_vlcs
 
 from medfedaug.data.federation import check_federation
 from medfedaug.data.sites import open_site
+from medfedaug.errors import DataError
 from medfedaug.research.datasets.benchmarks import open_benchmark
 
 
@@ -63,3 +67,27 @@ def test_officehome_has_a_site_with_a_space_in_its_folder(tmp_path):
     sites = open_benchmark("officehome", tmp_path)
     assert counts(sites) == dict.fromkeys(("Art", "Clipart", "Product", "Real_World"), (6, 2, 2))
     check_federation(sites)
+
+
+class Harmful:
+    def __reduce__(self):
+        return os.system, ("touch harmed",)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pickle.dumps(Harmful()),
+        pickle.dumps((np.array([Harmful()], dtype=object), np.zeros(1))),
+        b"cbuiltins\neval\n(S'1'\ntR.",
+        b"c_codecs\nencode\n(S'x'\nS'zlib'\ntR.",
+        b"",
+        b"\x80\x04",
+    ],
+)
+def test_a_pickle_runs_nothing(tmp_path, monkeypatch, content):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "amazon_train.pkl").write_bytes(content)
+    with pytest.raises(DataError, match=r"site amazon, .*amazon_train\.pkl: cannot be read"):
+        open_benchmark("office_caltech_10", tmp_path)
+    assert not (tmp_path / "harmed").exists()

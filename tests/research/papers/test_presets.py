@@ -1,15 +1,12 @@
 """Presets: what a planned run gets, compared with the words of the paper; and their documentation."""
 
 import csv
-import struct
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from benchmark_files import picture, write_fedbn
-from scipy.io import savemat
 
 from medfedaug.config.run import RunConfig
 from medfedaug.methods import build_methods
@@ -55,9 +52,6 @@ def test_presets_are_those_of_the_papers():
         "office_caltech_10": (400, 1, 1.0, "alexnet", "sgd", 32, 1e-2),
         "domainnet_10": (400, 1, 1.0, "alexnet", "sgd", 32, 1e-2),
         "prostate_mri": (500, 1, 1.0, "basicunet", "adam", 16, 1e-4),
-        "cifar_10_dir0.3": (100, 10, 0.1, "resnet18", "sgd", 10, 1e-1),
-        "tiny_imagenet_dir0.6": (500, 5, 0.05, "resnet18", "sgd", 20, 1e-1),
-        "femnist": (1000, 5, 0.015, "resnet18", "sgd", 32, 5e-2),
     }
     names = (
         *("rounds", "local_epochs", "participation", "network", "optimizer", "batch_size"),
@@ -116,7 +110,7 @@ def test_sites_weigh_as_the_papers_have_it(monkeypatch):
     assert samples == {
         name for name in PRESETS if name.startswith(("fedrdn_", "fedfd_a_", "lgg_", "retina_"))
     }
-    assert all(weightings[f"fraug_{data}"] == "uniform" for data in ("pacs", "officehome", "digits"))
+    assert all(weightings[f"fraug_{data}"] == "uniform" for data in ("pacs", "officehome"))
 
 
 def write_domains(root: Path, names: tuple[str, ...], each: int = 30) -> None:
@@ -155,22 +149,6 @@ def test_four_fifths_of_domainnet_train_as_in_domainbed(monkeypatch, tmp_path):
     options = {k: v for k, v in planned(monkeypatch, "fedfd_a_domainnet_10").data.items() if k != "unseen"}
     for site in open_benchmark("domainnet_10", tmp_path, **options):
         assert [len(part) for part in site.cases.values()] == [16, 2, 2]
-
-
-def test_a_hundredth_of_digits_trains_without_synthetic_ones(monkeypatch, tmp_path):
-    """FRAug Section 4.1: "1% for the Digits dataset", of which it has MNIST, MNIST-M, SVHN and USPS."""
-    for site in ("MNIST", "SynthDigits"):
-        (tmp_path / site).mkdir()
-    for name, mnist, count in (("train", "train", 1000), ("test", "t10k", 100)):
-        labels = np.arange(count, dtype=np.uint8) % 10
-        for kind, values in (("images-idx3", np.zeros((count, 28, 28), np.uint8)), ("labels-idx1", labels)):
-            head = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape)
-            (tmp_path / f"MNIST/{mnist}-{kind}-ubyte").write_bytes(head + values.tobytes())
-        synthetic = {"X": np.zeros((32, 32, 3, count), np.uint8), "y": labels[:, None]}
-        savemat(tmp_path / f"SynthDigits/synth_{name}_32x32.mat", synthetic)
-    assert [site.name for site in open_benchmark("digits", tmp_path)] == ["MNIST", "SynthDigits"]
-    (site,) = open_benchmark("digits", tmp_path, **planned(monkeypatch, "fraug_digits").data)
-    assert (site.name, len(site.cases["training"])) == ("MNIST", 10)  # of 1,000
 
 
 # --- A change of a preset ---------------------------------------------------------------------------------

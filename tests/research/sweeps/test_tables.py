@@ -8,10 +8,7 @@ import pytest
 from benchmark_files import OFFICE
 from sweeps import OFFICE_PRESET, read_csv
 
-from medfedaug.config.run import RunConfig
 from medfedaug.research.papers.axes import parse_axis
-from medfedaug.research.papers.presets import PRESETS
-from medfedaug.research.sweeps.planned import PlannedRun
 from medfedaug.research.sweeps.run_list import plan
 from medfedaug.research.sweeps.tables import write_tables
 
@@ -21,7 +18,6 @@ def pretend(
     out: Path,
     values: dict[str, float],
     unseen: dict[str, float] | None = None,
-    benchmark: str = "office_caltech_10",
 ) -> None:
     folder = out / run.folder
     folder.mkdir(parents=True)
@@ -37,7 +33,7 @@ def pretend(
         ],
         "selected_round": 1,
         "test": {**score, "mean": {"accuracy": fmean(values.values())}},
-        "data": run.data_folder(benchmark).name,
+        "data": run.data_folder("office_caltech_10").name,
         "data_options": dict(run.data),
         "engine": "inprocess",
     }
@@ -103,31 +99,3 @@ def test_sites_left_out_in_turn_make_one_row_beside_the_papers(office, tmp_path)
     published = read_csv(tmp_path / "published.csv")["fedavg"]
     assert (published["published_in"], float(published["mean_published"])) == ("FedFA+ Table 6", 0.604)
     assert "when it was left out of training" in (tmp_path / "table.md").read_text()
-
-
-def test_folds_of_a_seed_are_no_repetitions_where_local_models_are_tested(tmp_path, monkeypatch):
-    """The standard deviation is that of the seeds: two values, and not two times three."""
-    scores = {(0, 1): 0.5, (0, 2): 0.9, (0, 3): 0.7, (1, 1): 0.6, (1, 2): None, (1, 3): 1.0}
-    runs = [
-        PlannedRun(
-            "fedavg",
-            (),
-            RunConfig(methods=({"name": "fedavg"},), seed=seed),
-            {"folds": 3, "fold": fold, "fold_seed": seed},
-            fold=fold,
-            folds=3,
-        )
-        for seed, fold in scores
-    ]
-    of = {tmp_path / run.folder: scores[run.seed, run.fold] for run in runs}
-    for run in runs:
-        pretend(run, tmp_path, {"DU": 0.1 * run.fold}, benchmark="lgg_multisite")
-
-    def cross_site(run, data, device):
-        return {"scores": {"DU": {"HT": of[run]}}}
-
-    monkeypatch.setattr("medfedaug.research.sweeps.tables.cross_site", cross_site)
-    made, _ = write_tables(runs, PRESETS["lgg_multisite"], tmp_path, across=True)
-    (row,) = made["cross_site"].records
-    assert (row["HT"], row["HT_std"]) == pytest.approx((0.75, stdev((0.7, 0.8))))
-    assert "The score of a seed is the mean over its folds." in (tmp_path / "cross_site.md").read_text()

@@ -10,7 +10,6 @@ This folder has one CSV file per data set, with one line per row of a paper's ta
 ``methods``    the combination, as ``--methods`` takes it
 ``settings``   differences from the protocol, as ``--set`` takes them
 ``held_out``   ``yes`` where each site's score is that of the run without this site
-``trained_at`` the site whose local model is tested, in tables across sites
 a site's name  score at this site, in per cent as printed, ``90.40 ± 0.97`` where the paper has a spread
 ``mean``       the paper's average over the sites
 ``note``       remark for the reader
@@ -30,7 +29,7 @@ from medfedaug.research.papers.presets import Preset
 
 __all__ = ["PrintedScore", "Published", "parse_published", "published_rows"]
 
-_NO_SITES = {"protocol", "paper", "table", "row", "methods", "settings", "held_out", "trained_at"}
+_NO_SITES = {"protocol", "paper", "table", "row", "methods", "settings", "held_out"}
 _NO_SITES |= {"mean", "note"}
 
 
@@ -60,7 +59,6 @@ class Published:
         mean: the paper's average over the sites, if printed.
         settings: differences from the preset, as ``--set`` takes them.
         held_out: whether each site's score is of the run without it.
-        trained_at: the site of the tested local model; empty for the global model.
         note: remark for the reader.
     """
 
@@ -72,7 +70,6 @@ class Published:
     mean: PrintedScore | None
     settings: str = ""
     held_out: bool = False
-    trained_at: str = ""
     note: str = ""
 
     @property
@@ -110,7 +107,6 @@ def _row(cells: Mapping[str, str]) -> Published:
         mean=_score(cells["mean"]),
         settings=cells["settings"],
         held_out=cells["held_out"] == "yes",
-        trained_at=cells["trained_at"],
         note=cells["note"],
     )
 
