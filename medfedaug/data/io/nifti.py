@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from medfedaug.data.io.base import Header, ImageFormat, channels_first, file_state, volume_header
+from medfedaug.data.io.base import Header, ImageFormat, Segments, channels_first, file_state, volume_header
 from medfedaug.data.io.bounds import check_edges
 from medfedaug.data.io.nifti_file import save_nifti
 
@@ -38,8 +38,6 @@ class Nifti(ImageFormat):
         """Read the header; decode a file that seems to be cut short, to be sure."""
         image = _opened(path)
         voxels = cast(Any, image.dataobj)
-        if voxels.dtype.kind not in "biuf":
-            raise ValueError(f"has voxels of type {voxels.dtype}, expected numbers")
         promised = voxels.offset + prod(image.shape) * voxels.dtype.itemsize
         if _stored_bytes(path) != promised % 2**32:
             np.asanyarray(voxels)  # raises where voxels are missing
@@ -59,7 +57,7 @@ class Nifti(ImageFormat):
     def label_suffix(self, image: Path) -> str:
         return self.own_suffix(image)
 
-    def write_map(self, path: Path, image: Path, voxels: np.ndarray) -> None:
+    def write_label_map(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
         """Write voxels with the bytes of the geometry in the image's header."""
         source: Any = _opened(image)
         header = type(source.header)(endianness=source.header.endianness)
