@@ -8,7 +8,7 @@ from pathlib import Path
 from medfedaug.config.bundle_reference import PREDICTS
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.statistics import ChannelStatistics, check_intensity, load_statistics
+from medfedaug.statistics import ChannelStatistics, load_statistics
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,7 @@ class Origin:
 
 def _one_pair(path: Path, run: FinishedRun) -> ChannelStatistics:
     try:
-        statistics = load_statistics(path)
-        check_intensity(path, run.composition.intensity)
+        statistics = load_statistics(path, run.composition.intensity)
     except (OSError, ValueError) as error:
         raise ConfigError(first_line(error)) from error
     if len(statistics) > 1:
