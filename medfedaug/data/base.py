@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from itertools import compress
@@ -298,13 +298,9 @@ class SiteFolder(ABC):
         """Return an error that names the site and a file, by default its list."""
         return DataError(problem, site=self.name, path=path or self.path / self.listing, hint=hint)
 
-    @contextmanager
-    def reading(self, path: Path) -> Iterator[None]:
+    def reading(self, path: Path) -> AbstractContextManager[None]:
         """Turn any error of a reader into one that names site and file."""
-        try:
-            yield
-        except Exception as error:
-            raise unreadable(self.name, path, error) from error
+        return reading(self.name, path)
 
     def check_splits(self) -> None:
         """Check that the splits make a training or an unseen site, and share no case and no patient."""
@@ -406,11 +402,16 @@ def weights_by_patient(cases: Sequence[Case]) -> list[float]:
     return [1 / (len(numbers) * numbers[case.owner]) for case in cases]
 
 
-def unreadable(site: str, path: Path, error: Exception) -> DataError:
-    """Return the error for a file that a reader could not read."""
-    text = str(error) if isinstance(error, ReaderError) else first_line(error)
-    hint = "Replace the file or leave the case out."
-    return DataError(f"cannot be read as an image ({withheld(text)})", site=site, path=path, hint=hint)
+@contextmanager
+def reading(site: str, path: Path) -> Iterator[None]:
+    """Turn any error of a reader into one that names site and file."""
+    try:
+        yield
+    except Exception as error:  # readers raise errors of any class
+        text = str(error) if isinstance(error, ReaderError) else first_line(error)
+        hint = "Replace the file or leave the case out."
+        problem = f"cannot be read as an image ({withheld(text)})"
+        raise DataError(problem, site=site, path=path, hint=hint) from error
 
 
 def base_folder(root: Path, *names: str) -> Path:

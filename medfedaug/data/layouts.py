@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from medfedaug.data.base import SPLITS, Case, by_patient, plain_name
+from medfedaug.data.base import SPLITS, Case, by_patient, plain_name, reading
 from medfedaug.data.checks.site_checks import check_classes
 from medfedaug.data.dataset_json import IGNORE, LARGEST_VALUE, LAYOUTS, UNNAMED, find_layout, unseen_note
 from medfedaug.data.io.formats import format_of, image_suffix, is_lossy, without_suffix
@@ -127,11 +127,7 @@ def check_same_classes(proposals: Sequence[Proposal]) -> None:
     """Check that the sites of one federation have the same classes."""
     first, *others = proposals
     for other in others:
-        try:
-            check_classes(other.site, first.site.classes, f"site {first.site.name}")
-        except DataError as error:
-            hint = "Give --labels for all sites at once."
-            raise DataError(str(error).removesuffix("."), hint=hint) from error
+        check_classes(other.site, first.site.classes, f"site {first.site.name}")
 
 
 def write_proposal(proposal: Proposal) -> Path:
@@ -264,11 +260,8 @@ def _classes(
     empty: list[str] = []
     for number, case in enumerate(cases, start=1):
         path = Path(case.label)
-        try:
+        with reading(site, path):
             content = np.unique(np.asarray(format_of(path).read_label(path))).tolist()
-        except Exception as error:  # readers raise errors of any class
-            problem = f"cannot be read as a label map ({first_line(error)})"
-            raise DataError(problem, site=site, path=path) from error
         drawn |= {0, 1} if is_black_and_white(path, content) else {*content}
         holders |= {value: holders.get(value, path) for value in content}
         if len(content) == 1:

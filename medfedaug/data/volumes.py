@@ -268,12 +268,8 @@ class VolumeFolder(SiteFolder):
 
     def placement(self, case: Case, image: torch.Tensor, preparation: Preparation) -> Placement | None:
         """Compute the placement of an image, (C, X, Y, Z)."""
-        try:
+        with self.reading(case.image):
             return preparation.placement(image, self.affine(case))
-        except ValueError as error:
-            problem = f"{error}, and the plan has a spacing or an orientation"
-            hint = "Export it with its geometry, or use a plan without either."
-            raise self.error(problem, case.image, hint=hint) from error
 
     def _label_map(self, case: Case) -> torch.Tensor:
         import torch

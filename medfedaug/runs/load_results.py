@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.config.run import RunConfig, asked_settings
-from medfedaug.errors import DataError
+from medfedaug.errors import DataError, first_line
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.metrics.base import mean_score
 from medfedaug.metrics.nothing_learned import nothing_learned_in
@@ -18,6 +18,7 @@ from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.results_schema import check_finished
 from medfedaug.runs.run import Run, Scores
 from medfedaug.utils.files import parse_json
+from medfedaug.utils.versions import other_version
 
 __all__ = ["find_runs", "load_run"]
 
@@ -105,15 +106,14 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
 
 def _content(file: Path) -> dict[str, Any]:
     """Read a file, and check its structure."""
+    content: Any = None
     try:
-        content: dict[str, Any] = parse_json(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
         check_finished(content)
-    except OSError as error:
-        hint = "Give the folder of a finished run."
-        raise DataError(f"cannot be read ({error.strerror})", path=file, hint=hint) from error
-    except ValueError as error:
-        raise DataError(f"is no record of a finished run ({error})", path=file) from error
-    return content
+    except (OSError, ValueError) as error:
+        problem = f"is no record of a finished run ({first_line(error)}{other_version(content)})"
+        raise DataError(problem, path=file, hint="Give the folder of a finished run.") from error
+    return dict(content)
 
 
 def _complete(settings: dict[str, Any]) -> dict[str, Any]:

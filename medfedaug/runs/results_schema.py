@@ -19,7 +19,6 @@ from medfedaug.utils.structure import (
     score,
     text,
 )
-from medfedaug.utils.versions import other_version
 
 __all__ = ["check_evaluation", "check_finished", "check_record", "check_recorded"]
 
@@ -52,14 +51,10 @@ def check_finished(record: Any) -> None:
     """Check that a record has all entries of a finished run.
 
     Raises:
-        ValueError: naming the first entry that is missing or of another kind, and both versions for a record
-            of another one.
+        ValueError: naming the first entry that is missing or of another kind.
     """
-    try:
-        _FINISHED(record, "")
-        check_record(record)
-    except ValueError as error:
-        raise ValueError(f"{error}{other_version(record)}") from error
+    _FINISHED(record, "")
+    check_record(record)
 
 
 def check_evaluation(content: Any) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,10 +30,8 @@ class ITKFormat(ImageFormat):
     voxel_suffixes = (".raw", ".zraw", ".raw.gz")
 
     def read_header(self, path: Path) -> Header:
-        try:
+        with _readable():
             reader = _information(path)
-        except RuntimeError as error:
-            raise ValueError(_reason(error)) from error
         size = reader.GetSize()
         affine = ras_affine(reader.GetDirection(), reader.GetSpacing(), reader.GetOrigin())
         components = reader.GetNumberOfComponents()
@@ -42,10 +41,8 @@ class ITKFormat(ImageFormat):
         """Read a volume; SimpleITK has the axes (z, y, x, channel)."""
         from SimpleITK import GetArrayFromImage, ReadImage
 
-        try:
+        with _readable():
             image = ReadImage(str(path))
-        except RuntimeError as error:
-            raise ValueError(_reason(error)) from error
         dimension = image.GetDimension()
         channel = range(dimension, dimension + (image.GetNumberOfComponentsPerPixel() > 1))
         voxels: np.ndarray = GetArrayFromImage(image).transpose(*reversed(range(dimension)), *channel)
@@ -80,10 +77,8 @@ def _save(path: Path, image: Path, voxels: np.ndarray, *, vector: bool) -> None:
     output.SetSpacing(reader.GetSpacing()[:3])
     output.SetOrigin(reader.GetOrigin()[:3])
     output.SetDirection(np.reshape(reader.GetDirection(), (dimension, dimension))[:3, :3].ravel().tolist())
-    try:
+    with _readable():
         sitk.WriteImage(output, str(path), useCompression=True)
-    except RuntimeError as error:
-        raise OSError(str(error).strip().splitlines()[-1]) from error
 
 
 def _information(path: Path) -> sitk.ImageFileReader:
@@ -107,10 +102,14 @@ def ras_affine(direction: Sequence[float], spacing: Sequence[float], origin: Seq
     return affine
 
 
-def _reason(error: Exception) -> str:
-    """Return the message of SimpleITK's exception, without references to its source code."""
-    text = str(error).partition("ERROR: ")[2] or str(error)
-    return re.sub(r"^\w+\(0x\w+\): ", "", text.strip().split("\n")[0])
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Replace SimpleITK's error by one without references to its source code."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).partition("ERROR: ")[2] or str(error)
+        raise OSError(re.sub(r"^\w+\(0x\w+\): ", "", text.strip().split("\n")[0])) from error
 
 
 FORMAT = ITKFormat()
