@@ -14,8 +14,6 @@ Sources:
     * FedFD: "Feature Diversification and Adaptation for Federated Domain Generalization".
     * FRAug: Chen et al., "FRAug: Tackling Federated Learning with Non-IID Features via Representation
       Augmentation".
-    * HarmoFL: Jiang et al., "HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on
-      Heterogeneous Medical Images".
     * Robust means: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates";
       Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent"; Sun et al.,
       "Can You Really Backdoor Federated Learning?".
@@ -43,14 +41,9 @@ from medfedaug.functional.robust import (
     coordinate_median,
     trimmed_mean,
 )
-from medfedaug.functional.spectrum import (
-    amplitude_spectrum,
-    normalise_amplitude,
-)
 
 __all__ = [
     "across_site_variance",
-    "amplitude_spectrum",
     "augment_features",
     "augmentation_spread",
     "clip_factor",
@@ -58,7 +51,6 @@ __all__ = [
     "feature_statistics",
     "gaussian_mmd",
     "mix_statistics",
-    "normalise_amplitude",
     "perturb_features",
     "ramp_up",
     "soft_histogram",

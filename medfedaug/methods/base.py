@@ -372,6 +372,9 @@ class SitePart:
 class Method:
     """Published method. Its constructor takes JSON-friendly arguments, the paper's hyper-parameters.
 
+    A method raises `ConfigError` for an argument outside of the range of its annotation, and for a network or
+    task that it cannot be used with. Combinations are checked by `medfedaug.methods.registry.build_methods`.
+
     A subclass that declares words adds the words of its base class that hold for it too:
     ``requires = FedFD.requires | {"labels"}``. A constructor may set them for one object.
     """

@@ -29,9 +29,6 @@ class FedBN(KeepsNorms):
     Exchange, every round, with ``"average"``: the normalisation layers up, their average down, so that they
     leave the site.
 
-    Raises:
-        ConfigError: for another ``unseen``, and for a network without normalisation layers that have entries.
-
     Deviations:
         The paper speaks only of batch norm; here other norms stay too. The papers that test FedBN on unseen
         sites do not say with which layers: FedFD-A aggregates "parameters ... for the global model with the

@@ -45,9 +45,6 @@ class FedFAh(Method):
         range: ``"batch"`` or ``"stored"``, see above; ``"batch"`` had slightly the best validation scores
             over phantom and retina.
 
-    Raises:
-        ConfigError: for arguments out of range, or a network whose stages are unknown.
-
     In our measurements the paper's λ = 0.1 loses to `FedFA` alone with every range: 0.058 to 0.077 Dice in
     the mean over five phantom federations, 0.041 to 0.048 over three trainings on retinal photographs.
     λ = 0.01 showed no loss, and neither did λ = 0.1 after long training on larger images in batches of 32

@@ -20,7 +20,6 @@ from nvflare.fuel.utils import fobs
 from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError
-from medfedaug.federation.composition import Composition
 from medfedaug.federation.job_folder import JOB_FOLDER, REPORT
 from medfedaug.federation.messages.checkpoint import server_checkpoint
 from medfedaug.federation.messages.initial_weights import INITIAL_FILE, InitialWeights
@@ -216,4 +215,4 @@ class FederationController(ProtocolController):
         if not self._run_config.init or self.resume:
             return None
         path = Path(self.engine.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / INITIAL_FILE
-        return InitialWeights.load(path, Composition(self._run_config).network.state_dict())
+        return InitialWeights.load(path)

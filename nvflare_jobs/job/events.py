@@ -65,3 +65,4 @@ class EventLog:
         self._over.set()
         with suppress(OSError):
             self._file.close()
+            self.path.with_name(ALIVE).unlink(missing_ok=True)

@@ -75,6 +75,7 @@ class AnsweringExecutor(Executor):
             fobs.register(TensorDecomposer)
         elif event_type == EventType.END_RUN and self._events is not None:
             self._events({"event": "ended"})
+            self._events.close()
             try:
                 if self._gate is not None:
                     self._gate.ended()

@@ -13,7 +13,7 @@ import psutil
 
 from medfedaug.federation.job_folder import JOB_FOLDER, RESULTS
 from medfedaug.hospital.privacy.site_settings import SiteSettings
-from medfedaug.nvflare_jobs.kit.job_states import stored_jobs
+from medfedaug.nvflare_jobs.kit.job_states import running_jobs, stored_jobs
 from medfedaug.nvflare_jobs.kit.kit import Kit
 
 _DAY = 24 * 3600.0
@@ -68,16 +68,14 @@ def _leftovers(kit: Kit, results: bool) -> Iterator[tuple[Path, str, str]]:
     """Yield path, kind, and the reason why it stays, if any, whatever its age."""
     settings, root, commands = SiteSettings.load(kit.path), kit.path.resolve(), _commands()
     finished = {entry.job for entry in stored_jobs(kit) if entry.status.startswith("FINISHED")}
-    book = None if kit.server else kit.job_book()
-    known = [job for entry in book.entries() for job in entry.runs] if book is not None else []
+    alive = running_jobs(kit)
     kept = "" if results else "results of a job (--results lets them go)"
     # No file says which run a job works on: while a job runs, the state of every run stays.
     running = any(str(root) in command and _JOB.search(command) for command in commands)
-    busy = _RUNS if running or (book is not None and any(map(book.is_running, known))) else ""
+    busy = _RUNS if running or alive else ""
 
     def of_job(job: str) -> str:
-        runs = any(job in command for command in commands) or (book is not None and book.is_running(job))
-        return _RUNS if runs else ""
+        return _RUNS if job in alive or any(job in command for command in commands) else ""
 
     for path in _folders(kit.path):
         if _JOB.fullmatch(path.name):

@@ -28,10 +28,6 @@ class BIN(Method):
     Args:
         rate: factor of the gradient of ρ; for SGD, of its learning rate.
 
-    Raises:
-        ConfigError: for a ``rate`` that is not positive.
-        ValueError: for a network without batch norms that keep statistics.
-
     Deviations:
         Neither the paper's text nor FedFD-A's settings were available. The run's weight decay and momentum
         act on ρ too. Batch norms of features without spatial dimensions stay as they are.

@@ -30,9 +30,6 @@ class ClassMean(Method):
     Args:
         head: dotted name of the last layer; by default the network's.
 
-    Raises:
-        ConfigError: when the last layer has no row for each class, or its weights stay at the sites.
-
     Deviations:
         No paper: a baseline.
     """

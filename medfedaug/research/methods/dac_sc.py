@@ -30,9 +30,6 @@ class DACSC(Method):
     Exchange, every round and SCNorm: γ and β, (C,) each, and h, (2,), up; their average down, which a
     finished run keeps.
 
-    Raises:
-        ValueError: for a network whose stages are unknown.
-
     Deviations:
         The abstract and the published code were available, not the paper's text. The code transforms features
         to frequencies and back; the closed forms above are equal up to rounding, except that the code's

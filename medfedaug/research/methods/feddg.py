@@ -50,7 +50,6 @@ class FedDG(Method):
     ⌊band · min(H, W)⌋; those of every site down.
 
     Raises:
-        ConfigError: for arguments out of range.
         DataError: for a site with images of several sizes whose numbers of low frequencies differ.
 
     Deviations:

@@ -32,10 +32,6 @@ class FedFDPrompt(Method):
         lambda2: see `FedFD`.
         count: P, the number of prompts.
 
-    Raises:
-        ConfigError: for arguments out of range.
-        ValueError: for a network that is not a vision transformer for classification.
-
     Deviations:
         The paper uses the prompts of DoPrompt, one set per domain, without its adapter, and gives neither
         their number nor the draw of u: here one u per element. Features are the class token before the head.

@@ -33,7 +33,6 @@ class FedMix(Method):
     (G, K, H, W) for segmentation, up; those of every site down.
 
     Raises:
-        ConfigError: for arguments out of range.
         DataError: for a site with fewer than M training samples, and for images of several sizes.
 
     Deviations:

@@ -30,9 +30,6 @@ class FedRobust(Method):
         penalty: λ.
         learning_rate: η, the ascent's. Λ − I settles at ∇ℓ/2λ, in about 1/2ηλ steps.
 
-    Raises:
-        ConfigError: for arguments out of range.
-
     Deviations:
         The paper's Λ is over all values of a flattened image: 10 GB for a slice of 224 x 224, whose label map
         would not follow. Its penalties of Λ and δ may differ. η and λ are our choices. The loss is the step's

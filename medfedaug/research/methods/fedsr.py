@@ -59,10 +59,6 @@ class FedSR(Method):
         cmi: α_CMI.
         learning_rate: of σ's layer and r(z|y); the optimiser is SGD, made anew in every round.
 
-    Raises:
-        ConfigError: for arguments out of range, for a network that does not end in a fully connected layer,
-            and for segmentation.
-
     Deviations:
         The network is not changed, so that μ(x) has no extra layer and z is as wide as the features. The
         public code ends the network in a layer of twice the width of z for both; it uses the norm of z and

@@ -36,9 +36,6 @@ class FPL(Method):
         contrastive: weight of L_CPCL, 1 in the paper.
         consistency: weight of L_UPCR, 1 in the paper.
 
-    Raises:
-        ConfigError: for arguments out of range, and for segmentation, whose images have no class.
-
     Deviations:
         Eq. 2 does not name the statistics of batch norm: the features are those of the last local epoch, as
         in the public code, since the next round compares features of training with them. In evaluation mode

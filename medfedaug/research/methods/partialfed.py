@@ -31,9 +31,6 @@ class PartialFed(Method):
     Args:
         strategy: the choice of loaded layers.
 
-    Raises:
-        ConfigError: for an unknown strategy, and for a network in which it loads everything, or nothing.
-
     Deviations:
         The paper's sites send all layers, and load some. Here they do not send layers that no site loads: the
         sites are the same, and the global model lacks these layers. Strategies by stages and

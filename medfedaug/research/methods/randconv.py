@@ -35,9 +35,6 @@ class RandConv(Method):
         kernels: the kernel sizes, odd.
         consistency: λ; 0 for only the augmentation. The paper's for digits is 10.
 
-    Raises:
-        ConfigError: for arguments out of range.
-
     Deviations:
         The paper also has RC_img, without mixing. This follows the paper's public code, but makes the two
         other versions from x, as in the paper's algorithm, and not from x'. For label maps the divergence is

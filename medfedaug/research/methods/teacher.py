@@ -11,8 +11,8 @@ from medfedaug import functional as F
 from medfedaug.functional.passes import per_channel
 from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
+from medfedaug.methods.distillation import TeacherGuidedSite
 from medfedaug.models.substitution import trained_entries
-from medfedaug.research.methods.condist import TeacherGuidedSite
 
 
 class Teacher(Method):
@@ -34,9 +34,6 @@ class Teacher(Method):
         weight: λ.
         threshold: the least probability to learn a class, above 0 and up to 1.
         decay: α, from 0 to 1.
-
-    Raises:
-        ConfigError: for values out of range.
 
     Deviations:
         The paper penalises the squared difference of predictions and gives teacher and student separate

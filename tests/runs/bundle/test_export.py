@@ -322,7 +322,7 @@ PLUS = "monai.networks.nets.BasicUNetPlusPlus"
     ("changes", "says"),
     [
         ({"network_args": {**TINY_ARGS, "norm": "group"}}, "MONAI's class makes another one"),
-        ({"network": PLUS, "network_args": {"features": [4] * 6}}, "gives several outputs"),
+        ({"network": PLUS, "network_args": {"features": [4] * 6}}, "at inference the network computes"),
     ],
 )
 def test_networks_that_monai_has_not_like_that_are_refused(untrained, changes, says):
@@ -335,7 +335,7 @@ def test_networks_that_monai_has_not_like_that_are_refused(untrained, changes, s
     ("methods", "says"),
     [
         ("fedfd_a", "fedfd_a: at inference the network computes what MONAI's unet does not"),
-        ("fedharmo", "fedharmo: MONAI has no transform that does what NormalizeAmplituded does"),
+        ("fedharmo", "fedharmo: MONAI has no transform that does what NormalizeAmplitude does"),
     ],
 )
 def test_what_a_method_does_beyond_monai_is_refused_in_a_line(train, methods, says, tmp_path):
