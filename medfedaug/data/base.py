@@ -308,18 +308,15 @@ class SiteFolder(ABC):
         if len(empty) == len(SPLITS):
             raise self.error("lists no case")
         if empty and empty != ["training", "validation"]:
-            raise self.error(
-                f"the split {empty[0]!r} is empty",
-                hint="A site trains with all three splits, or is tested only, with only test cases.",
-            )
+            hint = "A site trains with all three splits, or is tested only, with only test cases."
+            raise self.error(f"the split {empty[0]!r} is empty", hint=hint)
         patients: dict[str, tuple[str, Case]] = {}
         for split in SPLITS:
             for case in (case for case in self.cases[split] if case.patient):
                 other, first = patients.setdefault(case.patient, (split, case))
                 if other != split:
-                    where = f"is in {split}, and in {other} with {own(first.name)}"
-                    problem = f"patient {own(case.patient)} {where}"
-                    raise self.error(problem, case.image, hint=_ONE_SPLIT)
+                    problem = f"patient {own(case.patient)} is in {split}, and in {other} with "
+                    raise self.error(f"{problem}{own(first.name)}", case.image, hint=_ONE_SPLIT)
         files = real_paths(c.image for c in self.listed_cases)
         places: set[tuple[Path, int | None]] = set()
         names: dict[str, Path] = {}
@@ -339,7 +336,7 @@ def is_own_data(sites: Iterable[SiteFolder]) -> bool:
     return not any(site.benchmark for site in sites)
 
 
-def patient_name(entry: object) -> str:
+def patient_name(entry: object = None) -> str:
     """Return a patient's name as text, from an entry of a list; empty for none."""
     return "" if entry is None else str(entry).strip()
 
@@ -412,8 +409,3 @@ def reading(site: str, path: Path) -> Iterator[None]:
         hint = "Replace the file or leave the case out."
         problem = f"cannot be read as an image ({withheld(text)})"
         raise DataError(problem, site=site, path=path, hint=hint) from error
-
-
-def base_folder(root: Path, *names: str) -> Path:
-    """Return the first of some folders below ``root`` that exists, or ``root``: where an archive unpacked."""
-    return next((root / name for name in names if (root / name).is_dir()), root)
