@@ -368,10 +368,6 @@ def drawn_over_patients(cases: Sequence[Case], limit: int | None, least: int = 1
     patient has an image left out, or at least ``least`` have: other releases are about all cases, and the
     difference is about the patients with images left out. Where neither is possible, all cases are chosen.
 
-    Args:
-        limit: approximate number, of at least ``least`` patients; ``None`` for all.
-        least: smallest number of patients that a value may be about.
-
     Example:
         >>> cases = [Case(n, Path(n), "", patient=n[0]) for n in ("a1", "a2", "a3", "b1", "c1", "c2")]
         >>> [case.name for case in drawn_over_patients(cases, 4)]
@@ -389,12 +385,7 @@ def drawn_over_patients(cases: Sequence[Case], limit: int | None, least: int = 1
 
 
 def weights_by_patient(cases: Sequence[Case]) -> list[float]:
-    """Return a weight for each case: equal for all patients, with sum 1.
-
-    Example:
-        >>> weights_by_patient([Case(n, Path(n), "", patient=n[0]) for n in ("a1", "a2", "b1")])
-        [0.25, 0.25, 0.5]
-    """
+    """Return a weight for each case: equal for all patients, with sum 1."""
     numbers = Counter(case.owner for case in cases)
     return [1 / (len(numbers) * numbers[case.owner]) for case in cases]
 

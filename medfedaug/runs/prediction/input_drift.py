@@ -65,10 +65,7 @@ class DriftReference:
         return [name for name, known in recorded.items() if known]
 
     def intensity_warnings(self, moments: Mapping[str, Tensor], names: Sequence[str] = ()) -> list[str]:
-        """Describe an image's intensities outside the sites' ranges.
-
-        The moments are ``mean`` and ``std`` of the image, (C,) each, computed like the sites' statistics.
-        """
+        """Describe an image's intensities outside the sites' ranges, from its ``mean`` and ``std``, (C,)."""
         if not len(self.mean):
             return []
         warnings = []
@@ -97,10 +94,7 @@ class DriftReference:
         return warnings
 
     def spacing_warnings(self, affine: Any) -> list[str]:
-        """Describe an image's voxel sizes outside the sites' range.
-
-        The affine, (4, 4), is from voxels to millimetres in RAS; ``None`` where the file has none.
-        """
+        """Describe an image's voxel sizes outside the sites' range, from its affine, (4, 4), if any."""
         if self.edges is None:
             return []
         if affine is None:

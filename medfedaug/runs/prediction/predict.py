@@ -65,9 +65,6 @@ def predict_images(
 
     Returns:
         The content of ``predictions.json``; ``failed`` has the cases that could not be predicted.
-
-    Raises:
-        MedFedAugError: naming the error and its place, before any prediction; `StorageError` also later.
     """
     images, out, options = Path(images), Path(out), options or PredictionOptions()
     origins = tuple(Origin.of(run, options.site, options.statistics) for run in models.runs)
