@@ -88,12 +88,7 @@ def usual_settings(task: str, settings: Mapping[str, Any], *, own_data: bool) ->
     """Complete settings by the defaults of the task, or by those of the Bundle.
 
     Args:
-        task: of the run.
         settings: fields of `RunConfig`; ``bundle`` is the folder of a Bundle.
-        own_data: see `medfedaug.config.run.task_defaults`.
-
-    Raises:
-        ConfigError: for a Bundle that cannot be used, or settings that follow from it.
     """
     if not settings.get("bundle"):
         return {**task_defaults(task, settings.get("plan"), own_data=own_data), **settings}
@@ -301,15 +296,7 @@ def run_simulation(simulation: Simulation) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Prepared:
-    """A checked run.
-
-    Args:
-        asked: the simulation.
-        run: for the engine.
-        engine: carries it.
-        composition: network and methods.
-        made_with: a hash of each site's files, which identifies the data of a finished run.
-    """
+    """A checked run."""
 
     asked: Simulation
     run: FederationRun
@@ -401,12 +388,7 @@ def _rehearse(config: RunConfig, sites: Sequence[SiteFolder], engine: Engine) ->
 
 
 def _earlier_results(prepared: _Prepared) -> dict[str, Any] | None:
-    """Make room for a run's files, or return the results of the finished run that ``resume`` continues.
-
-    Raises:
-        ConfigError: when the folder holds something that the run may not replace or continue.
-        DataError: when a file of a site cannot be used; nothing is removed then.
-    """
+    """Make room for a run's files, or return the results of the finished run that ``resume`` continues."""
     out, resume, overwrite = prepared.out, prepared.asked.resume, prepared.asked.overwrite
     if not overwrite and is_json_with(out / RESULTS, "config", "rounds", "test"):
         if resume:

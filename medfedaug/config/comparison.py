@@ -105,13 +105,7 @@ class ComparisonConfig(Settings):
 def choose_methods(
     names: Sequence[str], configure: Callable[[str], RunConfig], *, needed: bool
 ) -> tuple[dict[str, RunConfig], dict[str, str]]:
-    """Return the settings of each method, with those of `REFERENCE` and `ALONE`, and what is left out.
-
-    Args:
-        names: combinations of methods.
-        configure: makes the settings of a combination, and raises `MedFedAugError` for an impossible one.
-        needed: whether an impossible combination is an error; otherwise it is left out with the reason.
-    """
+    """Return the settings of each method, with those of `REFERENCE` and `ALONE`, and what is left out."""
     configs, left_out = {}, {}
     for name in dict.fromkeys([REFERENCE, ALONE, *names]):
         try:

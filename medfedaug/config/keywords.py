@@ -51,7 +51,6 @@ class RunKeywords(TypedDict, total=False):
     seed: int
     limit: int | None
     holdout: Sequence[str]
-    participation: float
     buffer: int
     staleness: float
     threads: int

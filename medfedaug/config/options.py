@@ -11,7 +11,7 @@ import inspect
 import math
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -25,7 +25,7 @@ from typing_extensions import Self, dataclass_transform
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.printable import html_table
-from medfedaug.utils.validation import check_choice, check_keys, check_printable
+from medfedaug.utils.validation import check_choice, check_keys, check_plain
 
 Class = TypeVar("Class", bound=type)
 
@@ -166,7 +166,7 @@ class Settings:
             hints = hints_of(cls)  # type: ignore[arg-type]
             for name, value in arguments.items():
                 if Path not in kinds_of(hints.get(name)):  # a folder may have any name
-                    check_printable(f"{cls.TITLE}{name}", value)  # first: later messages repeat it
+                    check_plain(f"{cls.TITLE}{name}", value)  # first: later messages repeat it
             arguments = {name: _prepared(cls, name, value) for name, value in arguments.items()}
             values = ArgsKwargs(values.args[len(names) :], arguments)
         try:
@@ -228,8 +228,6 @@ def _prepared(cls: type[Settings], name: str, value: Any) -> Any:
         return kind.from_dict(value)
     if entry.metadata.get("choices"):
         check_choice(f"{cls.TITLE}{name}", value, entry.metadata["choices"])
-    if isinstance(value, dict) and (wrong := _not_finite(value)):
-        raise ConfigError(f"{cls.TITLE}{name}: {wrong} must be a finite number")
     most = _LARGEST_NUMBER if isinstance(value, float) else _LARGEST_COUNT
     if isinstance(value, int | float) and "le" not in entry.metadata and most < value < math.inf:
         raise ConfigError(f"{cls.TITLE}{name} must be at most {most:g}, got {_short(value)}")
@@ -245,18 +243,6 @@ def to_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_json(entry) for entry in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def _not_finite(values: Any, where: str = "") -> str:
-    """Return the place of the first NaN or infinity in a JSON value; empty where there is none."""
-    if isinstance(values, float) and not math.isfinite(values):
-        return where
-    entries: Iterable[tuple[Any, Any]] = ()
-    if isinstance(values, dict):
-        entries = values.items()
-    elif isinstance(values, list | tuple):
-        entries = enumerate(values)
-    return next((w for key, value in entries if (w := _not_finite(value, f"{where}.{key}".lstrip(".")))), "")
 
 
 def _line(cls: type, error: ValidationError) -> str:

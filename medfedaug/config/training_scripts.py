@@ -25,11 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
 def check_loop(loop: str) -> None:
-    """Check the name of a loop in a run.
-
-    Raises:
-        ConfigError: for another form.
-    """
+    """Check the name of a loop in a run."""
     if not (_FILE.fullmatch(loop) or _NAME.fullmatch(loop)):
         raise ConfigError(
             f"loop is {loop[:80]!r}; it must be the name of a package's loop, or FILE.py@SHA-256"
@@ -39,14 +35,8 @@ def check_loop(loop: str) -> None:
 def loop_reference(loop: str) -> tuple[str, Path | None]:
     """Resolve a loop that a user names.
 
-    Args:
-        loop: the path of a script, or the name of a loop that an installed package adds.
-
     Returns:
         The loop's name in a run, and the file that the job carries, if any.
-
-    Raises:
-        ConfigError: when there is no such file, or no package adds the name.
     """
     if not loop.endswith(".py"):
         _of_package(loop)
@@ -65,15 +55,7 @@ def loop_reference(loop: str) -> tuple[str, Path | None]:
 
 
 def find_loop(loop: str, folder: Path) -> Path:
-    """Return the script of a run's loop.
-
-    Args:
-        loop: its name in the run.
-        folder: the folder of a job's code.
-
-    Raises:
-        ConfigError: when it is missing, has another content, or is of a package that may not be used here.
-    """
+    """Return the script of a run's loop."""
     if not (match := _FILE.fullmatch(loop)):
         return _of_package(loop)
     name, expected = match.groups()

@@ -18,10 +18,7 @@ class FederationRun:
     """A checked run for an engine.
 
     Args:
-        sites: the sites' data, unseen sites included.
         state_dir: a folder for the state of server and sites; ``None`` keeps nothing.
-        resume: continue from the state in ``state_dir``.
-        machine: where every site keeps its prepared images.
         script: the file of the run's custom training loop, if any.
         lock: a file to lock while a process of the run is alive; ``None`` for a single process.
     """
@@ -47,7 +44,6 @@ class Engine(ABC):
     `medfedaug.federation.protocol.Carrier`. `medfedaug.federation.engines` lists the engines.
 
     Attributes:
-        name: the value of ``--engine``.
         own_processes: whether each site is a process, so that the sites share the cores.
         runs_scripts: whether it can run a custom training loop.
         travels: whether models travel between server and sites; otherwise all images are in one place.

@@ -23,22 +23,14 @@ _ENGINES: dict[str, Callable[[], Engine]] = {"nvflare": _nvflare, "inprocess": I
 
 
 def find_engine(name: str) -> Engine:
-    """Return the engine of a name.
-
-    Raises:
-        ConfigError: for an unknown name, with similar names.
-    """
+    """Return the engine of a name."""
     if name not in _ENGINES:
         raise ConfigError(f"engine {name!r} {not_known(name, [*_ENGINES])}")
     return _ENGINES[name]()
 
 
 def check_device(device: str) -> None:
-    """Check that a device can be used.
-
-    Raises:
-        ConfigError: naming it and the reason.
-    """
+    """Check that a device can be used."""
     if device == "auto":
         return
     try:

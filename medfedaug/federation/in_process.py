@@ -49,17 +49,10 @@ def run_in_process(
     resumed run repeats the interrupted round, with the same results bit for bit.
 
     Args:
-        config: the run.
-        data_dir: the folder with the sites' folders.
-        sites: their names, or their open data.
         state_dir: a folder for the state of server and sites; ``None`` keeps nothing.
         resume: continue from the state in ``state_dir``.
         privacy: makes the limits of what leaves each site; by default none.
         carrier: turns requests into replies; by default each site answers by itself.
-        machine: where every site keeps its prepared images.
-
-    Returns:
-        The server with its `FederationServer.results` and models.
 
     Raises:
         MedFedAugError: when too few sites can train, or too few updates of a round can be used.

@@ -38,7 +38,6 @@ def write_atomic(
 
     Args:
         path: the file; it replaces an existing one and keeps its mode.
-        write: called with a file open for writing.
         private: whether only the owner may read the file, from its first byte on, with any umask and any mode
             of the file before.
 
@@ -198,9 +197,6 @@ def write_json(path: str | os.PathLike[str], content: Any, *, private: bool = Fa
 
 def parse_json(text: str) -> Any:
     """Parse JSON in which no key occurs twice; Python's own reader would keep the last value only.
-
-    Raises:
-        ValueError: for text that is not JSON, is nested too deeply, or has a key twice in one object.
 
     Example:
         >>> parse_json('{"A": 1, "A": 2}')

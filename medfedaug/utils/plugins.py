@@ -52,14 +52,7 @@ _allowed: frozenset[str] | None = None
 
 @dataclass(frozen=True)
 class Plugin:
-    """Name that a package adds.
-
-    Args:
-        group: one of the groups of entry points above.
-        name: the name that a user writes.
-        package: the name of the package's distribution.
-        entry: the entry point of the object.
-    """
+    """Name that a package adds."""
 
     group: str
     name: str
@@ -104,8 +97,6 @@ def find(group: str, name: str, built_in: Collection[str]) -> Plugin | None:
     """Return the plugin of a name; ``None`` if the name is built in or no package adds it.
 
     Args:
-        group: one of the groups of entry points above.
-        name: the name from the user or the job.
         built_in: the names of medfedaug itself, which no package may take.
 
     Raises:

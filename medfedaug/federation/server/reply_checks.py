@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from medfedaug.errors import UpdateRefused
 from medfedaug.federation.job_folder import COUNTS
-from medfedaug.federation.messages.messages import MASKED, Reply, own_entries
-from medfedaug.federation.messages.refusal import raise_error, refusal
+from medfedaug.federation.messages.messages import MASKED, Reply, own_entries, raise_error
 from medfedaug.federation.messages.tensor_checks import StateDictValidator, check_tensors
 from medfedaug.federation.server.aggregation import Aggregation
 from medfedaug.federation.server.outlier_checks import check_payload
@@ -52,13 +51,16 @@ class ReplyChecks:
         state: Mapping[str, Tensor],
         *,
         compared: bool = False,
-    ) -> None:
+    ) -> dict[str, float]:
         """Check an update of a round, and drop metrics that cannot be recorded.
 
         Args:
             samples: the number of training samples that the site has reported; ``None`` for a site that does
                 not train.
             compared: whether running statistics will be compared with those of other sites.
+
+        Returns:
+            The lengths of its steps; none under masks.
         """
         raise_error(reply)
         if samples is None:
@@ -70,21 +72,10 @@ class ReplyChecks:
         _check_count(site, reply.num_samples, 1, samples)
         if self.words is not None:
             _check_masked(site, reply, self.words)
-            return
-        self.model.check(site, reply.weights, state, buffers=round_ > 1 and not compared)
+            return {}
+        steps = self.model.check(site, reply.weights, state, buffers=round_ > 1 and not compared)
         _check_payload(site, reply.payload, self.every_round, samples)
-
-    def steps(self, reply: Reply, state: Mapping[str, Tensor]) -> dict[str, float] | None:
-        """Measure the steps of a checked update; ``None`` under masks."""
-        return None if self.words is not None else self.model.steps(reply.weights, state)
-
-    def doubt(
-        self, site: str, steps: Mapping[str, float] | None, round_: int, state: Mapping[str, Tensor]
-    ) -> str | None:
-        """Return the reason to refuse an update if too few others arrive for a comparison of steps."""
-        if steps is None or round_ == 1:
-            return None
-        return refusal(site, lambda: self.model.check_buffers(site, steps, state))
+        return steps
 
     def scores(self, site: str, reply: Reply, sites: Collection[str]) -> None:
         """Check the scores of one of the sites that were asked."""

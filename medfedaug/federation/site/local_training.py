@@ -51,9 +51,6 @@ class LocalRound:
 class LocalTraining:
     """The training of one site.
 
-    Args:
-        model: the site's model: network, task, settings and the methods' site halves.
-
     Attributes:
         private: whether only the weights of the training may leave: no loss, duration or metric.
     """

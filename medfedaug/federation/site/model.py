@@ -49,17 +49,11 @@ class SiteModel:
         statistics: channel statistics instead of those of the site's images.
 
     Attributes:
-        name: the site's name.
-        folder: its data.
         trains: whether it has training cases in this run.
-        composition: the run's network and methods.
         network: the network with all methods' layers, on the device.
-        task: samples, loss and scores of the run.
         parts: the methods' site halves, by name.
-        samples: the site's images, prepared; ``None`` before `open`.
         shared: the entries of the state dict that are averaged.
         kept_keys: the entries that stay at the site.
-        round: the number of the current or next round of training.
     """
 
     folder: SiteFolder
@@ -195,11 +189,7 @@ class SiteModel:
         return [index for index, annotated in enumerate(sets) if annotated[place]]
 
     def training_loss(self, what: str) -> float:
-        """Return the mean of the task's loss over the training images, in evaluation mode.
-
-        Args:
-            what: the name of the loss, for a site that limits its release.
-        """
+        """Return the mean of the task's loss over the training images, in evaluation mode."""
         return self._mean_loss(self._samples.training())
 
     @torch.no_grad()
@@ -224,16 +214,7 @@ class SiteModel:
     def receive(
         self, weights: Mapping[str, Tensor], payload: Payload | None = None, once: Payload | None = None
     ) -> None:
-        """Load the global model's shared entries, and apply the methods' payloads.
-
-        Args:
-            weights: the shared entries; empty to keep the last received model.
-            payload: the exchange of every round, with keys ``<method>/<key>``.
-            once: the exchange before training, with the same kind of keys.
-
-        Raises:
-            MedFedAugError: when a check fails; nothing is then loaded.
-        """
+        """Load the global model's shared entries, and apply the methods' payloads."""
         payload, once = payload or {}, once or {}
         _check_received(
             self.name, self.network, self.shared, self.parts, weights=weights, payload=payload, once=once
@@ -255,11 +236,7 @@ class SiteModel:
                 part.before_training.apply(entries)
 
     def recall(self, kept: LocalState | None) -> bool:
-        """Load the site's state for the received model, or the methods' defaults without it.
-
-        Returns:
-            Whether the network is complete; it is not if sites keep layers and this site has none.
-        """
+        """Load the site's state for the received model, or the methods' defaults without it."""
         self._restore(kept)
         return self._complete(has_own=kept is not None)
 

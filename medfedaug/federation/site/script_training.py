@@ -37,13 +37,7 @@ _MEANS, _SPREADS = 10, 4
 class ScriptSession:
     """Session of a script at a site.
 
-    Args:
-        site: the site's model.
-        memory: its state between rounds.
-        build: builds the model with the script's components, in the script's thread.
-
     Attributes:
-        error: the error with which the script failed to take part, if any.
         training: the methods' part of the training, after `join`.
     """
 
@@ -141,17 +135,7 @@ class _MethodTransform(Transform, RandomizableTrait):
 
 
 class LoopTraining(LocalTraining):
-    """The methods' part of a site's training by a custom loop.
-
-    Args:
-        model: see `LocalTraining`; the job must not freeze entries of the network.
-        loop: the script.
-        criterion: the script's own loss.
-
-    Attributes:
-        losses: the losses of this round that the script has reported.
-        steps: the number of steps in this round.
-    """
+    """The methods' part of a site's training by a custom loop."""
 
     def __init__(
         self, model: SiteModel, loop: CustomLoop, criterion: Callable[[Tensor, Tensor], Tensor] | None = None
@@ -194,15 +178,7 @@ class LoopTraining(LocalTraining):
         round_: LocalRound,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> list[float]:
-        """Let the script train.
-
-        Returns:
-            The losses that the script reported, if any.
-
-        Raises:
-            MedFedAugError: when the script ends, takes no step, leaves out the methods' transform, or has a
-                loss that is not finite.
-        """
+        """Let the script train."""
         self.begin(loader.dataset, should_stop)
         self.loop.train(round_)
         self.census.all_steps()  # the site has read the script, and allows it
@@ -298,10 +274,6 @@ class Federation:
     Iteration yields a `LocalRound` for each training request of the server. When a round begins, the network
     has the global weights; when the loop asks for the next round, the site sends the network's weights.
     Within a round torch's random numbers depend only on the round's seed.
-
-    Args:
-        training: the methods' part of the training.
-        wait: waits for the next round; returns ``None`` at the end of the job.
     """
 
     def __init__(self, training: LoopTraining, wait: Callable[[], LocalRound | None]) -> None:

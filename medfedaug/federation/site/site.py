@@ -41,9 +41,6 @@ class Site:
     After an error the next request begins with a new network and the site's kept state.
 
     Args:
-        name: the site's name in the federation.
-        trainer: the site's trainer, not yet opened.
-        gate: the site's checks before and after each request; by default none.
         on_event: called after every request with a summary, for the site's own log.
     """
 
@@ -73,7 +70,6 @@ class Site:
         """Answer a request.
 
         Args:
-            request: the server's request.
             should_stop: called before every step; returns whether training has to end early.
         """
         try:

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from medfedaug.errors import RunFailed, UpdateRefused
-from medfedaug.federation.messages.messages import CONFIRM, KEYS, OPEN, SHARES, Reply, Request
-from medfedaug.federation.messages.refusal import raise_error
+from medfedaug.federation.messages.messages import CONFIRM, KEYS, OPEN, SHARES, Reply, Request, raise_error
 from medfedaug.hospital.secure.agreement import LEAST_SITES, Agreement, PublicKeys, Training, request_digest
 from medfedaug.hospital.secure.keys import KeyPair, derived
 from medfedaug.hospital.secure.secure_random import Words, stream
