@@ -34,7 +34,6 @@ from medfedaug.runs.leftovers import locked
 from medfedaug.utils import plugins
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import remove_unfinished
-from medfedaug.utils.printable import log_printable
 
 
 class ProtocolController(Controller):
@@ -42,7 +41,6 @@ class ProtocolController(Controller):
 
     def __init__(self, execution: dict[str, Any] | None, task_check_period: float) -> None:
         super().__init__(task_check_period=task_check_period)
-        log_printable()
         self.execution = execution or {}
         self.task_check_period = task_check_period
         self._execution = Execution.from_dict(self.execution)
