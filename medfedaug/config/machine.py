@@ -53,7 +53,6 @@ class Machine(Settings):
         2.0,
         "GiB of memory for prepared images; further images stay in files.",
         at_least=0,
-        unit="GiB",
         rare=True,
     )
     cache: Folder = setting(
