@@ -74,7 +74,6 @@ class Machine(Settings):
         "PyTorch has none.",
         rare=True,
     )
-    ahead: int = setting(1, "Batches that a thread prepares ahead of the training.", at_least=0, flags=None)
 
     @property
     def max_bytes(self) -> int:
