@@ -121,12 +121,13 @@ class RunConfig(Settings):
     )
     loss_args: dict[str, Any] = setting(dict, "Arguments of the loss, as a JSON object.", rare=True)
     partial_loss: str = setting(
-        "marginal",
+        "distilled",
         "Loss for cases in which only some classes or voxels are outlined (labelled and ignore in "
         "dataset.json). marginal: classes without outline in a case are merged with its background. "
-        "exclusion: in addition, they are kept out of its outlined structures. none: they are learned as "
+        "distilled (default): in addition, the received global model says what that background is. "
+        "exclusion: as marginal, and they are kept out of outlined structures. none: they are learned as "
         "background. It has no effect where everything is outlined.",
-        choices=("marginal", "exclusion", "none"),
+        choices=("distilled", "marginal", "exclusion", "none"),
         rare=True,
     )
     unlabelled_weight: float = setting(

@@ -68,7 +68,7 @@ class SegmentationTask(Task):
         surface_tolerance: float = 2.0,
         loss: Loss | None = None,
         plan: Plan | None = None,
-        partial_loss: str = "marginal",
+        partial_loss: str = "distilled",
     ) -> None:
         self.classes = classes
         self.num_classes, self.intensity, self.divisor = num_classes, intensity, divisor

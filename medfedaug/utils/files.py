@@ -10,14 +10,11 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from medfedaug.errors import ConfigError, StorageError
-
-if TYPE_CHECKING:
-    import sqlite3
 
 PRIVATE = 0o600
 """Mode of a file that only its owner may read."""
@@ -97,25 +94,6 @@ def private_folder(path: str | os.PathLike[str]) -> None:
     if not path.is_dir():
         private_folder(path.parent)
         path.mkdir(0o700, exist_ok=True)
-
-
-def create_database(path: Path, make: Callable[[sqlite3.Connection], object]) -> None:
-    """Create an SQLite file whole, which only its owner may read.
-
-    On a full disk, a partial file could be mistaken for an empty account or a lost history.
-    """
-    import sqlite3  # not for commands without a ledger
-
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
-    try:
-        make_private(fresh)
-        with closing(sqlite3.connect(fresh)) as connection, connection:
-            make(connection)
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def make_private(path: str | os.PathLike[str]) -> None:

@@ -44,7 +44,7 @@ class RestartingLauncher(ClientProcessJobLauncher):
 
         A job that was running when the parent process died keeps its first token.
         """
-        job_id = str(job_meta.get(JobConstants.JOB_ID))
+        job_id = job_meta[JobConstants.JOB_ID]
         root = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()
         session = JobSession.load(root, job_id)
         if session is not None:

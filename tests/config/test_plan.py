@@ -439,7 +439,7 @@ def test_a_plan_that_needs_geometry_names_the_file_without(make_site, run, tmp_p
         *("simulate", "--data", folders[0].parent, "--methods", "fedavg", "--out", tmp_path / "out"),
         *("--engine", "inprocess", "--spacing", "1,1,1", "--rounds", 1),
     )
-    assert "does not say how large its voxels are" in err
+    assert "the file states no geometry" in err
     assert "0.nii.gz" in err
 
 

@@ -121,7 +121,7 @@ def test_faults_of_folders_and_lists_name_site_and_file(make_photos):
         ([cat, dog], [3], r"A_test\.json: not a list of \[path, class\]"),
         ([cat, dog], [["A/cow/0.png", "cow"]], r"A_test\.json: names the class 'cow'.* cat, dog"),
         ([cat, dog], [cat], r"A/cat/0\.png: listed more than once"),
-        ([cat, dog], [["A/cat/7.png", "cat"]], r"A/cat/7\.png: a listed image is missing"),
+        ([cat, dog], [["A/cat/7.png", "cat"]], r"A/cat/7\.png: cannot be read"),
     ):
         with pytest.raises(DataError, match="site A, .*" + message):
             opened(train, test)

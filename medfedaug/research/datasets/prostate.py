@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
+from medfedaug.data.base import Case, SiteFolder, base_folder, reading
 from medfedaug.data.preparation.decoded_cache import decoded
 from medfedaug.data.splits import fold_patients, split_patients
 from medfedaug.data.volumes import VolumeFolder
@@ -215,11 +215,9 @@ def _permutation(root: Path, site: str) -> tuple[Path, list[int]]:
     path = next(filter(Path.is_file, paths), None)
     if path is None:
         raise FileNotFoundError(2, "no permutation of the slices", str(paths[0]))
-    try:
+    with reading(site, path):
         order = np.load(path) if path.suffix == ".npy" else np.array(parse_json(path.read_text()))
         return path, [int(i) for i in order]
-    except (OSError, ValueError, TypeError) as error:
-        raise unreadable(site, path, error) from error
 
 
 _SOURCE = (

@@ -42,7 +42,7 @@ def kept(deployment):
         file
         for hospital in deployment.hospitals.values()
         for file in (hospital.kit / "medfedaug").rglob("*")
-        if file.is_file() and not file.name.endswith(("lock", ".running"))
+        if file.is_file() and not file.name.endswith("lock")
     ]
     assert {file.suffix for file in files} >= {".sqlite", ".pt", ".json", ".key"}, files
     return files

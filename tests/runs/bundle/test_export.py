@@ -322,7 +322,7 @@ PLUS = "monai.networks.nets.BasicUNetPlusPlus"
     ("changes", "says"),
     [
         ({"network_args": {**TINY_ARGS, "norm": "group"}}, "MONAI's class makes another one"),
-        ({"network": PLUS, "network_args": {"features": [4] * 6}}, "gives several outputs"),
+        ({"network": PLUS, "network_args": {"features": [4] * 6}}, "at inference the network computes"),
     ],
 )
 def test_networks_that_monai_has_not_like_that_are_refused(untrained, changes, says):
