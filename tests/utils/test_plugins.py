@@ -237,8 +237,8 @@ def odd(tmp_path, monkeypatch) -> Path:
         ("leaves", r"odd-one cannot be loaded \(SystemExit: 3\)$"),
         ("breaks", r"odd-one cannot be loaded \(RuntimeError: no such\)$"),
         ("nothing", r"odd-one cannot be loaded \(AttributeError"),
-        ("words", r"odd-one: 'no method' is not a subclass of medfedaug.methods.Method"),
-        ("other", r"odd-one: the class Fine must have that name"),
+        ("words", r"odd-one: 'no method' must be a `Method` whose `name` is 'words'"),
+        ("other", r"odd-one: <class '.*Fine'> must be a `Method` whose `name` is 'other'"),
         ("twice", r"'twice' is added by odd-one and odd-two; uninstall one package"),
     ],
 )
@@ -252,7 +252,7 @@ def test_a_package_that_cannot_be_used_is_named_in_one_line(odd, name, words):
     ("name", "words"),
     [
         ("unknown_net", r"'unknown_net' of the package odd-one cannot be loaded \(RuntimeError: no such\)"),
-        ("text_net", "odd-one: 'no method' cannot be called"),
+        ("text_net", "network text_net: 'str' object is not callable"),
     ],
 )
 def test_a_network_that_cannot_be_used_is_named_in_one_line(odd, name, words):

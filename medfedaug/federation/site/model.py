@@ -297,7 +297,7 @@ class SiteModel:
     def score(self, cases: Iterable[EvaluationCase], full: bool = False) -> dict[str, Any]:
         """Score the present network."""
         transform, size = self.evaluation_transform(), self.config.batch_size
-        return self.task.evaluate(self.network, cases, transform, self.device, size, full)
+        return self.task.evaluate(self.network, cases, transform, size, full)
 
     def evaluation_transform(self) -> Compose:
         """Return the transforms of an image before the network in evaluation."""
