@@ -76,7 +76,7 @@ def predictions(
             key, prepared = model.task.key, model.task.evaluation_case(folder, case, labelled=False)
         model.network.to(model.device)
         prediction = model.task.predict_case(
-            model.network, prepared, predictor.transform, model.device, model.config.batch_size, probabilities
+            model.network, prepared, predictor.transform, model.config.batch_size, probabilities
         )
         if len(predictors) > 1:
             model.network.to("cpu")
