@@ -33,8 +33,7 @@ def main() -> None:
     """Run the command; print errors that a user can fix as one line, with exit code 2."""
     log_printable()
     sys.excepthook = _show_traceback
-    # After PyTorch and MONAI, Python collects for over a second when it ends; the system frees all anyway.
-    atexit.register(gc.freeze)
+    atexit.register(_end_quickly)
     try:
         with warnings_to(_show_warning), _ends_on_signals():
             _command()()
@@ -46,6 +45,12 @@ def main() -> None:
             raise
         say(f"medfedaug: {error.filename}: {error.strerror}", "red", err=True)
         raise SystemExit(2) from error
+
+
+def _end_quickly() -> None:
+    """Leave all memory to the system: Python would look for garbage for over a second when it ends."""
+    if "triton" not in sys.modules:  # it would report its objects as leaks
+        gc.freeze()
 
 
 @cache
