@@ -70,7 +70,6 @@ def starting() -> Iterator[None]:
         with err_console.status("starting"):
             yield
     finally:
-        gc.freeze()
         gc.enable()
 
 
