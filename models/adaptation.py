@@ -213,16 +213,8 @@ def adapt_batch_norm(net: Network) -> Network:
     """Make every batch norm with running statistics an `AdaptiveBatchNorm`.
 
     The modules stay the same objects, with their hooks, names and entries; only their class changes, as with
-    PyTorch's parametrisations.
-
-    Args:
-        net: the network, changed in place; adaptive batch norms stay as they are.
-
-    Returns:
-        `net` itself, with the same results in training and evaluation.
-
-    Raises:
-        ValueError: when there is no batch norm with running statistics.
+    PyTorch's parametrisations. The network, changed in place and returned, has the same results in training
+    and evaluation. A ValueError is raised when there is no batch norm with running statistics.
     """
     for module in net.modules():
         adaptive = _ADAPTIVE.get(type(module))
@@ -246,15 +238,11 @@ def insert_instance_adapters(net: Network, reduction: int = 16) -> Network:
     not hold them (`instance_adapters` returns them by name).
 
     Args:
-        net: the network, 2D or 3D, changed in place.
+        net: the network, 2D or 3D, changed in place and returned.
         reduction: see `InstanceAdapter`.
 
-    Returns:
-        `net` itself.
-
     Raises:
-        ValueError: when the network has no batch norm of features with spatial dimensions, or already has
-            adapters.
+        ValueError: when the network has no batch norm with running statistics.
 
     Deviations:
         Batch norms of fully connected layers get no adapter, since a feature without spatial dimensions has
@@ -267,15 +255,10 @@ def insert_instance_adapters(net: Network, reduction: int = 16) -> Network:
         >>> sum(p.numel() for p in insert_instance_adapters(net).parameters()) - before
         218540
     """
-    adapt_batch_norm(net)
-    if instance_adapters(net):
-        raise ValueError("the network already has instance adapters")
-    for norm in adaptive_norms(net).values():
+    for norm in adaptive_norms(adapt_batch_norm(net)).values():
         norm.inference = LearnedAlpha()
         if not isinstance(norm, nn.BatchNorm1d):
             norm.add_module("adapter", InstanceAdapter(norm.num_features, reduction).to(norm.weight.device))
-    if not instance_adapters(net):
-        raise ValueError(f"{type(net).__name__} has no batch norm of features with an extent")
     return net
 
 

@@ -215,7 +215,7 @@ def _traffic(body: ET.Element, groups: dict[str, list[Run]]) -> None:
 
 
 def _num_sites(entry: Mapping[str, Any]) -> int:
-    """Return the number of sites that received a round's model; with partial participation not all."""
+    """Return the number of sites that received a round's model."""
     trained = {site for site, scores in entry["sites"].items() if "samples" in scores}
     return len(trained | {str(t.get("site")) for key in ("refused", "missing") for t in entry.get(key, ())})
 

@@ -217,8 +217,9 @@ def jobs(
 
     from medfedaug.config import bundle_reference
     from medfedaug.hospital.privacy.job_log import WAITING
-    from medfedaug.hospital.privacy.job_summary import job_state, summary
+    from medfedaug.hospital.privacy.job_summary import summary
     from medfedaug.hospital.privacy.policy import OPEN_PROMISE
+    from medfedaug.nvflare_jobs.kit.job_states import running_jobs
     from medfedaug.nvflare_jobs.kit.kit import open_kit
     from medfedaug.utils import plugins
 
@@ -226,7 +227,7 @@ def jobs(
     book, settings = opened.job_book(), SiteSettings.load(kit)
     plugins.restrict(settings.plugins)  # the description of a job has the site's plugins
     bundle_reference.restrict(settings.bundles)
-    entries = [book.find(job)] if job else book.entries()
+    entries, running = [book.find(job)] if job else book.entries(), running_jobs(opened)
     if not entries:
         say("no job has come to this site")
         return
@@ -237,7 +238,10 @@ def jobs(
         methods = ", ".join(entry.methods)
         methods = f"compare {methods}" if entry.compares else methods
         seen = datetime.fromtimestamp(entry.seen).isoformat(" ", "minutes")
-        states = Counter(job_state(entry, name, book).split(":")[0] for name in entry.runs)
+        states = Counter(
+            "ended" if name in entry.ends else "running" if name in running else "no process"
+            for name in entry.runs
+        )
         runs = ", ".join(f"{count} {state}" for state, count in states.items()) or "none has begun"
         rounds, purpose = str(entry.run["rounds"]), str(entry.run.get("purpose", ""))
         table.add_row(entry.hash[:12], seen, entry.verdict, runs, methods, rounds, purpose)
@@ -259,9 +263,9 @@ def approve(
     """Approve the configuration of a job that waits. The same configuration then never waits again."""
     from medfedaug.hospital.privacy.job_log import APPROVED, REFUSED
     from medfedaug.nvflare_jobs.kit.kit import open_kit
-    from medfedaug.utils.validation import check_printable
+    from medfedaug.utils.validation import check_plain
 
-    check_printable("--by", by)
+    check_plain("--by", by)
     verdict = REFUSED if refuse else APPROVED
     entry = open_kit(kit).job_book().judge(job, verdict, by or _user())
     say(f"{entry.hash}: {entry.verdict}")

@@ -22,7 +22,6 @@ def evaluate_sites(
     *,
     device: str = "auto",
     on_event: OnEvent = lambda event: None,
-    config: str | Path | None = None,
     state: str | Path | None = None,
 ) -> dict[str, Any]:
     """Score a finished run at each site on its own test cases, and compare it with the site's own model.
@@ -31,21 +30,16 @@ def evaluate_sites(
     and its personal model, if sites keep entries or state of the run.
 
     Args:
-        model: see `medfedaug.runs.finished_run.FinishedRun.open`.
+        model: see `medfedaug.runs.finished_run.FinishedRun.open`, also for ``state``.
         data_dir: the folder that holds the sites' folders.
         local: the folder of a run in which each site trained by itself (``single``).
         device: the sites' device.
         on_event: called with a small dictionary before each model.
-        config: the record of the evaluated run, see `medfedaug.runs.finished_run.FinishedRun.open`.
-        state: the folder of its sites' state, see there.
 
     Returns:
         The content of ``evaluation.json``.
-
-    Raises:
-        MedFedAugError: one line that names the mistake and its place.
     """
-    run, alone = FinishedRun.open(model, config=config, state=state), FinishedRun.open(local)
+    run, alone = FinishedRun.open(model, state=state), FinishedRun.open(local)
     _check(run, alone)
     personal = run.composition.scored["test"] != GLOBAL
     sites: dict[str, dict[str, Any]] = {}

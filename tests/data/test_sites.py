@@ -2,8 +2,6 @@
 
 import json
 import re
-import shutil
-from shlex import quote
 
 import numpy as np
 import pytest
@@ -105,10 +103,10 @@ FAULTS = {
     "odd classes": (listing(labels={"0": "a", "-5": "b"}), LIST, "'labels'"),
     "not JSON": (contains(LIST, b"{"), LIST, "not readable as JSON"),
     "key twice": (contains(LIST, b'{"test": [], "test": []}'), LIST, "'test' occurs twice"),
-    "class twice": (listing(labels={"0": "a", "1": "a"}), LIST, "two classes of one name"),
+    "class twice": (listing(labels={"0": "a", "1": "a"}), LIST, "different names"),
     "duplicate by another path": (row_in_test("images/../images/0.nii.gz"), IMAGE, "more than once"),
     "duplicate name": (same_name, "images/0.nii", f"{IMAGE}, has the same name 'images/0'"),
-    "no dataset.json": (lambda f: (f / LIST).unlink(), "Basel", "no dataset.json"),
+    "no dataset.json": (lambda f: (f / LIST).unlink(), "Basel", "not readable as JSON"),
     "label of two channels": (zeros(LABEL, 16, 16, 4, 2, dtype=np.uint8), LABEL, "2 channels, expected one"),
     "flat": (zeros(IMAGE, 16, 16), IMAGE, "2-dimensional"),
     "truncated": (lambda f: truncate(f / IMAGE), IMAGE, "cannot be read"),
@@ -258,9 +256,6 @@ def test_images_beside_label_maps_are_no_classes(tmp_path, pair):
         Image.new("L", (8, 8)).save(folder / "0.png")
     words = rf"holds {pair[0]} and {pair[1]}, .*run `medfedaug init "
     with pytest.raises(DataError, match=rf"{words}\S*hospital`"):
-        find_sites(tmp_path)
-    shutil.copytree(tmp_path / "hospital", tmp_path / "other")
-    with pytest.raises(DataError, match=f"{words}{re.escape(quote(str(tmp_path)))}`"):  # both at once
         find_sites(tmp_path)
 
 

@@ -59,8 +59,6 @@ def fingerprint(
     Every patient has the same weight, independent of the number of images.
 
     Args:
-        site: the site.
-        classes: the federation's classes, background first.
         chosen: the sampled training cases; by default about 50, drawn over the patients.
         least: the number of patients over which a quantile is the mean of the values about it, and the fewest
             whose foreground is in ``ct``.
@@ -196,11 +194,6 @@ def site_spacing(
     site: SiteFolder, least: int, collect: Callable[[str, SiteExchange], Payload]
 ) -> dict[str, float]:
     """Return the spacing of the training images, which a site sends in every job.
-
-    Args:
-        site: the site.
-        least: see `fingerprint`.
-        collect: the site's guard.
 
     Returns:
         ``{"low_x": mm, ..., "median_x": mm, ..., "high_z": mm}`` along the axes of RAS; empty if the files

@@ -8,7 +8,7 @@ import torch
 
 from medfedaug.config.run import job_hash
 from medfedaug.federation.messages.messages import MASK_TASKS, MASKED, TRAIN, Reply, Request
-from medfedaug.federation.messages.site_sampling import site_weight
+from medfedaug.federation.messages.participation import site_weight
 from medfedaug.federation.site.gate import Delivery
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.secure.masks import Member, OutOfTurn, RoundMasking, SiteMasks
@@ -17,9 +17,8 @@ from medfedaug.hospital.secure.masks import Member, OutOfTurn, RoundMasking, Sit
 class MaskedDelivery(Delivery):
     """Agree with other sites on masks, and replace weights and statistics by masked numbers.
 
-    Args:
-        masks: by default without signatures, for simulations.
-        count: checks the patients behind an update before it is masked.
+    ``count`` checks the patients behind an update before it is masked. Without ``masks``, in simulations,
+    nothing is signed.
     """
 
     tasks = MASK_TASKS

@@ -47,14 +47,6 @@ def deploy(hospital):
 REFUSED = {
     "rounds without end": ({"rounds": 10**9}, {}, "rounds are {}", "max_rounds is 1000", "1000000000"),
     "a part of the cases": ({"limit": 2}, {}, "limit is {}", "allow_limit is false", "2"),
-    "a method": (
-        *({"methods": "fedavg,fedbn"}, {"methods": ["fedavg"]}, "method is {}"),
-        *("methods allows fedavg", "fedbn"),
-    ),
-    "a network": (
-        *({"network": "unet", "network_args": {}}, {"networks": ["basicunet"]}, "network is {}"),
-        *("networks allows basicunet", "unet"),
-    ),
     "a large model": ({}, {"max_model_mb": 0.005}, "MB", "max_model_mb is 0.005", ""),
 }
 
@@ -91,7 +83,7 @@ def test_a_job_that_a_site_does_not_allow_is_refused_by_rule_and_its_value_stays
     site = hospital(**rules)
     told = words.format("…")
     with pytest.raises(RunFailed, match=told):
-        deploy(site).run(tiny_config(changes.pop("methods", "fedavg"), **changes))
+        deploy(site).run(tiny_config(**changes))
     assert told in site.logged[-1]
     assert "site site_A: job refused: " in site.logged[-1]
     if value:
@@ -150,46 +142,6 @@ def test_a_new_job_waits_until_it_is_approved_by_its_hash(hospital, deploy, tiny
     site.signal.trigger("aborted")
     assert "ended before its configuration" in site.answer(Request("prepare")).error
     assert [entry.verdict for entry in book.entries()] == ["approved", "waiting"]
-
-
-def test_configurations_that_wait_are_bounded_and_the_oldest_is_refused(
-    hospital, deploy, tiny_config, monkeypatch, run, caplog
-):
-    monkeypatch.setattr(gate, "_PERIOD", 0.01)
-    monkeypatch.setattr(gate, "_MOST_WAITING", 2)
-    site = hospital(approve=True)
-    book = JobBook(site.kit / "medfedaug/site_A/jobs")
-    approved = tiny_config(rounds=1)
-    book.judge(book.note(approved).hash, "approved")
-    first = tiny_config(rounds=1, seed=1)
-    site.start(first, "job-1")
-    replies = []
-    asking = threading.Thread(target=lambda: replies.append(site.answer(Request("prepare"))))
-    asking.start()
-    while len(book.entries()) < 2:
-        time.sleep(0.01)
-    # Two more jobs, which end before anybody has approved them: the first is still waiting.
-    later = [tiny_config(rounds=1, seed=seed) for seed in (2, 3)]
-    other = hospital(approve=True)  # another process at the same kit
-    other.signal.trigger("aborted")
-    for index, config in enumerate(later):
-        other.start(config, f"job-{index + 2}")
-        assert "ended before its configuration" in other.answer(Request("prepare")).error
-    asking.join(timeout=60)
-    (reply,) = replies
-    assert "job refused: 2 later configurations wait for approval" in reply.error
-    assert f"{job_hash(first.to_dict())[:12]}, the oldest, is refused" in caplog.text
-    waiting = {entry.hash for entry in book.entries() if entry.verdict == "waiting"}
-    assert waiting == {job_hash(config.to_dict()) for config in later}
-    # What was decided stays, and so does what a job has begun with.
-    deploy(site).run(approved)
-    assert run("site", "approve", site.kit, job_hash(later[0].to_dict()))[0] == 0
-    for seed in range(4, 9):
-        other.start(tiny_config(rounds=1, seed=seed), f"job-{seed}")
-        assert other.answer(Request("prepare")).error
-    kept = {entry.hash for entry in book.entries() if entry.verdict == "approved"}
-    assert kept == {job_hash(config.to_dict()) for config in (approved, later[0])}
-    assert len(book.entries()) == 4
 
 
 def test_a_job_that_the_administrator_refuses_is_answered_at_once(hospital, deploy, tiny_config, run):
@@ -274,17 +226,15 @@ def test_a_network_that_computes_while_it_is_built_is_measured_too(tiny_config, 
 
 def test_site_configure_sets_the_rules_and_doctor_shows_them(kits, run):
     kit = kits / "hospital-a"
-    code, _, err = run(
-        *("site", "configure", kit, "--allow-methods", "fedavg,fedbn", "--max-rounds", 50), "--approve"
-    )
+    code, _, err = run("site", "configure", kit, "--secure-only", "--max-rounds", 50, "--approve")
     assert code == 0, err
-    written = {"methods": ["fedavg", "fedbn"], "approve": True, "max_rounds": 50}
+    written = {"secure_only": True, "approve": True, "max_rounds": 50}
     assert json.loads((kit / "local/medfedaug.json").read_text())["jobs"] == written
     assert run("site", "configure", kit, "--no-approve")[0] == 0
     assert SiteSettings.load(kit, {}).jobs == JobRules.from_dict({**written, "approve": False})
     check = next(check for check in examine(kit) if check.name == "jobs")
     assert check.ok
-    assert check.found == "methods ['fedavg', 'fedbn']; max_rounds 50"
+    assert check.found == "max_rounds 50; secure_only True"
     code, _, err = run("site", "configure", kits / "fl-server.example.org", "--approve")
     assert code == 2
     assert "of its own" in err
