@@ -28,7 +28,7 @@ from medfedaug.research.comparison.case_comparison import (
     row_quantiles,
 )
 from medfedaug.research.datasets.benchmarks import open_federation
-from medfedaug.runs.slice_image import windowed
+from medfedaug.runs.prediction.prediction_image import windowed
 from medfedaug.statistics import image_moments
 
 QUANTILES = (np.arange(400) + 0.5) / 400
