@@ -99,7 +99,7 @@ def _page(
     page.add(body, "p", answer(scores), **{"class": "answer"})
     if len({site for run in runs for site in run.sites}) <= MOST_SITES and any(run.sites for run in runs):
         caption = "A line is the 95% interval of the mean over a site's test patients, from three on."
-        page.figure(body, partial(site_scores, groups), "Test score by site and method", caption)
+        page.figure(body, site_scores(groups), "Test score by site and method", caption)
     example = page.add(body, "section")
     for note in (_lead(runs), *notes, *_stalled(runs), *_late(runs)):
         if isinstance(note, str):
@@ -181,7 +181,7 @@ def _curves(body: ET.Element, groups: dict[str, list[Run]]) -> None:
     caption += f" Model: {', '.join(f'{label} {model}' for label, model in scored.items())}."
     if any(len(members) > 1 for members in groups.values()):
         caption += " Several runs of a method: their mean, in a band from the lowest to the highest."
-    page.figure(section, partial(learning_curves, runs), "Validation score by round", caption)
+    page.figure(section, learning_curves(runs), "Validation score by round", caption)
 
 
 def _traffic(body: ET.Element, groups: dict[str, list[Run]]) -> None:
@@ -227,7 +227,7 @@ def _gamma(body: ET.Element, groups: dict[str, list[Run]]) -> None:
     )
     for label, run in runs.items():
         page.add(section, "h3", f"{label}, {run.name}")
-        page.figure(section, partial(gamma_by_layer, run), f"γ by layer, {label}")
+        page.figure(section, gamma_by_layer(run), f"γ by layer, {label}")
 
 
 def _plan(section: ET.Element, groups: dict[str, list[Run]]) -> None:
