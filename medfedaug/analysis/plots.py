@@ -39,14 +39,13 @@ def learning_curves(runs: Sequence[Run]) -> Figure:
     groups = group_runs(runs)
     sites = sorted({site for run in runs for site in run.sites})
     sites = sites if len(sites) <= _MOST_SITES else []
-    figure, panels = _panels([*sites, "mean of sites"])
+    figure, panels = _panels([*sites, "mean of sites"], alike=True)
     for site, panel in zip([*sites, None], panels, strict=True):
         for members, style in zip(groups.values(), _styles(), strict=False):
             trained = [run for run in members if site is None or site in run.sites]
             mean = _line_with_band(panel, [_by_round(run, run.validation(site)) for run in trained], style)
             selected = sorted({run.selected_round for run in trained} & mean.keys())
             panel.plot(selected, [mean[r] for r in selected], "o", color=style[0], markersize=4.5)
-    _same_limits(panels)
     figure.supylabel(f"{find_metric(runs[0].chosen_by).title}, validation", fontsize=10)
     dot = Line2D([], [], linestyle="none", marker="o", markersize=4.5, color="0.5", label="selected round")
     _legend(figure, groups, dot)
@@ -124,23 +123,20 @@ def gamma_by_layer(run: Run) -> Figure:
     return figure
 
 
-def _panels(titles: Sequence[str]) -> tuple[Figure, list[Axes]]:
-    columns = min(len(titles), _COLUMNS)
-    rows = math.ceil(len(titles) / columns)
+def _panels(titles: Sequence[str], *, alike: bool = False) -> tuple[Figure, list[Axes]]:
+    """Make a panel for each title; ``alike`` gives them one vertical axis, so that sites can be compared."""
+    rows = math.ceil(len(titles) / _COLUMNS)
     columns = math.ceil(len(titles) / rows)  # no panel has a row for itself if another division fits
     figure = Figure(figsize=(WIDTH, rows * _PANEL_HEIGHT + 0.5), layout="constrained")
-    panels = [figure.add_subplot(rows, columns, index + 1) for index in range(len(titles))]
-    for panel, title in zip(panels, titles, strict=True):
-        # Without given places of titles and labels, Matplotlib measures all ticks, also for empty labels.
-        panel.set_title(title, fontsize=10, parse_math=False, y=1.0)
-        panel.yaxis.set_label_coords(0, 0.5)
+    panels = figure.subplots(rows, columns, sharey=alike, squeeze=False).ravel().tolist()
+    for panel in panels[len(titles) :]:
+        panel.remove()
+    for panel, title in zip(panels, titles, strict=False):
+        panel.set_title(title, fontsize=10, parse_math=False)
         tidy(panel)
         panel.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
-    for panel in panels[:-columns]:
-        panel.xaxis.set_label_coords(0.5, 0)
-    for panel in panels[-columns:]:  # the lowest panel of each column
-        panel.set_xlabel("round", fontsize=9)
-    return figure, panels
+    figure.supxlabel("round", fontsize=9)
+    return figure, panels[: len(titles)]
 
 
 def tidy(panel: Axes) -> None:
@@ -201,17 +197,6 @@ def byte_unit(largest: float) -> tuple[float, str]:
         if largest >= size:
             return size, name
     return 1.0, "bytes"
-
-
-def _same_limits(panels: Sequence[Axes]) -> None:
-    # So that sites can be compared across panels.
-    limits = [panel.get_ylim() for panel in panels if panel.lines]
-    if limits:
-        low, high = min(low for low, _ in limits), max(high for _, high in limits)
-        if min(panel.dataLim.y0 for panel in panels if panel.lines) >= 0:
-            low = max(low, -0.02 * high)  # no room for impossible scores
-        for panel in panels:
-            panel.set_ylim(low, high)
 
 
 def _repetitions(members: Sequence[Run]) -> str:

@@ -32,7 +32,6 @@ def test_folds_of_a_seed_are_pooled_so_that_every_patient_counts_once(fold, name
     assert table.body[0][-1] == "1 × 2 folds"
     assert "DU 3, EZ 1, HT 3" in table.notes[1]
     assert table.records[0]["folds"] == 2
-    assert "$\\times$" in table.latex()
 
 
 def test_a_patient_that_two_folds_test_is_refused(fold):
@@ -98,7 +97,6 @@ def test_patients_are_paired_over_folds_and_seeds(fold):
     assert "7 / 1" in table.markdown()
     (record,) = csv.DictReader(io.StringIO(table.csv()))
     assert float(record["difference"]) == pytest.approx(fmean(expected), abs=1e-15)
-    assert table.latex().count(r"\\") == 2
 
 
 def test_sites_left_out_in_turn_over_folds_and_seeds_by_hand(without):

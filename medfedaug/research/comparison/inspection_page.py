@@ -95,11 +95,7 @@ def _in_federations_order(sites: Sequence[SiteInspection], name: str) -> dict[st
     return known
 
 
-def write_inspection(
-    sites: Sequence[SiteInspection],
-    out_html: str | Path,
-    intensity: str = "scale",
-) -> Path:
+def write_inspection(sites: Sequence[SiteInspection], out_html: str | Path, intensity: str = "scale") -> Path:
     """Write the findings as one page, and as JSON next to it.
 
     The page names cases: it is for owners of the data. The JSON, ``inspect.json`` for ``inspect.html``, names
@@ -151,7 +147,6 @@ def _site_record(site: SiteInspection) -> dict[str, Any]:
         ],
         "class_shares": site.voxels,
         "cases_with_class": site.present,
-        "foreground_at_border": site.at_border,
         "odd": dict(Counter(odd.kind for odd in site.odd)),
     }
 
@@ -213,11 +208,10 @@ def _classes(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
             f"{site.voxels[name]:.2%} ({site.present[name]})" if name in site.voxels else "–"
             for name in names
         ]
-        lines.append([site.name, *cells, *([str(site.at_border)] if of == "voxels" else [])])
-    page.table(section, ["site", *names, *(["at the border"] if of == "voxels" else [])], lines)
+        lines.append([site.name, *cells])
+    page.table(section, ["site", *names], lines)
     text = f"Share of the {of}, mean over the cases, and in brackets the number of cases with a class."
-    border = " At the border: cases whose foreground reaches the edge of the image, and may continue."
-    page.remark(section, text + (border if of == "voxels" else ""))
+    page.remark(section, text)
 
 
 def _intensities(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
@@ -245,18 +239,10 @@ def _shift(body: ET.Element, sites: Sequence[SiteInspection], shift: Shift | Non
         page.add(section, "p", str(odd))
     ranked = sorted(shift.pairs, key=lambda pair: pair.statistics, reverse=True)
     lines = [
-        [
-            " – ".join(pair.sites),
-            f"{pair.statistics:.2f}",
-            f"{pair.chance:.2f}",
-        ]
+        [" – ".join(pair.sites), f"{pair.statistics:.2f}", f"{pair.chance:.2f}"]
         for pair in ranked[:_MOST_PAIRS]
     ]
     page.table(section, ["sites", "statistics", "by chance"], lines)
-    by_site = sorted(shift.by_site.items(), key=lambda item: item[1], reverse=True)
-    if 2 < len(by_site) <= _MOST_SITES:
-        distances = ", ".join(f"{site} {distance:.2f}" for site, distance in by_site)
-        page.add(section, "p", f"Mean distance from the others (statistics): {distances}.")
     if len(ranked) > _MOST_PAIRS:
         page.add(section, "p", f"And {len(ranked) - _MOST_PAIRS} pairs that are nearer: see the JSON.")
     scaling = "as stored"

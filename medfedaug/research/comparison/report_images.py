@@ -4,8 +4,8 @@ import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -83,8 +83,7 @@ def _data_of(run: Run, data: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-@dataclass(frozen=True)
-class _Difference:
+class _Difference(NamedTuple):
     """The test case that a reference and another method score most differently."""
 
     reference: str
