@@ -28,8 +28,7 @@ from medfedaug.data.sites import check_voxels, find_sites
 from medfedaug.errors import ConfigError, RunFailed, first_line, warn
 from medfedaug.federation import FederationServer
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.engine import Engine, FederationRun
-from medfedaug.federation.engines import check_device, find_engine
+from medfedaug.federation.engine import Engine, FederationRun, check_device, find_engine
 from medfedaug.federation.job_folder import FINAL_MODEL, HASHES, RESULTS, STATE, STATISTICS, file_hashes
 from medfedaug.federation.messages.checkpoint import server_checkpoint
 from medfedaug.federation.messages.initial_weights import InitialWeights
@@ -88,12 +87,7 @@ def usual_settings(task: str, settings: Mapping[str, Any], *, own_data: bool) ->
     """Complete settings by the defaults of the task, or by those of the Bundle.
 
     Args:
-        task: of the run.
         settings: fields of `RunConfig`; ``bundle`` is the folder of a Bundle.
-        own_data: see `medfedaug.config.run.task_defaults`.
-
-    Raises:
-        ConfigError: for a Bundle that cannot be used, or settings that follow from it.
     """
     if not settings.get("bundle"):
         return {**task_defaults(task, settings.get("plan"), own_data=own_data), **settings}
@@ -113,19 +107,18 @@ class Simulation:
     Args:
         data: the folder that holds the sites' folders.
         out: receives ``results.json``, ``global_model.pt`` (the selected round), ``final_model.pt``,
-            ``statistics.json``, ``report.html``, ``model_card.html`` and, with NVFlare, ``nvflare.log`` and
-            ``tracking``. Until the run is over it holds ``state/``, the files of server and sites after every
+            ``statistics.json``, ``report.html``, ``model_card.html`` and, with NVFlare, ``nvflare.log``.
+            Until the run is over it holds ``state/``, the files of server and sites after every
             round.
         config: the run; channels and classes are taken from the data.
         sites: sites that are open already, with the ``limit`` of ``config``; by default those of ``data``.
-        engine: its name (`medfedaug.federation.engines.find_engine`): ``"nvflare"``, ``"inprocess"``, or the
+        engine: its name (`medfedaug.federation.engine.find_engine`): ``"nvflare"``, ``"inprocess"``, or the
             name of a package's engine; without effect where all images are in one place.
         device: the sites' device.
         overwrite: replace the results of an earlier run, finished or not.
         resume: continue an interrupted run after its last finished round. A finished run stays as it is, and
             without an earlier one the run begins.
         on_event: see `medfedaug.federation.FederationServer`.
-        tracking: ``"tensorboard"``, with NVFlare only.
         pictures: show in ``report.html`` the intensities and features of the sites, and each site's worst and
             best case; without effect with a Bundle, whose images only its transforms can read.
         report: write ``report.html``; `medfedaug.analysis.write_report` makes it of a finished run later.
@@ -149,7 +142,6 @@ class Simulation:
     overwrite: bool = False
     resume: bool = False
     on_event: Callable[[dict[str, Any]], None] | None = None
-    tracking: str | None = None
     pictures: bool = False
     report: bool = True
     execution: Execution = field(default_factory=Execution)
@@ -187,9 +179,7 @@ class Simulation:
         limit = config.limit if config is not None else chosen.get("limit")
         options["sites"] = options.get("sites") or find_sites(Path(data), limit=limit)
         if given := {name: value for name, value in settings.items() if name in of_execution}:
-            if "execution" in options:
-                raise ConfigError(f"execution has all its settings: leave out {next(iter(given))}")
-            options["execution"] = Execution(**given)
+            options["execution"] = replace(options.get("execution", Execution()), **given)
         if config is None:
             config = configure(options["sites"], methods=_specified(methods), **chosen)
         folder = Path("runs", ",".join(str(method["name"]) for method in config.methods))
@@ -205,7 +195,6 @@ class Keywords(RunKeywords, total=False):
     overwrite: bool
     resume: bool
     on_event: Callable[[dict[str, Any]], None] | None
-    tracking: str | None
     pictures: bool
     report: bool
     execution: Execution
@@ -304,15 +293,7 @@ def run_simulation(simulation: Simulation) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Prepared:
-    """A checked run.
-
-    Args:
-        asked: the simulation.
-        run: for the engine.
-        engine: carries it.
-        composition: network and methods.
-        made_with: a hash of each site's files, which identifies the data of a finished run.
-    """
+    """A checked run."""
 
     asked: Simulation
     run: FederationRun
@@ -379,7 +360,6 @@ def _prepare(asked: Simulation) -> _Prepared:
         execution=execution,
         initial=initial,
         script=script,
-        tracking=asked.tracking,
         on_event=asked.on_event,
         machine=asked.machine or Machine.from_environment(),
         lock=sites_lock(out) if engine.own_processes else None,
@@ -388,8 +368,6 @@ def _prepare(asked: Simulation) -> _Prepared:
 
 
 def _check_engine(asked: Simulation, config: RunConfig, engine: Engine) -> None:
-    if asked.tracking and not engine.tracks:
-        raise ConfigError("tracking is NVFlare's: it needs --engine nvflare, and a federation")
     if asked.execution.site_speed and not engine.keeps_time:
         raise ConfigError("site_speed needs sites that take turns (--engine inprocess), and a federation")
     if config.loop is not None and not engine.runs_scripts:
@@ -407,12 +385,7 @@ def _rehearse(config: RunConfig, sites: Sequence[SiteFolder], engine: Engine) ->
 
 
 def _earlier_results(prepared: _Prepared) -> dict[str, Any] | None:
-    """Make room for a run's files, or return the results of the finished run that ``resume`` continues.
-
-    Raises:
-        ConfigError: when the folder holds something that the run may not replace or continue.
-        DataError: when a file of a site cannot be used; nothing is removed then.
-    """
+    """Make room for a run's files, or return the results of the finished run that ``resume`` continues."""
     out, resume, overwrite = prepared.out, prepared.asked.resume, prepared.asked.overwrite
     if not overwrite and is_json_with(out / RESULTS, "config", "rounds", "test"):
         if resume:

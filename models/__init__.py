@@ -16,16 +16,12 @@ from medfedaug.models.insertion import (
     remove_layers,
     stage_layers,
 )
-from medfedaug.models.mixing import FeatureMixLayer, MixStyleLayer, MomentExchangeLayer
 from medfedaug.models.networks import build_network, network_names
 from medfedaug.models.stage_layer import StageLayer
 
 __all__ = [
     "FFALayer",
-    "FeatureMixLayer",
     "InstanceAdapter",
-    "MixStyleLayer",
-    "MomentExchangeLayer",
     "StageLayer",
     "build_network",
     "ffa_layers",

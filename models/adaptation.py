@@ -8,11 +8,10 @@ small networks, which choose for each image how far to interpolate.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +24,9 @@ from medfedaug.models.substitution import evaluating
 
 __all__ = [
     "AdaptiveBatchNorm",
-    "FixedAlpha",
     "InstanceAdapter",
-    "InstanceAware",
     "Interpolation",
     "LearnedAlpha",
-    "RandomAlpha",
     "RandomMix",
     "UnsavedModule",
     "adapt_batch_norm",
@@ -44,21 +40,9 @@ __all__ = [
 Network = TypeVar("Network", bound=nn.Module)
 Statistics = tuple[Tensor, Tensor]
 
-
-class Interpolation(Protocol):
-    """Mix the statistics of the images and of the federation."""
-
-    def __call__(
-        self, norm: AdaptiveBatchNorm, local: Statistics, federation: Statistics, voxels: int
-    ) -> Statistics:
-        """Return mean and standard deviation for the normalisation.
-
-        Args:
-            norm: the layer.
-            local: mean and standard deviation of each image and channel, (B, C) each.
-            federation: mean and standard deviation of the federation, (C,) each.
-            voxels: number of voxels of an image.
-        """
+Interpolation = Callable[["AdaptiveBatchNorm", Statistics, Statistics], Statistics]
+"""Returns mean and standard deviation for a layer's normalisation, given the layer, those of each image,
+(B, C) each, and those of the federation, (C,) each."""
 
 
 class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -114,8 +98,7 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
 
         def move(mean: Tensor, var: Tensor) -> Statistics:
             local = mean, (var + self.eps).sqrt()
-            mixed = how(self, local, self.global_statistics(), math.prod(x.shape[2:]))
-            return normalising(*mixed, self.weight, self.bias)
+            return normalising(*how(self, local, self.global_statistics()), self.weight, self.bias)
 
         return scale_by_moments(x, move)
 
@@ -139,85 +122,14 @@ _ADAPTIVE: dict[type[nn.Module], type[AdaptiveBatchNorm]] = {
 }
 
 
-@dataclass
 class RandomMix:
-    """Draw u ~ U(low, high) per channel and call, the same for all images (FedFD Eq. 2), for training.
+    """Draw u ~ U(0, 1) per channel and call, the same for all images (FedFD Eq. 2), for training."""
 
-    With u beyond [0, 1] a standard deviation could be negative; the layer's ``eps`` is its lower bound.
-    """
-
-    low: float = 0.0
-    high: float = 1.0
-
-    def __call__(
-        self, norm: AdaptiveBatchNorm, local: Statistics, federation: Statistics, voxels: int
-    ) -> Statistics:
+    def __call__(self, norm: AdaptiveBatchNorm, local: Statistics, federation: Statistics) -> Statistics:
         """Eq. 2, with the same u for the mean and the standard deviation."""
-        u = torch.empty_like(federation[0]).uniform_(self.low, self.high)
+        u = torch.empty_like(federation[0]).uniform_()
         mean, std = (mix_statistics(*pair, u) for pair in zip(local, federation, strict=True))
-        if self.low >= 0 and self.high <= 1:  # both deviations include eps
-            return mean, std
-        return mean, std.clamp_min(math.sqrt(norm.eps))
-
-
-@dataclass
-class FixedAlpha:
-    """The same α for all images and layers: 0 the federation's statistics, 1 the image's own."""
-
-    alpha: float = 0.5
-
-    def __call__(
-        self, norm: AdaptiveBatchNorm, local: Statistics, federation: Statistics, voxels: int
-    ) -> Statistics:
-        """Eq. 6."""
-        return _mixed(local, federation, local[0].new_full((len(local[0]), 1), self.alpha))
-
-
-@dataclass
-class RandomAlpha:
-    """Draw α ~ U(0, 1) per image and layer, from its own seeded generator, for reproducible scores."""
-
-    seed: int = 0
-    _generator: torch.Generator | None = field(default=None, repr=False, compare=False)
-
-    def __call__(
-        self, norm: AdaptiveBatchNorm, local: Statistics, federation: Statistics, voxels: int
-    ) -> Statistics:
-        """Eq. 6."""
-        if self._generator is None:
-            self._generator = torch.Generator().manual_seed(self.seed)
-        alpha = torch.rand((len(local[0]), 1), generator=self._generator)
-        return _mixed(local, federation, alpha.to(local[0]))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> RandomAlpha:
-        # Generators cannot be copied; a copied network starts anew.
-        return RandomAlpha(self.seed)
-
-
-@dataclass
-class InstanceAware:
-    """IABN: follow an image only if it deviates by more than sampling explains.
-
-    Gong et al., "NOTE: Robust Continual Test-time Adaptation Against Temporal Correlation", NeurIPS 2022.
-    The mean of N voxels of the federation's distribution scatters by σ_G/√N and their variance by
-    σ_G²·√(2/(N−1)). The difference of each from the federation's shrinks towards zero by k times that.
-    """
-
-    k: float = 4.0
-
-    def __call__(
-        self, norm: AdaptiveBatchNorm, local: Statistics, federation: Statistics, voxels: int
-    ) -> Statistics:
-        """Return the corrected mean and standard deviation."""
-        (mean, std), (global_mean, global_std) = local, federation
-        global_var = global_std.square()
-        mean = global_mean + _shrink(mean - global_mean, self.k * global_std / math.sqrt(voxels))
-        scatter = self.k * global_var * math.sqrt(2.0 / max(voxels - 1, 1))
-        return mean, (global_var + _shrink(std.square() - global_var, scatter)).sqrt()
-
-
-def _shrink(difference: Tensor, by: Tensor) -> Tensor:
-    return difference.sign() * (difference.abs() - by).clamp_min(0.0)
+        return mean, std
 
 
 @dataclass
@@ -230,21 +142,14 @@ class LearnedAlpha:
 
     noise: bool = False
 
-    def __call__(
-        self, norm: AdaptiveBatchNorm, local: Statistics, federation: Statistics, voxels: int
-    ) -> Statistics:
+    def __call__(self, norm: AdaptiveBatchNorm, local: Statistics, federation: Statistics) -> Statistics:
         """Eq. 6 with the adapter's α; a layer without an adapter uses the federation's statistics."""
-        images = len(local[0])
-        if not hasattr(norm, "adapter"):
-            return _mixed(local, federation, local[0].new_zeros(images, 1))
-        z = local[0].new_empty(images, 1).normal_() if self.noise else None
-        return _mixed(local, federation, norm.adapter(local[0] - federation[0], local[1] - federation[1], z))
-
-
-def _mixed(local: Statistics, federation: Statistics, alpha: Tensor) -> Statistics:
-    """Return the statistics of Eq. 6: Eq. 2 with one α per image, (B, 1), instead of one u per channel."""
-    mean, std = (torch.lerp(federal, image, alpha) for image, federal in zip(local, federation, strict=True))
-    return mean, std
+        alpha = local[0].new_zeros(len(local[0]), 1)
+        if hasattr(norm, "adapter"):
+            z = torch.empty_like(alpha).normal_() if self.noise else None
+            alpha = norm.adapter(local[0] - federation[0], local[1] - federation[1], z)
+        mean, std = (torch.lerp(federal, own, alpha) for own, federal in zip(local, federation, strict=True))
+        return mean, std
 
 
 class UnsavedModule(nn.Module):
@@ -308,16 +213,8 @@ def adapt_batch_norm(net: Network) -> Network:
     """Make every batch norm with running statistics an `AdaptiveBatchNorm`.
 
     The modules stay the same objects, with their hooks, names and entries; only their class changes, as with
-    PyTorch's parametrisations.
-
-    Args:
-        net: the network, changed in place; adaptive batch norms stay as they are.
-
-    Returns:
-        `net` itself, with the same results in training and evaluation.
-
-    Raises:
-        ValueError: when there is no batch norm with running statistics.
+    PyTorch's parametrisations. The network, changed in place and returned, has the same results in training
+    and evaluation. A ValueError is raised when there is no batch norm with running statistics.
     """
     for module in net.modules():
         adaptive = _ADAPTIVE.get(type(module))
@@ -341,15 +238,11 @@ def insert_instance_adapters(net: Network, reduction: int = 16) -> Network:
     not hold them (`instance_adapters` returns them by name).
 
     Args:
-        net: the network, 2D or 3D, changed in place.
+        net: the network, 2D or 3D, changed in place and returned.
         reduction: see `InstanceAdapter`.
 
-    Returns:
-        `net` itself.
-
     Raises:
-        ValueError: when the network has no batch norm of features with spatial dimensions, or already has
-            adapters.
+        ValueError: when the network has no batch norm with running statistics.
 
     Deviations:
         Batch norms of fully connected layers get no adapter, since a feature without spatial dimensions has
@@ -362,15 +255,10 @@ def insert_instance_adapters(net: Network, reduction: int = 16) -> Network:
         >>> sum(p.numel() for p in insert_instance_adapters(net).parameters()) - before
         218540
     """
-    adapt_batch_norm(net)
-    if instance_adapters(net):
-        raise ValueError("the network already has instance adapters")
-    for norm in adaptive_norms(net).values():
+    for norm in adaptive_norms(adapt_batch_norm(net)).values():
         norm.inference = LearnedAlpha()
         if not isinstance(norm, nn.BatchNorm1d):
             norm.add_module("adapter", InstanceAdapter(norm.num_features, reduction).to(norm.weight.device))
-    if not instance_adapters(net):
-        raise ValueError(f"{type(net).__name__} has no batch norm of features with an extent")
     return net
 
 

@@ -15,8 +15,8 @@ import torch
 
 from medfedaug.data.phantom import make_phantom
 from medfedaug.functional import across_site_variance, feature_statistics, student_t_modulation
-from medfedaug.models import FeatureMixLayer, FFALayer, MixStyleLayer, MomentExchangeLayer
-from medfedaug.models.adaptation import FixedAlpha, adapt_batch_norm, interpolating
+from medfedaug.models import FFALayer
+from medfedaug.models.adaptation import adapt_batch_norm, interpolating
 from medfedaug.statistics import channel_statistics
 from medfedaug.transforms import FedRDN
 
@@ -86,25 +86,6 @@ views["with γ"] = federated(batch)
 show(views)
 
 # %%
-# MixStyleLayer
-# -------------
-# `MixStyleLayer` gives an image a mixture of its own statistics and another image's.
-
-torch.manual_seed(0)
-show({"before": batch, "MixStyle": MixStyleLayer(CHANNELS, prob=1.0)(batch)})
-
-# %%
-# Moments of another image, and mixed features
-# --------------------------------------------
-# `MomentExchangeLayer` (MOEX) gives an image the moments of its partner in the batch, `FeatureMixLayer`
-# (Manifold MixUp) the weighted mean of both. Whoever mixes the labels chooses the partners.
-
-exchange, mix = MomentExchangeLayer(CHANNELS), FeatureMixLayer(CHANNELS)
-exchange.partners = mix.partners = torch.arange(len(batch)).roll(1)
-mix.weight = 0.6
-show({"before": batch, "MOEX": exchange(batch), "Manifold MixUp": mix(batch)})
-
-# %%
 # AdaptiveBatchNorm
 # -----------------
 # `adapt_batch_norm` lets the batch norms of a network interpolate between the federation's statistics (α = 0)
@@ -119,6 +100,10 @@ with torch.no_grad():
 norm.eval()
 views = {"before": batch}
 for alpha in (0.0, 0.5, 1.0):
-    with torch.no_grad(), interpolating(norm, FixedAlpha(alpha)):
+
+    def between(_norm, own, federation, alpha=alpha):
+        return tuple(torch.lerp(theirs, mine, alpha) for mine, theirs in zip(own, federation, strict=True))
+
+    with torch.no_grad(), interpolating(norm, between):
         views[f"α = {alpha:g}"] = norm(batch)
 show(views)

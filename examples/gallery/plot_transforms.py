@@ -2,8 +2,8 @@
 Transforms
 ==========
 
-Before and after, on a slice of a phantom site. All of them are MONAI transforms, with a dictionary version
-whose name ends in ``d``.
+Before and after, on a slice of a phantom site. `FedRDN` is a MONAI transform; `FedRDNd` is its dictionary
+version.
 """
 
 # %%
@@ -14,9 +14,8 @@ import nibabel
 import torch
 
 from medfedaug.data.phantom import make_phantom
-from medfedaug.functional import amplitude_spectrum
 from medfedaug.statistics import channel_statistics
-from medfedaug.transforms import FedRDN, NormalizeAmplitude, RandAugment
+from medfedaug.transforms import FedRDN
 
 with tempfile.TemporaryDirectory() as folder:
     images = {
@@ -58,23 +57,3 @@ show(
     },
     (-1, 4),
 )
-
-# %%
-# NormalizeAmplitude
-# ------------------
-# `NormalizeAmplitude` gives an image the amplitudes of the average image of all sites (HarmoFL) and keeps its
-# phases.
-
-every = [one for found in images.values() for one in found]
-amplitude = torch.stack([amplitude_spectrum(one) for one in every]).mean(dim=0)
-show({"before": image, "after": NormalizeAmplitude(amplitude)(image)}, (0, float(image.max())))
-
-# %%
-# RandAugment
-# -----------
-# `RandAugment` applies a few random operations of one magnitude; label maps are moved along. Each picture is
-# a draw, in a window of its own.
-
-augment = RandAugment(num_ops=2, magnitude=9)
-augment.set_random_state(3)
-show({"before": image, **{f"draw {number}": augment(image) for number in (1, 2, 3)}})

@@ -50,7 +50,7 @@ run(f"ls {kits}")
 for site in make_phantom(here / "data", sites=2, patients=18, shape=(32, 32, 6)):
     site.rename(site.with_name(site.name.replace("site_", "hospital-").lower()))
 
-run(f"medfedaug site configure {kits}/localhost --only-medfedaug")
+run(f"medfedaug site configure {kits}/localhost")
 for hospital, more in (("hospital-a", " --approve"), ("hospital-b", "")):
     run(
         f"medfedaug site configure {kits}/{hospital} --data data/{hospital} --device cpu "

@@ -101,7 +101,7 @@ def _page(
         caption = "A line is the 95% interval of the mean over a site's test patients, from three on."
         page.figure(body, site_scores(groups), "Test score by site and method", caption)
     example = page.add(body, "section")
-    for note in (_lead(runs), *notes, *_stalled(runs), *_late(runs)):
+    for note in (_lead(runs), *notes, *_oversized(runs), *_stalled(runs), *_late(runs)):
         if isinstance(note, str):
             page.add(body, "p", note)
         else:
@@ -138,6 +138,11 @@ def _lead(runs: Sequence[Run]) -> str:
     held_out = sorted({site for run in runs for site in run.held_out})
     parts += [f"left out of training: {_names(held_out)}"] if held_out else []
     return " · ".join(parts)
+
+
+def _oversized(runs: Sequence[Run]) -> list[str]:
+    """Return a sentence for each run and site with structures many times as large as outlined."""
+    return [f"{run.label} ({run.name}), {text}" for run in runs for text in run.context.get("oversized", ())]
 
 
 def _stalled(runs: Sequence[Run]) -> list[str]:
@@ -210,7 +215,7 @@ def _traffic(body: ET.Element, groups: dict[str, list[Run]]) -> None:
 
 
 def _num_sites(entry: Mapping[str, Any]) -> int:
-    """Return the number of sites that received a round's model; with partial participation not all."""
+    """Return the number of sites that received a round's model."""
     trained = {site for site, scores in entry["sites"].items() if "samples" in scores}
     return len(trained | {str(t.get("site")) for key in ("refused", "missing") for t in entry.get(key, ())})
 

@@ -2,6 +2,7 @@
 
 import json
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from typer import Option
 
 from medfedaug.cli.console import Table, err_console, out_console, say
 from medfedaug.cli.options import Data, Given, Limit, PlanMemory, SiteOrSites, takes
+from medfedaug.cli.progress import CaseProgress
 from medfedaug.config.plan import Plan, planning_settings
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError
@@ -182,9 +184,10 @@ def plan(
     planning = planning_settings((*given[Plan], *given[RunConfig]), plan_memory)
     config = configure(sites, **given[RunConfig], plan=Plan(**given[Plan]), planning=planning)
     prints = {}
-    for site in (site for site in sites if site.trains):
-        with err_console.status(f"{site.name}: reading {len(site.cases['training'])} volumes"):
-            prints[site.name] = fingerprint(site, config.classes)
+    with CaseProgress() as progress:
+        for site in (site for site in sites if site.trains):
+            read = partial(progress.update, f"{site.name}: reading volumes")
+            prints[site.name] = fingerprint(site, config.classes, on_read=read)
     planned = make_plan(prints, config)
     content = planned.to_dict()
     changes: dict[str, Any] = {name: value for name, value in content["changes"].items() if name != "plan"}

@@ -27,7 +27,6 @@ class Split(str, Enum):
 def evaluate(
     model: Annotated[Path, Option(callback=existing_run, help="Folder of a run, or its model.")],
     data: SiteOrSites,
-    config: Annotated[Path | None, Option(help="The run's results.json.")] = None,
     split: Annotated[Split, Option(help="Cases to score.")] = Split.test,
     out: Annotated[Path | None, Option(help="JSON file to write, with the score of each case.")] = None,
     limit: Limit = None,
@@ -43,7 +42,7 @@ def evaluate(
     if local is not None:
         if split is not Split.test or limit is not None:
             raise ConfigError("--local tests all test cases: leave out --split and --limit")
-        _compare(out, model, data, local=local, device=device, config=config, state=state)
+        _compare(out, model, data, local=local, device=device, state=state)
         return
     if out is not None and out.exists() and not is_json_with(out, "split", "sites", "mean"):
         raise ConfigError(f"{out} exists and is not a score file; choose another file")
@@ -51,7 +50,6 @@ def evaluate(
         scores = evaluate_model(
             model,
             data,
-            config=config,
             split=split.value,
             limit=limit,
             device=device,

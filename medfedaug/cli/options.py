@@ -106,7 +106,6 @@ Assignments = Annotated[
 SiteNames = Annotated[bool, Option("--site-names", help="Name the sites in the model card.")]
 JsonFile = Annotated[Path | None, Option("--json", metavar="FILE", help="Also write JSON.")]
 Config = Annotated[Path | None, Option(metavar="FILE", help="YAML with settings, or a run's results.json.")]
-Tracking = Annotated[str | None, Option(help="Log metrics to tensorboard.", hidden=True)]
 
 
 def takes(

@@ -28,7 +28,6 @@ from medfedaug.cli.options import (
     PlanFile,
     PlanMemory,
     Report,
-    Tracking,
     is_given,
     takes,
 )
@@ -75,7 +74,6 @@ def simulate(
     check: Annotated[
         bool, Option("--check", help="With --loop: run one batch and print its connections.", hidden=True)
     ] = False,
-    tracking: Tracking = None,
     pictures: Pictures = True,
     report: Report = True,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace the results of an earlier run.")] = False,
@@ -89,6 +87,7 @@ def simulate(
         from medfedaug.data.sites import describe_federation, num_patients
         from medfedaug.federation.job_folder import REPORT
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
+        from medfedaug.metrics.predicted_volumes import oversized_in
         from medfedaug.runs.input_scaling import recorded_input
         from medfedaug.simulate import Simulation, run_simulation
 
@@ -104,7 +103,6 @@ def simulate(
             device=device,
             overwrite=overwrite,
             resume=resume,
-            tracking=tracking,
             pictures=pictures,
             report=report,
             execution=Execution(**given[Execution]),
@@ -133,6 +131,8 @@ def simulate(
         by_site = {site: entry.get(metric) for site, entry in results["test"]["sites"].items()}
         for site in nothing_learned_at(metric, by_site):
             say(f"nothing was learned at {site}: {metric} 0.000", "yellow", err=True)
+    for sentence in oversized_in(results["test"]):
+        say(sentence, "yellow", err=True)
     if missing := results["test"].get("missing", {}):
         text = f"{', '.join(missing)}: not tested ({out}/results.json has the reason) and not in the mean. "
         model = quote(f"{out}/global_model.pt")
@@ -162,7 +162,6 @@ def export(
     resume: Annotated[bool, Option("--resume", help="Continue this interrupted run.")] = False,
     init: Init = None,
     loop: Loop = None,
-    tracking: Tracking = None,
 ) -> None:
     """Write a run or a comparison as a job, without data, paths and code (except --loop)."""
     if out.exists():
@@ -178,7 +177,7 @@ def export(
         given, listed, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
     )
     if compare:
-        for option, value in {"init": init, "loop": loop, "tracking": tracking, "resume": resume}.items():
+        for option, value in {"init": init, "loop": loop, "resume": resume}.items():
             if value:
                 raise ConfigError(f"--{option} is for a run, not for a comparison")
         _export_comparison(context, names, options, arguments, budget, execution, out, needed=bool(methods))
@@ -192,6 +191,7 @@ def export(
     from medfedaug.federation.messages.initial_weights import InitialWeights
     from medfedaug.nvflare_jobs import MedFedAugRecipe
     from medfedaug.simulate import usual_settings
+    from medfedaug.utils.event_text import EventLines
 
     options["methods"] = _methods(options, methods, arguments)
     if options["bundle"]:
@@ -214,7 +214,6 @@ def export(
         config=replace(settled, loop=reference),
         name=out.name,
         resume=resume,
-        tracking=tracking,
         execution=execution,
         initial=initial,
         script=script,
@@ -225,7 +224,7 @@ def export(
         say(f"training loop {reference} ({note}): sites take part that allow it with")
         say(f"  medfedaug site configure KIT --allow-loop {reference}")
     if initial is not None:
-        for line in initial.summary():
+        for line in EventLines().lines({"event": "init", **initial.report}):
             say(line)
     say(f"augmentation: {settled.augmentation}")
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")

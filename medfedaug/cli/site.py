@@ -50,10 +50,6 @@ def configure(
         bool,
         _rule("--forbid-code/--allow-code", help="Refuse jobs with code, or allow it without --epsilon."),
     ] = True,
-    only_medfedaug: Annotated[
-        bool,
-        _rule("--only-medfedaug/--also-nvflare", help="Refuse other packages' classes, or allow NVFlare's."),
-    ] = True,
     check: Annotated[bool, Option("--check", help="Only check; exit code 1 if a part is missing.")] = False,
 ) -> None:
     """Prepare an NVFlare kit: allow-list, validator, launcher, data folder, limits."""
@@ -65,7 +61,7 @@ def configure(
     allowed = {**given[SiteSettings].get("bundles", {}), **{bundle.name: bundle for bundle in bundles}}
     rules = {"privacy": given[PrivacyPolicy], "jobs": given[JobRules]}
     changes = {**given[SiteSettings], **rules, "bundles": allowed}
-    files = opened.plan(changes, forbid=forbid_code, only=only_medfedaug)
+    files = opened.plan(changes, forbid=forbid_code)
     if not check:
         if "data" in given[SiteSettings]:
             opened.bind_account(files)
@@ -110,16 +106,15 @@ def restart(
     started.
     """
     from medfedaug.nvflare_jobs.kit import kit_process, kit_start
-    from medfedaug.nvflare_jobs.kit.job_states import ACTIVE, job_standings
+    from medfedaug.nvflare_jobs.kit.job_states import running_jobs
     from medfedaug.nvflare_jobs.kit.kit import open_kit
 
     opened = open_kit(kit)
     runs = kit_process.find_process(opened.path) is not None
-    jobs = [job for job in job_standings(opened) if job.state in ACTIVE] if runs and not yes else []
-    if jobs:
+    if runs and not yes and (jobs := running_jobs(opened)):
         effect = "ends here; the lead submits it again with --resume" if opened.server else "is rejoined"
-        for job in jobs:
-            say(f"job {job.job}{f' ({job.name})' if job.name else ''} runs, and {effect}")
+        for job, name in jobs.items():
+            say(f"job {job}{f' ({name})' if name else ''} runs, and {effect}")
         if not sys.stdin.isatty():
             raise ConfigError("nothing is restarted: give --yes to restart while jobs run")
         typer.confirm("Restart?", abort=True)
@@ -222,8 +217,9 @@ def jobs(
 
     from medfedaug.config import bundle_reference
     from medfedaug.hospital.privacy.job_log import WAITING
-    from medfedaug.hospital.privacy.job_summary import job_state, summary
+    from medfedaug.hospital.privacy.job_summary import summary
     from medfedaug.hospital.privacy.policy import OPEN_PROMISE
+    from medfedaug.nvflare_jobs.kit.job_states import running_jobs
     from medfedaug.nvflare_jobs.kit.kit import open_kit
     from medfedaug.utils import plugins
 
@@ -231,7 +227,7 @@ def jobs(
     book, settings = opened.job_book(), SiteSettings.load(kit)
     plugins.restrict(settings.plugins)  # the description of a job has the site's plugins
     bundle_reference.restrict(settings.bundles)
-    entries = [book.find(job)] if job else book.entries()
+    entries, running = [book.find(job)] if job else book.entries(), running_jobs(opened)
     if not entries:
         say("no job has come to this site")
         return
@@ -242,7 +238,10 @@ def jobs(
         methods = ", ".join(entry.methods)
         methods = f"compare {methods}" if entry.compares else methods
         seen = datetime.fromtimestamp(entry.seen).isoformat(" ", "minutes")
-        states = Counter(job_state(entry, name, book).split(":")[0] for name in entry.runs)
+        states = Counter(
+            "ended" if name in entry.ends else "running" if name in running else "no process"
+            for name in entry.runs
+        )
         runs = ", ".join(f"{count} {state}" for state, count in states.items()) or "none has begun"
         rounds, purpose = str(entry.run["rounds"]), str(entry.run.get("purpose", ""))
         table.add_row(entry.hash[:12], seen, entry.verdict, runs, methods, rounds, purpose)
@@ -264,9 +263,9 @@ def approve(
     """Approve the configuration of a job that waits. The same configuration then never waits again."""
     from medfedaug.hospital.privacy.job_log import APPROVED, REFUSED
     from medfedaug.nvflare_jobs.kit.kit import open_kit
-    from medfedaug.utils.validation import check_printable
+    from medfedaug.utils.validation import check_plain
 
-    check_printable("--by", by)
+    check_plain("--by", by)
     verdict = REFUSED if refuse else APPROVED
     entry = open_kit(kit).job_book().judge(job, verdict, by or _user())
     say(f"{entry.hash}: {entry.verdict}")

@@ -23,26 +23,18 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 _PERIOD, _LAST = 1.0, 8
-_METRICS_PERIOD = 15.0
 _QUIET = 60.0  # seconds without an event after which a note appears
 
 
 def watch(
     kit: Annotated[Path, Argument(metavar="KIT", help="An NVFlare kit, or the folder of a job in it.")],
-    prometheus: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="NAME.prom to write every 15 seconds for node_exporter."),
-    ] = None,
-    once: Annotated[bool, Option("--once", help="Show or write the state, and end.")] = False,
+    once: Annotated[bool, Option("--once", help="Show the state, and end.")] = False,
 ) -> None:
     """Watch the latest job of a kit: rounds, sites, losses and scores, until it ends.
 
     A stalled job waits for a site that is down, or for its own process to come back. A job whose process is
     gone for good is dead, which ends the command with code 1.
     """
-    if prometheus is not None:
-        _write_metrics(kit, prometheus, once)
-        return
     with err_console.status("starting"):
         from medfedaug.errors import ConfigError
         from medfedaug.nvflare_jobs.kit.watched import Watched, find_events
@@ -92,35 +84,21 @@ def watch(
         raise typer.Exit(1)
 
 
-def _write_metrics(kit: Path, file: Path, once: bool) -> None:
-    from medfedaug.nvflare_jobs.kit.kit import open_kit
-    from medfedaug.nvflare_jobs.kit.kit_metrics import write_metrics
-
-    opened = open_kit(kit)
-    while True:
-        write_metrics(opened, file)
-        if once:
-            say(str(file))
-            return
-        time.sleep(_METRICS_PERIOD)
-
-
 def _ended_since(kit: Path, events: Path | None) -> str:
     """Return a line on a job that ended at the server after the job with these events; empty for none."""
     from medfedaug.errors import MedFedAugError
-    from medfedaug.nvflare_jobs.kit.job_states import newest_ended
+    from medfedaug.nvflare_jobs.kit.job_states import stored_jobs
     from medfedaug.nvflare_jobs.kit.kit import open_kit
 
     try:
-        job = events.parent.parent.name if events is not None else ""
-        ended = newest_ended(open_kit(kit), job) if (kit / "startup").is_dir() else None
+        jobs = stored_jobs(open_kit(kit)) if (kit / "startup").is_dir() else []
     except MedFedAugError:
         return ""
-    return (
-        f"{ended.name} ({ended.job}): {ended.state}; fetch it with: nvflare job download {ended.job}"
-        if ended
-        else ""
-    )
+    watched = events.parent.parent.name if events is not None else ""
+    if not jobs or jobs[-1].job == watched or not jobs[-1].status.startswith("FINISHED"):
+        return ""
+    _, job, name, status = jobs[-1]
+    return f"{name} ({job}): {status.lower()}; fetch it with: nvflare job download {job}"
 
 
 def _awaits_approval(events: Path) -> bool:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.errors import ConfigError, own
+from medfedaug.utils.files import sha256
 from medfedaug.utils.validation import check_keys
 
 __all__ = [
@@ -48,8 +50,6 @@ PREDICTS = (
 _INERT = ("models/model.pt", "models/model.ts", ".DS_Store", "Thumbs.db", ".git")
 _COMPILED = (".pyc", ".pyo", ".pyd", ".so", ".dll", ".dylib")
 _CACHE = "__pycache__"
-# Follow no link, and wait for no pipe that replaced a file.
-_PLAIN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _TRAINING = tuple(f"configs/train.{suffix}" for suffix in ("json", "yaml", "yml"))
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HASH = re.compile(r"[0-9a-f]{8}( [0-9a-f]{8}){7}")
@@ -58,13 +58,7 @@ _REMEDY = "medfedaug site configure KIT --allow-bundle DIR"
 
 @dataclass(frozen=True)
 class AllowedBundle:
-    """Bundle that this process may use.
-
-    Args:
-        name: the name of its folder, which jobs carry.
-        hash: of its content when it was allowed (`content_hash`).
-        folder: its path.
-    """
+    """Bundle that this process may use."""
 
     name: str
     hash: str
@@ -81,11 +75,7 @@ class AllowedBundle:
 
     @classmethod
     def of(cls, folder: str | Path) -> AllowedBundle:
-        """Allow a folder with its present content.
-
-        Raises:
-            ConfigError: when it is not a Bundle, or cannot be read.
-        """
+        """Allow a folder with its present content."""
         path = Path(folder).resolve()
         training_file(path)
         if not _NAME.fullmatch(path.name):
@@ -95,34 +85,19 @@ class AllowedBundle:
         return cls(path.name, content_hash(path), path)
 
     @classmethod
-    def from_settings(cls, values: Any) -> dict[str, AllowedBundle]:
-        """Read the Bundles of a site's settings, by name.
-
-        Raises:
-            ConfigError: naming the entry that cannot be used.
-        """
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"bundles must be an object with a folder and a hash by name, got {values!r}")
+    def from_settings(cls, values: Mapping[str, Any]) -> dict[str, AllowedBundle]:
+        """Read the Bundles of a site's settings, by name."""
         bundles = {}
         for name, entry in values.items():
-            entry = entry if isinstance(entry, Mapping) else {"folder": entry}
-            check_keys(f"bundles: {name}: unknown keys", entry, ("folder", "hash"))
-            check_reference({"name": name, "hash": entry.get("hash")})
-            if not isinstance(entry.get("folder"), str) or not os.path.isabs(entry["folder"]):
-                raise ConfigError(f"bundles: {name}: folder must be an absolute path, got {entry}")
-            bundles[name] = cls(name, str(entry["hash"]), Path(entry["folder"]))
+            if not isinstance(entry, Mapping) or entry.keys() != {"folder", "hash"}:
+                raise ConfigError(f"bundles: {name} must be an object with a folder and a hash, got {entry}")
+            check_reference({"name": name, "hash": entry["hash"]})
+            bundles[name] = cls(name, entry["hash"], Path(entry["folder"]))
         return bundles
 
-    def check(self, copy: Path | None = None) -> None:
-        """Check that the folder still has the allowed content.
-
-        Args:
-            copy: an empty folder for the hashed bytes.
-
-        Raises:
-            ConfigError: when it has another content.
-        """
-        content = content_hash(self.folder, copy)
+    def check(self, folder: Path | None = None) -> None:
+        """Check that the folder, or a copy of it, still has the allowed content."""
+        content = content_hash(folder or self.folder)
         if content != self.hash:
             raise ConfigError(
                 f"the Bundle {self.name} has changed since it was allowed here (content "
@@ -133,17 +108,20 @@ class AllowedBundle:
     def verified(self) -> Path:
         """Return a private copy of the allowed content, from which all of the Bundle runs.
 
-        It is made once in a process, hashed while it is written, and removed when the process ends. Nobody
-        else can write there, so nothing changes between the check and the run.
-
-        Raises:
-            ConfigError: when the folder has another content by now.
+        It is made once in a process, checked, and removed when the process ends. Nobody else can write there,
+        so nothing changes between the check and the run.
         """
         if self.hash not in _copies:
             copy = tempfile.TemporaryDirectory(prefix="medfedaug-bundle-")  # for this user alone
+            shutil.copytree(self.folder, copy.name, symlinks=True, ignore=self._inert, dirs_exist_ok=True)
+            Path(copy.name).chmod(0o700)
             self.check(Path(copy.name))
             _copies[self.hash] = copy
         return Path(_copies[self.hash].name)
+
+    def _inert(self, folder: str, names: list[str]) -> list[str]:
+        inside = Path(folder).relative_to(self.folder)
+        return [name for name in names if _is_inert(inside / name)]
 
 
 _named: dict[str, AllowedBundle] = {}
@@ -154,64 +132,37 @@ _copies: dict[str, tempfile.TemporaryDirectory[str]] = {}
 """Private copies by the hash of their content."""
 
 
-def content_hash(folder: Path, copy: Path | None = None) -> str:
+def content_hash(folder: Path) -> str:
     """Return the SHA-256 of all files of a Bundle, their names and their content.
 
     A configuration can import, run and read any file of its Bundle. So all files count but `_INERT`, which
     are not in the copy that runs. Compiled code, which nobody can review, and links, which lead elsewhere,
     are refused. The hash has groups of digits, since NVFlare takes a longer one for a secret.
-
-    Args:
-        folder: the Bundle.
-        copy: an empty folder for the hashed bytes.
-
-    Raises:
-        ConfigError: when a file cannot be read, or may not be in a Bundle.
     """
     total = hashlib.sha256()
     try:
-        for path in sorted(_files(folder), key=lambda path: path.relative_to(folder).as_posix()):
-            name = path.relative_to(folder)
-            total.update(json.dumps([name.as_posix(), _digest(path, copy / name if copy else None)]).encode())
+        for name in sorted(_files(folder, Path())):
+            total.update(json.dumps([name, sha256(folder / name)]).encode())
     except OSError as error:
         raise ConfigError(f"{own(folder)}: the Bundle cannot be read ({error.strerror})") from error
     text = total.hexdigest()
     return " ".join(text[i : i + 8] for i in range(0, len(text), 8))
 
 
-def _digest(path: Path, copy: Path | None) -> str:
-    """Hash and copy the bytes of a file in one reading."""
-    digest = hashlib.sha256()
-    if copy is not None:
-        copy.parent.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, _PLAIN), "rb") as file, open(copy or os.devnull, "wb") as target:
-        while block := file.read(1 << 20):
-            digest.update(block)
-            target.write(block)
-    return digest.hexdigest()
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for root, folders, files in os.walk(folder, onerror=_raise):
-        inside = Path(root).relative_to(folder)
-        for name in (*folders, *files):
-            path = Path(root) / name
-            if _is_inert(inside / name):
-                continue
-            if path.is_symlink() or not (path.is_dir() or path.is_file()):
-                raise ConfigError(f"{own(path)}: a Bundle has no links; put the file itself there")
-            if name.lower() == _CACHE or name.lower().endswith(_COMPILED):
-                raise ConfigError(f"{own(path)}: compiled code cannot be looked at in a Bundle; remove it")
-        folders[:] = [name for name in folders if not _is_inert(inside / name)]
-        yield from (Path(root) / name for name in files if not _is_inert(inside / name))
+def _files(folder: Path, inside: Path) -> Iterator[str]:
+    for path in (folder / inside).iterdir():
+        name = inside / path.name
+        if _is_inert(name):
+            continue
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
+            raise ConfigError(f"{own(path)}: a Bundle has no links; put the file itself there")
+        if path.name.lower() == _CACHE or path.name.lower().endswith(_COMPILED):
+            raise ConfigError(f"{own(path)}: compiled code cannot be looked at in a Bundle; remove it")
+        yield from _files(folder, name) if path.is_dir() else [name.as_posix()]
 
 
 def _is_inert(name: Path) -> bool:
     return name.as_posix() in _INERT or name.name in _INERT
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def short_hash(text: str) -> str:
@@ -246,22 +197,14 @@ def restrict(bundles: Mapping[str, AllowedBundle] | None) -> None:
 
 
 def allow(folder: str | Path) -> AllowedBundle:
-    """Allow a Bundle that the user names in this process, with its present content.
-
-    Raises:
-        ConfigError: when it is not a Bundle.
-    """
+    """Allow a Bundle that the user names in this process, with its present content."""
     bundle = AllowedBundle.of(folder)
     _named[bundle.name] = bundle
     return bundle
 
 
 def locate(text: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of a Bundle from its path, or from its name in the folder ``MEDFEDAUG_BUNDLES``.
-
-    Raises:
-        ConfigError: when there is no such Bundle.
-    """
+    """Return the folder of a Bundle from its path, or from its name in the folder ``MEDFEDAUG_BUNDLES``."""
     if Path(text).is_dir():
         return Path(text)
     home = environment.get(BUNDLES_VARIABLE)
@@ -293,7 +236,7 @@ def known() -> Iterable[AllowedBundle]:
 
 
 def find(reference: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> AllowedBundle:
-    """Return the Bundle of a run's reference.
+    """Return the Bundle of a run's reference, by name and content.
 
     Args:
         reference: its name and hash.
@@ -304,23 +247,20 @@ def find(reference: Mapping[str, str], environment: Mapping[str, str] = os.envir
     """
     check_reference(reference)
     name, wanted = reference["name"], reference["hash"]
-    if _allowed is not None:
-        if name not in _allowed:
-            raise ConfigError(
-                f"the Bundle {name} is not allowed here; the site's administrator allows it with: {_REMEDY}"
-            )
-        bundle = _allowed[name]
-    else:
-        named = _named.get(name)
+    bundle = (_named if _allowed is None else _allowed).get(name)
+    if bundle is None and _allowed is not None:
+        raise ConfigError(
+            f"the Bundle {name} is not allowed here; the site's administrator allows it with: {_REMEDY}"
+        )
+    if bundle is None or (_allowed is None and bundle.hash != wanted):
         try:
-            bundle = named if named and named.hash == wanted else AllowedBundle.of(locate(name, environment))
+            bundle = AllowedBundle.of(locate(name, environment))
         except ConfigError as error:
-            if named is None:
+            if bundle is None:
                 raise ConfigError(
                     f"the run was made with the Bundle {name} (content {short_hash(wanted)}), which is "
                     f"not here: {BUNDLES_VARIABLE}=DIR names the folder that holds it"
                 ) from error
-            bundle = named
     if bundle.hash != wanted:
         where = "here" if _allowed is None else "allowed here"
         raise ConfigError(

@@ -40,6 +40,7 @@ class RunKeywords(TypedDict, total=False):
     weighting: str
     max_share: float
     secure_aggregation: bool
+    wire: str
     precision: str
     intensity: str
     augmentation: str
@@ -51,7 +52,6 @@ class RunKeywords(TypedDict, total=False):
     seed: int
     limit: int | None
     holdout: Sequence[str]
-    participation: float
     buffer: int
     staleness: float
     threads: int

@@ -11,7 +11,7 @@ import inspect
 import math
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -25,7 +25,7 @@ from typing_extensions import Self, dataclass_transform
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.printable import html_table
-from medfedaug.utils.validation import check_choice, check_keys, check_printable
+from medfedaug.utils.validation import check_choice, check_keys, check_plain
 
 Class = TypeVar("Class", bound=type)
 
@@ -74,7 +74,6 @@ def setting(
     below: float | None = None,
     choices: Sequence[str] = (),
     flags: Sequence[str] | None = (),
-    unit: str = "",
     follows: bool = False,
     rare: bool = False,
     secret: bool = False,
@@ -90,7 +89,6 @@ def setting(
         below: upper limit that is not a value itself.
         choices: the allowed values.
         flags: names of the command's option; by default the field's. ``None`` for no option and no variable.
-        unit: of the number, for messages.
         follows: whether the default follows from the data or other settings; the option then has none.
         rare: whether a command shows the option only with ``--help-all``.
         secret: whether ``repr`` hides the value.
@@ -100,7 +98,6 @@ def setting(
         "description": text,
         "choices": tuple(choices),
         "flags": flags,
-        "unit": unit,
         "follows": follows,
         "rare": rare,
         **{name: limit for name, limit in limits.items() if limit is not None},
@@ -166,7 +163,7 @@ class Settings:
             hints = hints_of(cls)  # type: ignore[arg-type]
             for name, value in arguments.items():
                 if Path not in kinds_of(hints.get(name)):  # a folder may have any name
-                    check_printable(f"{cls.TITLE}{name}", value)  # first: later messages repeat it
+                    check_plain(f"{cls.TITLE}{name}", value)  # first: later messages repeat it
             arguments = {name: _prepared(cls, name, value) for name, value in arguments.items()}
             values = ArgsKwargs(values.args[len(names) :], arguments)
         try:
@@ -228,8 +225,6 @@ def _prepared(cls: type[Settings], name: str, value: Any) -> Any:
         return kind.from_dict(value)
     if entry.metadata.get("choices"):
         check_choice(f"{cls.TITLE}{name}", value, entry.metadata["choices"])
-    if isinstance(value, dict) and (wrong := _not_finite(value)):
-        raise ConfigError(f"{cls.TITLE}{name}: {wrong} must be a finite number")
     most = _LARGEST_NUMBER if isinstance(value, float) else _LARGEST_COUNT
     if isinstance(value, int | float) and "le" not in entry.metadata and most < value < math.inf:
         raise ConfigError(f"{cls.TITLE}{name} must be at most {most:g}, got {_short(value)}")
@@ -247,26 +242,13 @@ def to_json(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _not_finite(values: Any, where: str = "") -> str:
-    """Return the place of the first NaN or infinity in a JSON value; empty where there is none."""
-    if isinstance(values, float) and not math.isfinite(values):
-        return where
-    entries: Iterable[tuple[Any, Any]] = ()
-    if isinstance(values, dict):
-        entries = values.items()
-    elif isinstance(values, list | tuple):
-        entries = enumerate(values)
-    return next((w for key, value in entries if (w := _not_finite(value, f"{where}.{key}".lstrip(".")))), "")
-
-
 def _line(cls: type, error: ValidationError) -> str:
     """Describe the first mistake in one line: the field, the requirement and the value."""
     first = error.errors(include_url=False)[0]
     words, path = _requirement(first), [str(part) for part in first["loc"]]
     entry = _fields(cls).get(path[0]) if path else None
-    unit = entry.metadata.get("unit") if entry is not None and words.endswith("number") else ""
     got = "" if entry is not None and not entry.repr else f", got {_short(first['input'])}"
-    return f"{'.'.join(path)} {words}{f' of {unit}' if unit else ''}{got}"
+    return f"{'.'.join(path)} {words}{got}"
 
 
 def mistake(error: ValidationError) -> str:

@@ -189,18 +189,13 @@ def planning_settings(names: Iterable[str], memory: float | None = None) -> dict
 
     Args:
         names: settings that the user gave. Planning keeps the fields of `Plan` and ``batch_size`` among them.
-        memory: GiB for a training step; ``None`` for the default.
     """
     decided = {*PLAN_FIELDS, "batch_size"}
     return {"memory": memory or PLAN_MEMORY, "given": sorted(decided & set(names))}
 
 
 def save_plan(path: str | Path, plan: Plan, extra: Mapping[str, Any] | None = None) -> None:
-    """Write a plan as JSON, with ``extra`` content for a reader of the file, which `load_plan` ignores.
-
-    Raises:
-        StorageError: when the file cannot be written.
-    """
+    """Write a plan as JSON, with ``extra`` content for a reader of the file, which `load_plan` ignores."""
     write_versioned(path, _KIND, _VERSION, {"plan": plan.to_dict(), **(extra or {})})
 
 

@@ -13,14 +13,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from typing_extensions import Self
-
 from medfedaug.config.bundle_reference import check_reference
 from medfedaug.config.options import Settings, defaults, setting, settings
 from medfedaug.config.plan import Plan
 from medfedaug.config.training_scripts import check_loop
 from medfedaug.errors import ConfigError
-from medfedaug.utils.files import check_depth
 from medfedaug.utils.validation import check_choice, check_keys
 
 __all__ = [
@@ -64,10 +61,24 @@ MAX_SHARE = 0.45
 """Default of ``max_share``: with three or more sites none has half of the average."""
 
 
-_SET_BY_BUNDLE = (
-    *("network_args", "loss", "loss_args", "planning", "image_size", "momentum", "weight_decay"),
+_BY_BUNDLE = (
+    *("loop", "planning", "network_args", "loss", "loss_args", "image_size", "momentum", "weight_decay"),
     *("augmentation", "surface_tolerance", "partial_loss"),
 )
+
+_MODES: dict[str, tuple[tuple[str, ...], str]] = {
+    "bundle": (_BY_BUNDLE, "it follows from the Bundle"),
+    "loop": (
+        ("planning", "freeze"),
+        "a loop prepares images and trains by itself (medfedaug plan makes a plan)",
+    ),
+    "planning": (("init",), "initial weights need a fixed network: make the plan first (medfedaug plan)"),
+    "secure_aggregation": (
+        ("buffer", "wire"),
+        "masks cancel out in the sum of one round's updates, which are numbers of 64 bits",
+    ),
+}
+"""The settings that a mode of a run excludes, with the reason. A mode is on where its setting is."""
 
 
 @settings
@@ -110,12 +121,13 @@ class RunConfig(Settings):
     )
     loss_args: dict[str, Any] = setting(dict, "Arguments of the loss, as a JSON object.", rare=True)
     partial_loss: str = setting(
-        "marginal",
+        "distilled",
         "Loss for cases in which only some classes or voxels are outlined (labelled and ignore in "
         "dataset.json). marginal: classes without outline in a case are merged with its background. "
-        "exclusion: in addition, they are kept out of its outlined structures. none: they are learned as "
+        "distilled (default): in addition, the received global model says what that background is. "
+        "exclusion: as marginal, and they are kept out of outlined structures. none: they are learned as "
         "background. It has no effect where everything is outlined.",
-        choices=("marginal", "exclusion", "none"),
+        choices=("distilled", "marginal", "exclusion", "none"),
         rare=True,
     )
     unlabelled_weight: float = setting(
@@ -307,13 +319,6 @@ class RunConfig(Settings):
     )
     limit: int | None = setting(None, "Most cases per split and site; by default all.", at_least=1)
     holdout: tuple[str, ...] = setting((), "Site that is tested but does not train; repeatable.")
-    participation: float = setting(
-        1.0,
-        "Share of the training sites that take part in a round, drawn anew every round.",
-        above=0,
-        at_most=1,
-        rare=True,
-    )
     buffer: int = setting(
         0,
         "Number of updates that make the next global model, in the order in which they arrive (FedBuff, "
@@ -348,57 +353,31 @@ class RunConfig(Settings):
             raise ConfigError(
                 f"two or more classes with different names are needed, got {list(self.classes)}"
             )
+        check_keys("planning: unknown keys", self.planning, ("memory", "given"))
         if self.loop is not None:
             check_loop(self.loop)
-            if self.bundle:
-                raise ConfigError("a Bundle and a custom loop both define the training: leave one out")
-            if self.planning:
-                raise ConfigError(
-                    "a custom loop prepares its images itself, before the sites' fingerprints make a plan: "
-                    "make the plan first (medfedaug plan)"
-                )
-        check_keys("planning: unknown keys", self.planning, ("memory", "given"))
-        self._check_bundle()
+        self._check_modes()
         self._check_plan()
-        self._check_buffer()
-        if self.wire != "float32" and self.secure_aggregation:
-            raise ConfigError(
-                f"wire {self.wire} and secure_aggregation cannot be combined: masked numbers have 64 bits"
-            )
 
-    def _check_buffer(self) -> None:
-        if not self.buffer:
-            return
-        if self.secure_aggregation:
-            raise ConfigError(
-                "buffer and secure_aggregation cannot be combined: masks cancel out among the sites of one "
-                "round, and a late update has those of an earlier one"
-            )
-        if self.participation < 1:
-            raise ConfigError("buffer takes the updates that come first: leave out participation, or buffer")
-
-    def _check_bundle(self) -> None:
-        if not self.bundle:
-            if self.optimizer == "bundle":
-                raise ConfigError("optimizer bundle needs a Bundle (--bundle)")
-            return
-        check_reference(self.bundle)
-        for name in _SET_BY_BUNDLE:
-            if getattr(self, name) != defaults(RunConfig)[name]:
-                raise ConfigError(f"{name} follows from the Bundle; leave it out")
-        if self.plan != Plan(spatial_dims=self.plan.spatial_dims):
-            raise ConfigError("a plan follows from the transforms of the Bundle; leave it out")
-        settled = {"network": self.bundle["name"], "optimizer": "bundle", "intensity": "raw"}
-        for name, value in settled.items():
-            object.__setattr__(self, name, value)
+    def _check_modes(self) -> None:
+        """Check that no setting is given that a mode of the run excludes, and take those of a Bundle."""
+        usual = defaults(RunConfig)
+        for mode, (excluded, reason) in _MODES.items():
+            for name in excluded if getattr(self, mode) else ():
+                if getattr(self, name) != usual[name]:
+                    raise ConfigError(f"{mode} and {name} cannot be combined: {reason}; leave {name} out")
+        if self.bundle:
+            check_reference(self.bundle)
+            if self.plan != Plan(spatial_dims=self.plan.spatial_dims):
+                raise ConfigError("a plan follows from the transforms of the Bundle; leave it out")
+            settled = {"network": self.bundle["name"], "optimizer": "bundle", "intensity": "raw"}
+            for name, value in settled.items():
+                object.__setattr__(self, name, value)
+        elif self.optimizer == "bundle":
+            raise ConfigError("optimizer bundle needs a Bundle (--bundle)")
 
     def _check_plan(self) -> None:
         plan = self.plan
-        if self.planning and self.init:
-            raise ConfigError(
-                "initial weights need a fixed network, and plan auto decides it later: make the plan first "
-                "(medfedaug plan)"
-            )
         if self.task != "segmentation" and plan != Plan():
             raise ConfigError("a plan is for volumes: give photographs to classify an image_size instead")
         if self.patience == 1:
@@ -428,11 +407,7 @@ class RunConfig(Settings):
         return len(self.classes)
 
     def input_intensity(self, *, normalised: bool) -> str:
-        """Return the first scaling of the images, ``"scale"`` or ``"raw"``.
-
-        Args:
-            normalised: whether a method normalises the input.
-        """
+        """Return the first scaling of the images, ``"scale"`` or ``"raw"``."""
         if self.prepared_plan(normalised=normalised).normalises:
             return "raw"
         if self.intensity == "by_method":
@@ -440,23 +415,10 @@ class RunConfig(Settings):
         return self.intensity
 
     def prepared_plan(self, *, normalised: bool) -> Plan:
-        """Return the plan of the preparation: a method's normalisation replaces the plan's.
-
-        Args:
-            normalised: whether a method normalises the input.
-        """
+        """Return the plan of the preparation: a method's normalisation replaces the plan's."""
         if normalised and self.plan.normalises:
             return dataclasses.replace(self.plan, normalisation=None, ct_intensities=None)
         return self.plan
-
-    @classmethod
-    def from_dict(cls, values: Any) -> Self:
-        """Invert `to_dict`; an unknown key is an error, since it would silently do nothing."""
-        try:
-            check_depth(values)
-        except ValueError as error:
-            raise ConfigError(f"configuration: {error}") from error
-        return super().from_dict(values)
 
 
 @settings
@@ -510,13 +472,8 @@ def task_defaults(task: str, plan: Plan | None = None, *, own_data: bool = False
     volumes, with a plan of three spatial dimensions, batches of 2.
 
     Args:
-        task: of the run.
-        plan: of the run.
         own_data: whether the sites train on their own data, with `USUAL_AUGMENTATION`; a published data set
             has its protocol's.
-
-    Raises:
-        ConfigError: for an unknown task.
     """
     check_choice("task", task, TASK_DEFAULTS)
     volumes = {"batch_size": 2} if plan is not None and plan.spatial_dims == 3 else {}

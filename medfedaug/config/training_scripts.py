@@ -10,13 +10,13 @@ A run then has its name, and the job carries no code. Otherwise the job carries 
 file name and the SHA-256 of its content, ``train.py@2c26b4...``; no other content runs.
 """
 
-import hashlib
 import re
 from importlib.util import find_spec
 from pathlib import Path
 
 from medfedaug.errors import ConfigError
 from medfedaug.utils import plugins
+from medfedaug.utils.files import sha256
 
 __all__ = ["check_loop", "find_loop", "loop_reference"]
 
@@ -25,11 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
 def check_loop(loop: str) -> None:
-    """Check the name of a loop in a run.
-
-    Raises:
-        ConfigError: for another form.
-    """
+    """Check the name of a loop in a run."""
     if not (_FILE.fullmatch(loop) or _NAME.fullmatch(loop)):
         raise ConfigError(
             f"loop is {loop[:80]!r}; it must be the name of a package's loop, or FILE.py@SHA-256"
@@ -39,21 +35,15 @@ def check_loop(loop: str) -> None:
 def loop_reference(loop: str) -> tuple[str, Path | None]:
     """Resolve a loop that a user names.
 
-    Args:
-        loop: the path of a script, or the name of a loop that an installed package adds.
-
     Returns:
         The loop's name in a run, and the file that the job carries, if any.
-
-    Raises:
-        ConfigError: when there is no such file, or no package adds the name.
     """
     if not loop.endswith(".py"):
         _of_package(loop)
         return loop, None
     path = Path(loop)
     try:
-        reference = f"{path.name}@{hashlib.sha256(path.read_bytes()).hexdigest()}"
+        reference = f"{path.name}@{sha256(path)}"
     except OSError as error:
         raise ConfigError(f"loop {path}: cannot be read ({error.strerror})") from error
     if not _FILE.fullmatch(reference):
@@ -65,22 +55,12 @@ def loop_reference(loop: str) -> tuple[str, Path | None]:
 
 
 def find_loop(loop: str, folder: Path) -> Path:
-    """Return the script of a run's loop.
-
-    Args:
-        loop: its name in the run.
-        folder: the folder of a job's code.
-
-    Raises:
-        ConfigError: when it is missing, has another content, or is of a package that may not be used here.
-    """
+    """Return the script of a run's loop."""
     if not (match := _FILE.fullmatch(loop)):
         return _of_package(loop)
     name, expected = match.groups()
     path = folder / name
-    if not path.is_file():
-        raise ConfigError(f"loop {name}: the job does not carry it")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = sha256(path) if path.is_file() else "none"
     if digest != expected:
         raise ConfigError(
             f"loop {name}: the job carries a file with the SHA-256 {digest[:12]}..., and was configured for "
@@ -96,8 +76,8 @@ def _of_package(name: str) -> Path:
         raise ConfigError(f"loop {name!r}: no installed package adds it (packages add: {known})")
     try:
         spec = find_spec(plugin.entry.module)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"{plugin.what} cannot be found ({error})") from error
+    except (ImportError, ValueError):
+        spec = None
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         raise ConfigError(f"{plugin.what}: {plugin.entry.module} cannot run as a script")
     return Path(spec.origin)

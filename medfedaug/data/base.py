@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from itertools import compress
@@ -299,13 +298,9 @@ class SiteFolder(ABC):
         """Return an error that names the site and a file, by default its list."""
         return DataError(problem, site=self.name, path=path or self.path / self.listing, hint=hint)
 
-    @contextmanager
-    def reading(self, path: Path) -> Iterator[None]:
+    def reading(self, path: Path) -> AbstractContextManager[None]:
         """Turn any error of a reader into one that names site and file."""
-        try:
-            yield
-        except Exception as error:
-            raise unreadable(self.name, path, error) from error
+        return reading(self.name, path)
 
     def check_splits(self) -> None:
         """Check that the splits make a training or an unseen site, and share no case and no patient."""
@@ -333,11 +328,8 @@ class SiteFolder(ABC):
             if place in places:
                 raise self.error("listed more than once", case.image, hint=_ONE_SPLIT)
             if case.name in names:
-                raise self.error(
-                    f"another case, {own(names[case.name])}, has the same name '{own(case.name)}'",
-                    case.image,
-                    hint="Results are listed by name: rename one of the files.",
-                )
+                problem = f"another case, {own(names[case.name])}, has the same name '{own(case.name)}'"
+                raise self.error(problem, case.image, hint="Results are listed by name: rename one file.")
             places.add(place)
             names[case.name] = case.image
 
@@ -348,11 +340,7 @@ def is_own_data(sites: Iterable[SiteFolder]) -> bool:
 
 
 def patient_name(entry: object) -> str:
-    """Return a patient's name as text, from an entry of a list; empty for none.
-
-    >>> patient_name(7), patient_name(" 7 "), patient_name(None)
-    ('7', '7', '')
-    """
+    """Return a patient's name as text, from an entry of a list; empty for none."""
     return "" if entry is None else str(entry).strip()
 
 
@@ -414,22 +402,16 @@ def weights_by_patient(cases: Sequence[Case]) -> list[float]:
     return [1 / (len(numbers) * numbers[case.owner]) for case in cases]
 
 
-def check_below(folder: Path, listed: str, site: str, listing: Path) -> None:
-    """Check that a relative path stays below a folder; absolute paths and links are allowed."""
-    if not os.path.isabs(listed) and os.path.normpath(listed).split(os.sep)[0] == os.pardir:
-        raise DataError(
-            f"names {own(listed)}, which is not below {own(folder)}",
-            site=site,
-            path=listing,
-            hint="Put the file there, or a link to it, or write its absolute path.",
-        )
-
-
-def unreadable(site: str, path: Path, error: Exception) -> DataError:
-    """Return the error for a file that a reader could not read."""
-    text = str(error) if isinstance(error, ReaderError) else first_line(error)
-    hint = "Replace the file or leave the case out."
-    return DataError(f"cannot be read as an image ({withheld(text)})", site=site, path=path, hint=hint)
+@contextmanager
+def reading(site: str, path: Path) -> Iterator[None]:
+    """Turn any error of a reader into one that names site and file."""
+    try:
+        yield
+    except Exception as error:  # readers raise errors of any class
+        text = str(error) if isinstance(error, ReaderError) else first_line(error)
+        hint = "Replace the file or leave the case out."
+        problem = f"cannot be read as an image ({withheld(text)})"
+        raise DataError(problem, site=site, path=path, hint=hint) from error
 
 
 def base_folder(root: Path, *names: str) -> Path:

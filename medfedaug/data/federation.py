@@ -1,4 +1,4 @@
-"""Check that sites make a federation: names, classes, channels, files. Nothing here needs PyTorch."""
+"""Check that sites make a federation: names, classes, channels, files."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -74,11 +74,10 @@ def check_federation(
     first = sites[0]
     classes = federation_classes(sites)
     named = next((site for site in sites if not site.partial and site.classes == classes), first)
-    for site in sites[1:]:
-        if site.task != first.task:
-            raise site.error(f"is for {site.task}, site {first.name} for {first.task}", site.path)
     owner = f"site {named.name}" if named.classes == classes else "the federation"
     for site in sites:
+        if site.task != first.task:
+            raise site.error(f"is for {site.task}, site {first.name} for {first.task}", site.path)
         if site.task == "segmentation":
             check_classes(site.with_classes(classes), classes, owner)
         if site.scaling != first.scaling:

@@ -77,9 +77,9 @@ def site_statistics(
 def checked_statistics(site: SiteFolder, compute: Callable[[], ChannelStatistics]) -> ChannelStatistics:
     """Compute a site's statistics, and check that images can be normalised with them."""
     try:
-        return compute().validate(site.name)
+        return compute().validate()
     except ValueError as error:
-        raise site.error(str(error).removeprefix(f"site '{site.name}': "), site.path) from error
+        raise site.error(str(error), site.path) from error
 
 
 def check_voxels(sites: Iterable[SiteFolder]) -> None:

@@ -77,11 +77,8 @@ def fold_patients(
         >>> [[case.name for case in fold_patients("DU", cases, 3, fold)["test"]] for fold in (1, 2, 3)]
         [['b', 'e'], ['a', 'c'], ['f', 'd']]
     """
-    if folds < 3:
-        roles = "one to test, one to validate, the rest to train"
-        raise ConfigError(f"{folds} folds: at least 3 are needed, {roles}")
-    if not 1 <= fold <= folds:
-        raise ConfigError(f"fold {fold} of {folds}: a number from 1 to {folds} is needed")
+    if folds < 3 or not 1 <= fold <= folds:
+        raise ConfigError(f"{folds} folds: at least 3 are needed, and fold {fold} must be one of them")
     patients = by_patient(sorted(cases, key=lambda case: case.name))
     if len(patients) < 3:
         return split_patients(site, cases)

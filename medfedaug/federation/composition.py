@@ -84,15 +84,16 @@ class Composition:
             network = self.definition.network()
             if given is not None:
                 network = _in_place(given, network, config.network)
-            _check_patches(network, config)
             plain = set(network.state_dict())
             try:
+                if config.plan.patch_size is not None:
+                    check_size(network, config.plan.patch_size)
                 for method in self.methods:
                     network = method.prepare_network(network)
+                self.frozen = freeze(network, config.freeze)
+                """Entries that are not trained."""
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"network {config.network}: {error}") from error
-        self.frozen = _frozen(network, config)
-        """Entries that are not trained."""
         state = network.state_dict(keep_vars=True)
         changed = plain ^ set(state)
         if changed:
@@ -216,18 +217,3 @@ def _in_place(given: nn.Module, network: nn.Module, name: str) -> nn.Module:
             )
     given.load_state_dict(network.state_dict())
     return given
-
-
-def _frozen(network: nn.Module, config: RunConfig) -> frozenset[str]:
-    try:
-        return freeze(network, config.freeze)
-    except ValueError as error:
-        raise ConfigError(f"network {config.network}: {error}") from error
-
-
-def _check_patches(network: nn.Module, config: RunConfig) -> None:
-    if config.plan.patch_size is not None:
-        try:
-            check_size(network, config.plan.patch_size)
-        except ValueError as error:
-            raise ConfigError(f"patch_size: with the network {config.network}, {error}") from error

@@ -1,16 +1,28 @@
-"""`Engine`: runs a federation on one machine, with its `Carrier`."""
+"""`Engine`: runs a federation on one machine, with its `Carrier`; the engines by name."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
+
+import torch
 
 from medfedaug.config.machine import Machine
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
+from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.utils.event_text import OnEvent
+from medfedaug.utils.layers import added_module
+from medfedaug.utils.validation import check_choice
+
+# By their names: the import of NVFlare takes seconds.
+_ENGINES = {
+    "nvflare": ("medfedaug.nvflare_jobs.simulator.simulator", "NVFlareEngine"),
+    "inprocess": ("medfedaug.federation.in_process", "InProcessEngine"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +30,8 @@ class FederationRun:
     """A checked run for an engine.
 
     Args:
-        sites: the sites' data, unseen sites included.
         state_dir: a folder for the state of server and sites; ``None`` keeps nothing.
-        resume: continue from the state in ``state_dir``.
-        machine: where every site keeps its prepared images.
         script: the file of the run's custom training loop, if any.
-        tracking: ``"tensorboard"`` or ``None``.
         lock: a file to lock while a process of the run is alive; ``None`` for a single process.
     """
 
@@ -37,7 +45,6 @@ class FederationRun:
     machine: Machine = field(default_factory=Machine)
     initial: InitialWeights | None = None
     script: Path | None = None
-    tracking: str | None = None
     lock: Path | None = None
     on_event: OnEvent | None = None
 
@@ -46,12 +53,10 @@ class Engine(ABC):
     """Carries requests and replies between a server and its sites, all on one machine.
 
     `medfedaug.federation.protocol` makes all decisions about a run; an engine provides a
-    `medfedaug.federation.protocol.Carrier`. `medfedaug.federation.engines` lists the engines.
+    `medfedaug.federation.protocol.Carrier`.
 
     Attributes:
-        name: the value of ``--engine``.
         own_processes: whether each site is a process, so that the sites share the cores.
-        tracks: whether it can write for TensorBoard.
         runs_scripts: whether it can run a custom training loop.
         travels: whether models travel between server and sites; otherwise all images are in one place.
         keeps_time: whether it can simulate sites of different speed.
@@ -59,7 +64,6 @@ class Engine(ABC):
 
     name: ClassVar[str]
     own_processes: ClassVar[bool] = False
-    tracks: ClassVar[bool] = False
     runs_scripts: ClassVar[bool] = False
     travels: ClassVar[bool] = True
     keeps_time: ClassVar[bool] = False
@@ -75,3 +79,23 @@ class Engine(ABC):
         Returns:
             `medfedaug.federation.FederationServer.results`.
         """
+
+
+def find_engine(name: str) -> Engine:
+    """Return the engine of a name."""
+    check_choice("engine", name, _ENGINES)
+    if name == "nvflare":
+        added_module("privacy", "the engine nvflare")  # its sites have a guard
+    module, engine = _ENGINES[name]
+    found: Engine = getattr(import_module(module), engine)()
+    return found
+
+
+def check_device(device: str) -> None:
+    """Check that a device can be used."""
+    try:
+        usable = device == "auto" or not torch.empty(0, device=device).is_meta
+    except (RuntimeError, AssertionError) as error:  # the latter where torch is built without CUDA
+        raise ConfigError(f"device {device} cannot be used: {first_line(error)}") from error
+    if not usable:
+        raise ConfigError(f"device {device} computes nothing")

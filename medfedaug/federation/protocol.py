@@ -6,8 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from medfedaug.errors import ConfigError, MedFedAugError
-from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply, Request
-from medfedaug.federation.messages.refusal import refusal
+from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply, Request, refusal
 from medfedaug.federation.server.aggregation import Ask
 from medfedaug.federation.server.comparison import Comparison, Turn
 from medfedaug.federation.server.server import FederationServer
@@ -35,8 +34,6 @@ class Carrier(ABC):
         """Send a request, and hand over the replies.
 
         Args:
-            request: the server's request for all sites.
-            sites: the sites to ask.
             needed: the number of good replies to wait for. The carrier decides how much longer it waits for
                 other replies. With 0 it does not wait: replies may arrive during later requests, and a site
                 with such an open request is not asked again.
@@ -54,16 +51,10 @@ class Carrier(ABC):
         Other replies stay pending for a later call.
 
         Args:
-            request: the server's request for all sites.
-            sites: the sites to ask, without pending replies.
-            needed: the number of good replies to wait for.
             accept: called once for each reply, during this call.
 
         Returns:
             The sites that will not answer, each with the reason.
-
-        Raises:
-            ConfigError: for an engine without buffered rounds.
         """
         raise ConfigError("this engine has no buffered rounds: leave out buffer, or take another engine")
 
@@ -82,8 +73,6 @@ def run(server: FederationServer, carrier: Carrier, rounds: int = 0) -> None:
     Sites that join late, or failed to prepare, are prepared during a round and take part from the next round.
 
     Args:
-        server: makes all decisions.
-        carrier: sends, waits and saves.
         rounds: the round after which to stop; 0 for the last one.
 
     Raises:

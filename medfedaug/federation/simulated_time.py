@@ -16,13 +16,6 @@ class SimulatedTime:
 
     A round of training takes a site of speed 1 one hour, and everything else no time. A site trains one round
     at a time. Simultaneous replies arrive in the order of their requests. Without speeds no time passes.
-
-    Args:
-        execution: the speeds.
-        sites: the sites of the simulation.
-
-    Attributes:
-        now: hours since the run began.
     """
 
     def __init__(self, execution: Execution, sites: Collection[str]) -> None:

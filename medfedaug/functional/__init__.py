@@ -1,7 +1,8 @@
 """The papers' equations as pure functions on tensors.
 
 No function has state, reads a file or draws a random number: noise is an argument. Symbols follow the
-papers: B images in a batch, C channels, M sites, N samples, L histogram bins.
+papers: B images in a batch, C channels, M sites, N samples, L histogram bins. A shape that broadcasting would
+silently take for another one is a `ValueError`.
 
 Tensors in float16 or bfloat16 are computed in float32 and the result is returned in the dtype of the input,
 because a variance of half-precision numbers is mostly rounding. Everything is differentiable, and the square
@@ -14,8 +15,6 @@ Sources:
     * FedFD: "Feature Diversification and Adaptation for Federated Domain Generalization".
     * FRAug: Chen et al., "FRAug: Tackling Federated Learning with Non-IID Features via Representation
       Augmentation".
-    * HarmoFL: Jiang et al., "HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on
-      Heterogeneous Medical Images".
     * Robust means: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates";
       Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent"; Sun et al.,
       "Can You Really Backdoor Federated Learning?".
@@ -43,14 +42,9 @@ from medfedaug.functional.robust import (
     coordinate_median,
     trimmed_mean,
 )
-from medfedaug.functional.spectrum import (
-    amplitude_spectrum,
-    normalise_amplitude,
-)
 
 __all__ = [
     "across_site_variance",
-    "amplitude_spectrum",
     "augment_features",
     "augmentation_spread",
     "clip_factor",
@@ -58,7 +52,6 @@ __all__ = [
     "feature_statistics",
     "gaussian_mmd",
     "mix_statistics",
-    "normalise_amplitude",
     "perturb_features",
     "ramp_up",
     "soft_histogram",

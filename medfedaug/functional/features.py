@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.functional.moments import feature_statistics
-from medfedaug.functional.passes import affine, check_features, check_shape, safe_sqrt, working_precision
+from medfedaug.functional.passes import affine, check_shape, safe_sqrt, working_precision
 
 
 def augmentation_spread(statistic: Tensor, gamma: Tensor) -> Tensor:
@@ -21,18 +21,10 @@ def augmentation_spread(statistic: Tensor, gamma: Tensor) -> Tensor:
     Returns:
         The standard deviation of the Gaussian, (C,), in units of `statistic`; 0 for one image (B = 1).
 
-    Raises:
-        ValueError: when the shapes do not fit.
-
     Example:
         >>> augmentation_spread(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), torch.tensor([3.0, 3.0]))
         tensor([2., 0.])
     """
-    if statistic.dim() != 2 or gamma.dim() != 1 or gamma.shape[0] != statistic.shape[1]:
-        raise ValueError(
-            "expected a statistic of shape (B, C) and gamma of shape (C,), "
-            f"got {list(statistic.shape)} and {list(gamma.shape)}"
-        )
     work = working_precision(statistic)
     variance = torch.var(work, dim=0, unbiased=False)
     return safe_sqrt((gamma.to(work.dtype) + 1.0) * variance)
@@ -69,9 +61,6 @@ def perturb_features(
     Returns:
         The augmented features, shape and dtype of `x`.
 
-    Raises:
-        ValueError: when a shape does not fit, naming the argument.
-
     Deviations:
         A channel that is constant in an image (zero `std`) has no normalised feature; it counts as zero, so
         only the mean moves. The sign of a negative σ̂ is kept; the paper does not mention the
@@ -84,11 +73,6 @@ def perturb_features(
         >>> perturb_features(x, mean, std, one, one, torch.tensor([[10.0]]), torch.tensor([[1.0]]))
         tensor([[[10., 14.]]])
     """
-    check_features(x)
-    for name, value in (("mean", mean), ("std", std), ("noise_mean", noise_mean), ("noise_std", noise_std)):
-        check_shape(name, value, list(x.shape[:2]))
-    for name, value in (("spread_mean", spread_mean), ("spread_std", spread_std)):
-        check_shape(name, value, [x.shape[1]])
     work = working_precision(x)
     varies = std > 0
     scale = noise_std.to(work.dtype) * spread_std / torch.where(varies, std, torch.ones_like(std))
@@ -124,10 +108,6 @@ def augment_features(
         The augmented features, shape and dtype of `x`. Zero noise, and a batch of one image, give `x`
         exactly.
 
-    Raises:
-        ValueError: when a shape does not fit, naming the argument.
-        TypeError: when `x` is not floating point.
-
     Deviations:
         Variances are population variances, as printed; the public code of the paper takes the unbiased
         variance over the batch, which is undefined for one image. See `perturb_features` for constant
@@ -141,7 +121,6 @@ def augment_features(
         <BLANKLINE>
                 [[2., 5.]]])
     """
-    check_features(x)
     for name, value in (("gamma_mean", gamma_mean), ("gamma_std", gamma_std)):
         check_shape(name, value, [x.shape[1]])
     for name, value in (("noise_mean", noise_mean), ("noise_std", noise_std)):

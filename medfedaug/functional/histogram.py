@@ -34,10 +34,6 @@ def soft_histogram(
     Returns:
         The histogram, (C, L), each row summing to 1. Memory is N x C x L.
 
-    Raises:
-        ValueError: when a shape does not fit, `bins` is below 2 or `tau` is not positive.
-        TypeError: when `z` is not floating point.
-
     Deviations:
         * Values outside [`low`, `high`] (a mini-batch can leave the range of the stored minimum and maximum)
           are not clamped: they fall into the open outermost bin on their side and keep their gradient.
@@ -50,17 +46,12 @@ def soft_histogram(
         >>> soft_histogram(z, bins=4)
         tensor([[0.1250, 0.3750, 0.3750, 0.1250]])
     """
-    if z.dim() != 2 or z.shape[0] < 1:
-        raise ValueError(f"expected z of shape (N, C) with N >= 1, got {list(z.shape)}")
-    if bins < 2:
-        raise ValueError(f"expected at least 2 bins, got {bins}")
-    if not tau > 0:
-        raise ValueError(f"expected a positive tau, got {tau}")
     work = working_precision(z)
+    for name, limit in (("low", low), ("high", high)):
+        if limit is not None:
+            check_shape(name, limit, [z.shape[1]])
     lowest = work.amin(dim=0) if low is None else low.to(work)
     highest = work.amax(dim=0) if high is None else high.to(work)
-    for name, value in (("low", lowest), ("high", highest)):
-        check_shape(name, value, [z.shape[1]])
     extent = highest - lowest
     scaled = (work - lowest) / torch.where(extent > 0, extent, torch.ones_like(extent))
     weight = torch.arange(1, bins + 1, dtype=work.dtype, device=work.device)
@@ -88,10 +79,6 @@ def symmetric_kl(p: Tensor, q: Tensor, eps: float = 1e-8) -> Tensor:
     Returns:
         A scalar in nats, not negative, zero for equal histograms.
 
-    Raises:
-        ValueError: when the histograms are not (C, L) of one shape.
-        TypeError: when they are not floating point.
-
     Deviations:
         The equation does not say how channels are combined: it is their mean. An empty bin counts as `eps` in
         the logarithm, because the divergence from it is infinite otherwise.
@@ -101,10 +88,7 @@ def symmetric_kl(p: Tensor, q: Tensor, eps: float = 1e-8) -> Tensor:
         >>> symmetric_kl(p, q)
         tensor(0.1373)
     """
-    if p.dim() != 2 or p.shape != q.shape or p.numel() == 0:
-        raise ValueError(
-            f"expected two histograms of one shape (C, L), got {list(p.shape)} and {list(q.shape)}"
-        )
+    check_shape("q", q, list(p.shape))
     a, b = working_precision(p), working_precision(q)
     divergence = 0.5 * (a - b) * (torch.log(a.clamp_min(eps)) - torch.log(b.clamp_min(eps)))
     return divergence.sum(dim=1).mean().to(p.dtype)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.functional.passes import (
-    check_features,
+    check_shape,
     moments,
     safe_sqrt,
     visible_variance,
@@ -26,10 +26,6 @@ def feature_statistics(x: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
     Returns:
         `(mean, std)`, (B, C) each, at least float32.
 
-    Raises:
-        ValueError: when `x` has no spatial dimension.
-        TypeError: when `x` is not floating point.
-
     Deviations:
         The paper has no `eps`; with 0 the result is the printed equation.
 
@@ -38,7 +34,6 @@ def feature_statistics(x: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
         >>> feature_statistics(x)
         (tensor([[2., 5.]]), tensor([[1., 0.]]))
     """
-    check_features(x)
     mean, variance = moments(working_precision(x))
     return mean, safe_sqrt(visible_variance(mean, variance) + eps)
 
@@ -56,10 +51,6 @@ def across_site_variance(values: Tensor) -> Tensor:
     Returns:
         Population variance, (C,), in squared units of `values`. One site gives zeros.
 
-    Raises:
-        ValueError: when `values` is not (M, C) with at least one site.
-        TypeError: when `values` is not floating point.
-
     Deviations:
         None. The public code of the paper takes one variance over sites and channels together, which makes
         `student_t_modulation` of it 1 in every channel.
@@ -68,8 +59,7 @@ def across_site_variance(values: Tensor) -> Tensor:
         >>> across_site_variance(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
         tensor([1., 0.])
     """
-    if values.dim() != 2 or values.shape[0] < 1:
-        raise ValueError(f"expected values of shape (M, C) with M >= 1, got {list(values.shape)}")
+    check_shape("values (M, C)", values, [len(values), values.shape[-1]])
     return torch.var(working_precision(values), dim=0, unbiased=False).to(values.dtype)
 
 
@@ -89,10 +79,6 @@ def student_t_modulation(variance: Tensor) -> Tensor:
     Returns:
         γ, (C,), without unit; its mean over channels is 1.
 
-    Raises:
-        ValueError: when `variance` is not (C,) with at least one channel.
-        TypeError: when `variance` is not floating point.
-
     Deviations:
         Where no site differs in any channel (all variances zero, or one site) the printed fraction is 0/0.
         The result is then 1 in every channel, as equal variances give, however small.
@@ -103,8 +89,6 @@ def student_t_modulation(variance: Tensor) -> Tensor:
         >>> student_t_modulation(torch.zeros(3))
         tensor([1., 1., 1.])
     """
-    if variance.dim() != 1 or variance.shape[0] < 1:
-        raise ValueError(f"expected variance of shape (C,) with C >= 1, got {list(variance.shape)}")
     v = working_precision(variance)
     # Two forms of one kernel, for variances above and up to 1: neither divides by zero nor overflows.
     large, one = v > 1, torch.ones_like(v)
@@ -133,18 +117,12 @@ def mix_statistics(local: Tensor, global_: Tensor, u: Tensor) -> Tensor:
     Returns:
         The mixed statistic, shape and dtype of `local`.
 
-    Raises:
-        ValueError: when the shapes do not fit.
-        TypeError: when `local` is not floating point.
-
     Example:
         >>> mix_statistics(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([0.25, 1.0]))
         tensor([0.7500, 0.0000])
     """
-    if local.dim() not in (1, 2):
-        raise ValueError(f"expected local of shape (C,) or (B, C), got {list(local.shape)}")
     for name, value in (("global_", global_), ("u", u)):
-        if list(value.shape) not in (list(local.shape), list(local.shape[-1:])):
-            raise ValueError(f"expected {name} of shape {list(local.shape[-1:])}, got {list(value.shape)}")
+        if list(value.shape) != list(local.shape):
+            check_shape(name, value, list(local.shape[-1:]))
     work = working_precision(local)
     return torch.lerp(global_.to(work.dtype), work, u.to(work.dtype)).to(local.dtype)

@@ -11,15 +11,10 @@ def working_precision(x: Tensor) -> Tensor:
 
     A subclass of `torch.Tensor` becomes a plain tensor (`plain_tensor`).
 
-    Raises:
-        TypeError: when `x` is not floating point.
-
     Example:
         >>> working_precision(torch.ones(1, dtype=torch.bfloat16)).dtype
         torch.float32
     """
-    if not x.is_floating_point():
-        raise TypeError(f"expected a floating point tensor, got {x.dtype}")
     x = plain_tensor(x)
     if x.dtype == torch.float16 or x.dtype == torch.bfloat16:
         return x.float()
@@ -38,12 +33,8 @@ def plain_tensor(x: Tensor) -> Tensor:
     return x
 
 
-def check_features(x: Tensor) -> None:
-    if x.dim() < 3:
-        raise ValueError(f"expected features of shape (B, C, *spatial), got {list(x.shape)}")
-
-
 def check_shape(name: str, value: Tensor, shape: list[int]) -> None:
+    """Check a shape that broadcasting would take for another one, with a result that is wrong."""
     if list(value.shape) != shape:
         raise ValueError(f"expected {name} of shape {shape}, got {list(value.shape)}")
 

@@ -28,13 +28,7 @@ class WeightedMean:
         self._error: dict[str, Tensor] = {}
 
     def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
-        """Add one site's tensors.
-
-        Raises:
-            ValueError: for a weight that is not positive.
-        """
-        if not weight > 0:
-            raise ValueError(f"a weight must be positive, got {weight}")
+        """Add one site's tensors, with a weight above 0."""
         self.total += weight
         for key, tensor in tensors.items():
             # In place throughout: fresh memory for every intermediate costs more than the arithmetic.
@@ -51,13 +45,7 @@ class WeightedMean:
             self._sum[key] = total
 
     def result(self) -> dict[str, Tensor]:
-        """The mean in float32.
-
-        Raises:
-            ValueError: when nothing was added.
-        """
-        if not self.total:
-            raise ValueError("nothing was added")
+        """The mean in float32."""
         return {
             key: ((value + self._error[key]) / self.total).to(torch.float32)
             for key, value in self._sum.items()

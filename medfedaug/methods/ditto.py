@@ -32,8 +32,6 @@ class Ditto(Method):
         weight: λ. With 0 each personal model is trained only by its site.
 
     Raises:
-        ConfigError: for a negative ``weight``, when no parameter is averaged, and for a method with weights
-            or statistics outside of the state dict, of which v could have no copy.
         MedFedAugError: when the loss of a personal model is not finite.
 
     Deviations:

@@ -7,22 +7,10 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from medfedaug.errors import ConfigError
 from medfedaug.methods.base import Step
 from medfedaug.methods.class_features import FeatureSite
 
-Mixing = Literal["random", "global", "instance", "fixed"]
 Reduction = Literal["mean", "sum"]
-
-# Table 2 of the paper; "random" is U(low, high).
-_MIXING = {"global": (0.0, 0.0), "instance": (1.0, 1.0), "fixed": (0.5, 0.5)}
-
-
-def mixing_range(name: str, mixing: str, low: float, high: float) -> tuple[float, float]:
-    """Return the range of u for a kind of mixing."""
-    if not low <= high:
-        raise ConfigError(f"{name}: low {low} is above high {high}")
-    return _MIXING.get(mixing, (low, high))
 
 
 @dataclass(frozen=True)
@@ -36,12 +24,7 @@ class Weights:
 
 
 class DiversifiedSite(FeatureSite):
-    """A site whose loss compares a batch with its diversified version (FedFD Eq. 3-5).
-
-    Args:
-        network: the site's.
-        weights: of the two terms.
-    """
+    """A site whose loss compares a batch with its diversified version (FedFD Eq. 3-5)."""
 
     def __init__(self, network: nn.Module, weights: Weights) -> None:
         super().__init__(network, weights.head)
@@ -69,12 +52,8 @@ class DiversifiedSite(FeatureSite):
         diversified = self.last_features()
         assert features is not None
         classification = weights.lambda1 * (step.criterion(outputs, step.targets) - step.task_loss)
-        distance = feature_distance(features, diversified)
+        # CAFL (Eq. 3): ‖f − f_Δ‖² over the channels, averaged over images and voxels of feature maps.
+        distance = (features - diversified).square().sum(dim=1).mean()
         if weights.distance == "mean":
             distance = distance / features.shape[1]
         return classification + weights.lambda2 * distance
-
-
-def feature_distance(features: Tensor, diversified: Tensor) -> Tensor:
-    """Return CAFL (Eq. 3): ‖f − f_Δ‖² over the channels, averaged over images and voxels of feature maps."""
-    return (features - diversified).square().sum(dim=1).mean()

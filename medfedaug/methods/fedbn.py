@@ -4,8 +4,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from medfedaug.errors import WITH_BATCH_NORM, ConfigError
-from medfedaug.methods.entries import state_entries
 from medfedaug.methods.unseen import KeepsNorms
+from medfedaug.models.substitution import state_entries
 
 # `_NormBase` is the common base of PyTorch's batch and instance norms.
 NORM_LAYERS: tuple[type[nn.Module], ...] = (_NormBase, nn.GroupNorm, nn.LayerNorm)
@@ -28,9 +28,6 @@ class FedBN(KeepsNorms):
 
     Exchange, every round, with ``"average"``: the normalisation layers up, their average down, so that they
     leave the site.
-
-    Raises:
-        ConfigError: for another ``unseen``, and for a network without normalisation layers that have entries.
 
     Deviations:
         The paper speaks only of batch norm; here other norms stay too. The papers that test FedBN on unseen

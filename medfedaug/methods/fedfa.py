@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from medfedaug import functional as F
 from medfedaug.config.kinds import FEATURE_MEAN, FEATURE_STD
 from medfedaug.errors import ConfigError
-from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Bounds, Contributions, Payload, ServerContext, SiteContext, zeros
 from medfedaug.models import ffa_layers, insert_ffa
@@ -43,9 +42,6 @@ class FedFA(Method):
         running: ``"reset"`` the accumulated statistics to 0 and 1 each round, as in Algorithm 1, or
             ``"continue"`` from the site's last round.
         bias_correction: remove the start value from the accumulated statistics before they are sent.
-        noise: standard deviation of the Gaussian noise that each site adds to μ̄ₖ and σ̄ₖ before it sends them,
-            as in the experiment of FedFA+ section 6.2 (0 to 0.4). It guarantees nothing: the site chooses the
-            noise of `medfedaug.hospital.privacy`, which is scaled to the effect of one patient.
 
     Feature maps must not be too small: over four positions a standard deviation is mostly chance, and Eq. 8
     perturbs by its variation. With AlexNet on Office-Caltech 10 FedFA lost 0.10 in accuracy to FedAvg at
@@ -59,10 +55,8 @@ class FedFA(Method):
 
     Deviations:
         Eq. 6 is per channel over the sites. The public code takes one variance over sites and channels, so
-        that γ = 1 for any statistics. Section 6.2 names neither the statistics with noise nor its unit: here
-        the noise is on the statistics that are sent, in the units of the features, and not on histograms. A
-        standard deviation that it makes negative is sent as 0, so that the noise on small standard deviations
-        has a mean above 0. See `medfedaug.models.FFALayer` for the layer's deviations.
+        that γ = 1 for any statistics. The noise of FedFA+ section 6.2 is not offered: a site chooses the
+        noise of `medfedaug.hospital.privacy`. See `medfedaug.models.FFALayer` for the layer's deviations.
     """
 
     name = "fedfa"
@@ -76,9 +70,8 @@ class FedFA(Method):
         stages: Sequence[int | str] | None = None,
         running: str = "reset",
         bias_correction: bool = False,
-        noise: NotNegative = 0.0,
     ) -> None:
-        self.stages, self.noise, self.variance = stages, noise, variance
+        self.stages, self.variance = stages, variance
         if variance != "random":
             self.requires = frozenset({"several_images"})
         self.layer_args: dict[str, Any] = {"prob": prob, "momentum": momentum, "eps": eps}
@@ -88,7 +81,7 @@ class FedFA(Method):
         return insert_ffa(network, stages=self.stages, **self.layer_args)
 
     def at_site(self, context: SiteContext) -> SitePart:
-        return FedFASite(context, self.noise)
+        return FedFASite(context)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
         channels = {stage: layer.num_channels for stage, layer in ffa_layers(context.network).items()}
@@ -96,8 +89,8 @@ class FedFA(Method):
 
 
 class FedFASite(SitePart, SiteExchange):
-    def __init__(self, context: SiteContext, noise: float = 0.0) -> None:
-        self.context, self.noise = context, noise
+    def __init__(self, context: SiteContext) -> None:
+        self.context = context
         self.layers = ffa_layers(context.network)
         self.every_round = self
 
@@ -106,25 +99,18 @@ class FedFASite(SitePart, SiteExchange):
             layer.start_round()
 
     def collect(self) -> Payload:
-        """Return μ̄ₖ and σ̄ₖ of each layer, plus the noise of ``FedFA.noise``.
+        """Return μ̄ₖ and σ̄ₖ of each layer.
 
         Few batches are in a running average, and chance decides which. A site of a real federation sends the
         statistics of all training cases under the trained network in evaluation mode instead.
         """
         census = self.context.census
         if census.strict:
-            sent = census.over_cases(self._by_case(), then=lambda means: self.privatised(means, 0))
-            return {key: census.like(value, sent[key]) for key, value in self._noisy(sent).items()}
+            return census.over_cases(self._by_case(), then=lambda means: self.privatised(means, 0))
         payload: Payload = {}
         for stage, layer in self.layers.items():
             payload[f"{stage}/mean"], payload[f"{stage}/std"] = layer.statistics()
-        return self._noisy(payload)
-
-    def _noisy(self, payload: Payload) -> Payload:
-        if not self.noise:
-            return payload
-        noisy = {key: value + self.noise * torch.randn_like(value) for key, value in payload.items()}
-        return {k: v.clamp_min(0) if k.endswith("/std") else v for k, v in noisy.items()}  # none is negative
+        return payload
 
     def contributions(self, bounds: Bounds) -> Contributions:
         """Return μ and σ of each layer's features, averaged over the images of a case, in evaluation mode."""

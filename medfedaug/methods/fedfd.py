@@ -9,7 +9,7 @@ from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
-from medfedaug.methods.diversification import DiversifiedSite, Mixing, Reduction, Weights, mixing_range
+from medfedaug.methods.diversification import DiversifiedSite, Reduction, Weights
 from medfedaug.models import adaptation
 
 _STATISTICS = ("running_mean", "running_var")
@@ -24,7 +24,7 @@ class FedFD(Method):
 
         μ_Δ = u μᵢ + (1 − u) μ_G,   σ_Δ = u σᵢ + (1 − u) σ_G
 
-    with u ~ U(low, high) for each channel, new in every step. The loss becomes (Eq. 3-5) ::
+    with u ~ U(0, 1) for each channel, new in every step. The loss becomes (Eq. 3-5) ::
 
         (1 − λ₁) CE(f) + λ₁ CE(f_Δ) + λ₂ ‖f − f_Δ‖²
 
@@ -39,15 +39,8 @@ class FedFD(Method):
     Args:
         lambda1: λ₁, the share of the diversified features' loss (CACL).
         lambda2: λ₂, the weight of the features' distance (CAFL).
-        mixing: ``"random"``, or Table 2's ``"global"`` (u = 0), ``"instance"`` (u = 1), ``"fixed"`` (0.5).
-        low: lower end of u's range (Table 9).
-        high: upper end; beyond [0, 1] the statistics are extrapolated.
         distance: ``"sum"`` of the squared differences over the channels (Eq. 3 as printed), or ``"mean"``.
         head: dotted name of the module whose input the features are; by default the network's last layer.
-
-    Raises:
-        ConfigError: for arguments out of range.
-        ValueError: for a network without batch norm.
 
     Deviations:
         Eq. 3 prints the squared norm, a sum over the channels. In our test with the paper's λ₂ = 4 and
@@ -59,8 +52,7 @@ class FedFD(Method):
         pretrained network. The features of a segmentation network are maps, whose distance is averaged over
         the voxels. The batch's statistics are the local ones for a batch norm of features without extent
         (after a fully connected layer). ``eps`` is part of every σ. Variances are averaged, not standard
-        deviations, as FedAvg does with the same buffers. With a range of u beyond [0, 1] (Table 9) Eq. 2 can
-        give a standard deviation below 0; the root of the layer's ``eps`` is its lower bound.
+        deviations, as FedAvg does with the same buffers. Other ranges of u (Tables 2 and 9) are not offered.
     """
 
     name = "fedfd"
@@ -71,14 +63,10 @@ class FedFD(Method):
         self,
         lambda1: Share = 0.1,
         lambda2: NotNegative = 4.0,
-        mixing: Mixing = "random",
-        low: float = 0.0,
-        high: float = 1.0,
         distance: Reduction = "mean",
         head: str | None = None,
     ) -> None:
         self.weights = Weights(lambda1, lambda2, distance, head)
-        self.mix = adaptation.RandomMix(*mixing_range(self.name, mixing, low, high))
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         return adaptation.adapt_batch_norm(network)
@@ -93,13 +81,12 @@ class FedFD(Method):
 class FedFDSite(DiversifiedSite, SiteExchange):
     def __init__(self, method: FedFD, network: nn.Module) -> None:
         super().__init__(network, method.weights)
-        self.method = method
         self.norms = adaptation.adaptive_norms(network)
         self.received: Payload = {}
         self.every_round = self
 
     def diversified(self) -> AbstractContextManager[Any]:
-        return adaptation.interpolating(self.network, self.method.mix)
+        return adaptation.interpolating(self.network, adaptation.RandomMix())
 
     def collect(self) -> Payload:
         return shared_entries(self.network)

@@ -1,19 +1,15 @@
 """FedFD-A: FedFD with adapters that choose the share of each image's statistics."""
 
-from typing import Literal
-
 import torch
 from torch import nn
 
 from medfedaug.methods.arguments import BelowOne, NotNegative, Positive, Share
 from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Payload, ServerContext, ServerExchange, SiteContext, SitePart, Step
-from medfedaug.methods.diversification import Mixing, Reduction
+from medfedaug.methods.diversification import Reduction
 from medfedaug.methods.fedfd import FedFD, FedFDSite, shared_entries
 from medfedaug.methods.own_loss import RoundMeans
 from medfedaug.models import adaptation
-
-Inference = Literal["adapter", "global", "instance", "fixed", "random", "iabn"]
 
 
 class FedFDA(FedFD):
@@ -34,27 +30,15 @@ class FedFDA(FedFD):
         lambda1: see `FedFD`.
         lambda2: see `FedFD`. With both 0 there is no diversification, and the adapters alone remain (Table 3,
             c1).
-        mixing: see `FedFD`.
-        low: see `FedFD`.
-        high: see `FedFD`.
         distance: see `FedFD`.
         head: see `FedFD`.
-        inference: ``"adapter"``, or another one of the paper's comparison (Table 3, c2): ``"instance"``
-            (α = 1), ``"global"`` (α = 0), ``"fixed"``, ``"random"`` (α ~ U(0, 1)), ``"iabn"``, all without
-            adapters.
-        alpha: of ``inference="fixed"``.
-        iabn_k: of ``inference="iabn"``, in standard errors.
         adapter_lr: the adapters' learning rate.
         adapter_momentum: their momentum; the optimiser is SGD, made anew in every round.
-
-    Raises:
-        ConfigError: for arguments out of range.
-        ValueError: for a network without batch norm.
 
     Deviations:
         The adapters are trained with the network in evaluation mode: dropout and the batch norms of fully
         connected layers, which get no adapter, act as at test time. The paper speaks only of the local
-        adapter's loss. MixNorm and DSON of Table 3 are missing; BIN is a method
+        adapter's loss. Of the alternatives in Table 3 (c) only BIN is there
         (`medfedaug.research.methods.bin.BIN`). All sites are scored with the federation's statistics, also
         with `SiloBN` and `FedBN`, since the adapters are trained with them.
     """
@@ -67,36 +51,16 @@ class FedFDA(FedFD):
         self,
         lambda1: Share = 0.1,
         lambda2: NotNegative = 4.0,
-        mixing: Mixing = "random",
-        low: float = 0.0,
-        high: float = 1.0,
         distance: Reduction = "mean",
         head: str | None = None,
-        inference: Inference = "adapter",
-        alpha: Share = 0.5,
-        iabn_k: NotNegative = 4.0,
         adapter_lr: Positive = 0.01,
         adapter_momentum: BelowOne = 0.5,
     ) -> None:
-        super().__init__(lambda1, lambda2, mixing, low, high, distance, head)
+        super().__init__(lambda1, lambda2, distance, head)
         self.adapter_lr, self.adapter_momentum = adapter_lr, adapter_momentum
-        strategies: dict[str, adaptation.Interpolation | None] = {
-            "adapter": adaptation.LearnedAlpha(),
-            "global": adaptation.FixedAlpha(0.0),
-            "instance": adaptation.FixedAlpha(1.0),
-            "fixed": adaptation.FixedAlpha(alpha),
-            "random": adaptation.RandomAlpha(),
-            "iabn": adaptation.InstanceAware(iabn_k),
-        }
-        self.inference = strategies[inference]
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
-        if isinstance(self.inference, adaptation.LearnedAlpha):
-            return adaptation.insert_instance_adapters(network)
-        adaptation.adapt_batch_norm(network)
-        for norm in adaptation.adaptive_norms(network).values():
-            norm.inference = self.inference
-        return network
+        return adaptation.insert_instance_adapters(network)
 
     def at_site(self, context: SiteContext) -> SitePart:
         context.trained(_adapters(context.network).values())
@@ -117,13 +81,13 @@ class FedFDASite(FedFDSite):
 
     def start_round(self) -> None:
         self._means.clear()
-        if self.adapters:
-            adapters, method = list(self.adapters.values()), self.settings
-            self.optimiser = torch.optim.SGD(adapters, lr=method.adapter_lr, momentum=method.adapter_momentum)
+        adapters, method = list(self.adapters.values()), self.settings
+        self.optimiser = torch.optim.SGD(adapters, lr=method.adapter_lr, momentum=method.adapter_momentum)
 
     def after_step(self, step: Step) -> None:
         """Take one step of the adapters on the task's loss (Eq. 1 with Eq. 6 and 7)."""
-        if self.optimiser is None or not self.ready:
+        assert self.optimiser is not None
+        if not self.ready:
             return
         with adaptation.training_adapters(step.network) as parameters:
             loss = step.criterion(step.network(step.inputs), step.targets)

@@ -13,9 +13,6 @@ class FedProx(Method):
     Args:
         mu: the coefficient μ.
 
-    Raises:
-        ConfigError: for a negative ``mu``, or when no parameter is averaged.
-
     Deviations:
         None. The norm is squared, over all averaged trainable parameters, and every step has the term.
         (Public code bases omit the square, or apply the term once per round.)

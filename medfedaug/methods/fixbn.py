@@ -30,9 +30,6 @@ class FixBN(Method):
         exploration: the share of the run's rounds in the first stage, rounded up; a half in the paper. 1
             omits the second stage, and 0, for initial weights with statistics, the first.
 
-    Raises:
-        ConfigError: for a share outside [0, 1], and for a network without batch norms that keep statistics.
-
     Deviations:
         The paper's text was not available: this follows its abstract and published summaries. The paper also
         keeps the optimiser's momentum from round to round, with and without batch norm; here every round has

@@ -9,24 +9,19 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfedaug import functional as F
-from medfedaug.errors import ConfigError
 from medfedaug.methods.arguments import AtLeastOne, Count, NotNegative, Positive
 from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.class_features import linear_head
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
-from medfedaug.methods.entries import state_entries
 from medfedaug.methods.own_loss import RoundMeans
+from medfedaug.models.substitution import state_entries
 
 
 class Generator(nn.Module):
     """g(z, y): client-agnostic residuals of embeddings, a perceptron of two layers.
 
-    Args:
-        noise: size of z.
-        classes: number of classes; y is given one-hot.
-        hidden: width of the hidden layer.
-        embedding: size of an embedding.
+    ``noise`` is the size of z, y is given one-hot, and ``hidden`` is the width of the hidden layer.
     """
 
     def __init__(self, noise: int, classes: int, hidden: int, embedding: int) -> None:
@@ -74,18 +69,10 @@ class FRAug(Method):
         lambda_syn: λ_syn after its ramp.
         ramp_steps: local steps of a site over which λ_syn and the prototypes' rate rise (`F.ramp_up`).
         prototype_rate: λ_c of Eq. 4 after its ramp.
-        rtnet: use m; otherwise add the generator's residuals themselves (Table 3).
-        embeddings: use û.
-        prototypes: use û_c.
-        smoothing: let λ_syn rise; otherwise it is constant.
         noise: size of z.
         hidden: width of g's and m's hidden layer.
         learning_rate: of g and m; the optimiser is SGD, made anew in every round.
         head: dotted name of the last layer, if it is not the last one in the network's order.
-
-    Raises:
-        ConfigError: for arguments out of range, and for a network that does not end in a fully connected
-            layer: the paper has no equation for segmentation.
 
     Deviations:
         Sizes, rates, α, β and the kernel are in an appendix outside of the article; the values and the
@@ -112,20 +99,13 @@ class FRAug(Method):
         lambda_syn: NotNegative = 1.0,
         ramp_steps: Count = 500,
         prototype_rate: Annotated[float, Interval(gt=0, le=1)] = 0.1,
-        rtnet: bool = True,
-        embeddings: bool = True,
-        prototypes: bool = True,
-        smoothing: bool = True,
         noise: AtLeastOne = 64,
         hidden: AtLeastOne = 256,
         learning_rate: Positive = 0.01,
         head: str | None = None,
     ) -> None:
-        if not (embeddings or prototypes):
-            raise ConfigError("fraug: without embeddings and prototypes there is nothing to train on")
         self.alpha, self.beta, self.lambda_syn, self.learning_rate = alpha, beta, lambda_syn, learning_rate
-        self.ramp_steps, self.prototype_rate, self.smoothing = ramp_steps, prototype_rate, smoothing
-        self.rtnet, self.embeddings, self.prototypes = rtnet, embeddings, prototypes
+        self.ramp_steps, self.prototype_rate = ramp_steps, prototype_rate
         self.noise, self.hidden, self.head = noise, hidden, head
         self._generator: Generator | None = None
 
@@ -174,7 +154,7 @@ class FRAugSite(SitePart, SiteExchange):
         self._embeddings: Tensor | None = None
         self._real: Tensor | None = None
         self._synthetic: tuple[Tensor, Tensor] | None = None
-        self._means = RoundMeans("generator_loss", *(["rtnet_loss"] if method.rtnet else []))
+        self._means = RoundMeans("generator_loss", "rtnet_loss")
         self.head.register_forward_pre_hook(self._keep)
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -187,13 +167,12 @@ class FRAugSite(SitePart, SiteExchange):
 
     def _begin(self) -> None:
         size = self.head.in_features
-        if self.method.rtnet and self.transformation is None:
+        if self.transformation is None:
             self.transformation = _perceptron(size, self.method.hidden, size).to(self.head.weight)
         for module in (self.generator, self.transformation):
-            if module is not None:
-                parameters = list(module.parameters())
-                optimiser = torch.optim.SGD(parameters, lr=self.method.learning_rate)
-                self._optimisers.append((optimiser, parameters))
+            parameters = list(module.parameters())
+            optimiser = torch.optim.SGD(parameters, lr=self.method.learning_rate)
+            self._optimisers.append((optimiser, parameters))
 
     def loss(self, step: Step) -> Tensor | None:
         """Return L_syn, which trains the head alone (Eq. 2)."""
@@ -218,9 +197,8 @@ class FRAugSite(SitePart, SiteExchange):
         assert self._real is not None
         assert self._synthetic is not None
         losses = self.losses(self._real, step.targets, *self._synthetic)
-        last = len(self._optimisers) - 1
         gradients = [
-            torch.autograd.grad(losses[index], parameters, retain_graph=index < last)
+            torch.autograd.grad(losses[index], parameters, retain_graph=index == 0)
             for index, (_, parameters) in enumerate(self._optimisers)
         ]
         for (optimiser, parameters), gradient in zip(self._optimisers, gradients, strict=True):
@@ -228,7 +206,7 @@ class FRAugSite(SitePart, SiteExchange):
                 parameter.grad = value
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-        self._means.add(*losses[: last + 1])
+        self._means.add(*losses)
         self._real = self._synthetic = None
         self.steps += 1
 
@@ -251,27 +229,23 @@ class FRAugSite(SitePart, SiteExchange):
         entropies = -(log.exp() * log).sum(dim=1)
         distance = F.gaussian_mmd(synthetic[:count], real, square.sqrt())  # MMD(û, u)
         generating = nn.functional.nll_loss(log[:count], labels) - method.alpha * distance
-        transforming = -(weights @ entropies)
-        if method.embeddings:
-            transforming = transforming + method.beta * distance
-        if method.prototypes:  # MMD(û_c, ū_c) of one embedding each: k(a, a) + k(b, b) - 2 k(a, b)
-            kernel = ((synthetic[count:] - self.means).square().sum(dim=1) / (-2.0 * square)).exp()
-            transforming = transforming + method.beta * (weights[count:] @ (2.0 - 2.0 * kernel))
+        transforming = method.beta * distance - weights @ entropies
+        # MMD(û_c, ū_c) of one embedding each: k(a, a) + k(b, b) - 2 k(a, b)
+        kernel = ((synthetic[count:] - self.means).square().sum(dim=1) / (-2.0 * square)).exp()
+        transforming = transforming + method.beta * (weights[count:] @ (2.0 - 2.0 * kernel))
         return generating, transforming
 
     def _weights(self, count: int) -> Tensor:
         """Return what each row of û and û_c counts in Eq. 2 and 6, (B + C,): means and sums over classes."""
-        each = self.means.new_full((count,), self.method.embeddings / count)
-        return torch.cat([each, self.seen * float(self.method.prototypes)])
+        return torch.cat([self.means.new_full((count,), 1 / count), self.seen.to(self.means)])
 
     def _synthesise(self, real: Tensor, labels: Tensor) -> Tensor:
         """Return û of a batch and û_c of all classes (Eq. 3), (B + C, D)."""
         y = torch.cat([labels, self._classes])
         z = torch.randn(len(y), self.method.noise, device=real.device, dtype=real.dtype)
-        residuals = self.generator(z, y)
-        if self.transformation is not None:
-            residuals = self.transformation(residuals)
-        weight = self.method.lambda_syn * (self._ramp() if self.method.smoothing else 1.0)
+        assert self.transformation is not None
+        residuals = self.transformation(self.generator(z, y))
+        weight = self.method.lambda_syn * self._ramp()
         synthetic: Tensor = torch.cat([real, self.means]) + weight * residuals
         return synthetic
 

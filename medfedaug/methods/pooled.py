@@ -14,9 +14,6 @@ class Pooled(Method):
     Each image is normalised as at its site. It combines with methods that work within one site
     (augmentations, ``norm``, ``fedsam``), and not with methods that exchange, keep or average something.
 
-    Raises:
-        ConfigError: in combination with a method that needs separate sites.
-
     Deviations:
         Every round has a new optimiser, as at a site.
     """

@@ -25,9 +25,6 @@ class SiloBN(KeepsNorms):
     Exchange, every round, with ``"average"``: the statistics up, their average down, so that they leave the
     site.
 
-    Raises:
-        ConfigError: for another ``unseen``, and for a network without running statistics.
-
     Deviations:
         The paper adapts to an unseen site by statistics of its images, which is not offered. FedFD-A, which
         compares with SiloBN on unseen sites (Tables 1, 5, 7, 8), speaks of statistics averaged over the

@@ -21,9 +21,6 @@ class TrimmedMean(Method):
     Args:
         hostile: f, the number of values left out at each end; the paper's β is f/n.
 
-    Raises:
-        ConfigError: for f below 1.
-
     Deviations:
         The paper trims gradients at one common point, this method models after local training. Running
         statistics of norm layers are trimmed too.

@@ -17,9 +17,6 @@ class KeepsNorms(Method):
     Args:
         unseen: ``"none"``: an unseen site gets no score. ``"average"``: the average of the sites' entries,
             with the weights of the models.
-
-    Raises:
-        ConfigError: for another word.
     """
 
     requires = frozenset({"norm_layers"})

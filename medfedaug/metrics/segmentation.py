@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from medfedaug.metrics.base import CaseScores, mean_score
 from medfedaug.metrics.label_maps import LabelMaps
+from medfedaug.metrics.predicted_volumes import VOLUME_RATIO
 from medfedaug.metrics.registry import METRICS
 from medfedaug.metrics.significance import interval_ends
 
@@ -41,6 +42,7 @@ class LabelMapScores:
             for label in self.classes[1:]
         }
         self.missed = dict.fromkeys(self.classes[1:], 0)
+        self.voxels = {label: [0, 0] for label in self.classes[1:]}  # predicted, outlined
         self.annotated: set[str] = set()
         self.partial = False
         self.undivided = 0
@@ -65,7 +67,8 @@ class LabelMapScores:
             annotated: for each class but the background, whether the case has it annotated; by default all.
         """
         labels = self.classes[1:]
-        self.annotated.update(labels if annotated is None else compress(labels, annotated))
+        outlined = labels if annotated is None else tuple(compress(labels, annotated))
+        self.annotated.update(outlined)
         self.partial |= annotated is not None
         maps = LabelMaps(predicted, label, self.classes, affine, self.tolerance)
         self.owners.append(owner or case)
@@ -80,6 +83,9 @@ class LabelMapScores:
         if self.full:
             for index, name in enumerate(self.missed, start=1):
                 self.missed[name] += maps.misses(index)
+                if name in outlined:
+                    for place, mask in enumerate(maps.structure(index)):
+                        self.voxels[name][place] += int(mask.sum())
             self.undivided += maps.undivided
 
     def result(self) -> dict[str, Any]:
@@ -122,6 +128,9 @@ class LabelMapScores:
         scores = self.by_class[label]
         entry: dict[str, Any] = {name: mean_score(values) for name, values in scores.items()}
         entry["missed"] = self.missed[label]
+        predicted, outlined = self.voxels[label]
+        if outlined:
+            entry[VOLUME_RATIO] = predicted / outlined
         for name, values in scores.items():
             known = [(v, owner) for v, owner in zip(values, self.owners, strict=True) if v is not None]
             entry |= interval_ends(METRICS[name], known)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from medfedaug.errors import ConfigError, StorageError, first_line
+from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.job_folder import (
     CARDS,
     EVENTS,
@@ -25,14 +25,12 @@ from medfedaug.federation.messages.checkpoint import CHECKPOINT_FORMAT, server_c
 from medfedaug.runs.leftovers import LOCK, WORKSPACE, is_json_with, locked, workspaces
 from medfedaug.utils.files import parse_versioned, write_versioned
 
-LOG, TRACKING = "nvflare.log", "tracking"
-SERVER_TRACKING = f"medfedaug/{TRACKING}"  # below the server's run folder
+LOG = "nvflare.log"
 
 _FILES = (
     *(RESULTS, GLOBAL_MODEL, FINAL_MODEL, STATISTICS, REPORT, LOG, EVENTS, *CARDS),
     *(exchange_file(Path(model)).name for model in (GLOBAL_MODEL, FINAL_MODEL)),
 )
-_TRACKED = re.compile(r"(.*/)?events\.out\.tfevents\..*")
 # A checkpoint whose writer was killed (`medfedaug.utils.files.write_atomic`).
 _UNFINISHED = re.compile(r"\.(medfedaug|[0-9a-f]{32})\.pt\.[a-z0-9_]{8}")
 _SITES_LOCK = ".medfedaug.sites.lock"
@@ -49,10 +47,7 @@ def sites_lock(out: Path) -> Path:
 def keep_fingerprint(state: Path, fingerprint: Mapping[str, str]) -> None:
     """Record the data files with which a run begins."""
     file = server_checkpoint(state).with_name(_DATA)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(file, error) from error
+    file.parent.mkdir(parents=True, exist_ok=True)
     write_versioned(file, _DATA_KIND, _DATA_VERSION, {"files": fingerprint})
 
 
@@ -70,22 +65,15 @@ def check_results(out: Path) -> None:
     """Check that a run's files in ``out`` will only replace an earlier run's files."""
     state = out / STATE
     ours = is_json_with(out / RESULTS, "config", "rounds", "test") or server_checkpoint(state).is_file()
-    for name in (*_FILES, TRACKING, STATE):
-        path, folder = out / name, name in (TRACKING, STATE)
-        if not os.path.lexists(path):
-            continue
-        if path.is_dir() != folder:
-            kind = "a folder" if path.is_dir() else "not a folder"
-            raise ConfigError(f"{path} is {kind}, but a run writes there; move it away")
-        if not folder and not ours:
+    for name in (*_FILES, STATE):
+        path, folder = out / name, name == STATE
+        if os.path.lexists(path) and (path.is_dir() != folder or not (folder or ours)):
             raise ConfigError(f"{path} is not of a run; choose another folder, or move the file away")
 
 
 def remove_results(out: Path) -> None:
     """Delete an earlier run's files in ``out``, after `check_results`."""
     remove_state(out / STATE)
-    tracking = out / TRACKING
-    _delete([p for p in tracking.rglob("*") if _TRACKED.fullmatch(str(p.relative_to(tracking)))], tracking)
     for name in reversed(_FILES):  # the results last, which identify the folder as a run's
         (out / name).unlink(missing_ok=True)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from medfedaug.federation.job_folder import LEVELS
+from medfedaug.federation.job_folder import HASHES, LEVELS
 from medfedaug.metrics.registry import GLOBAL
 from medfedaug.utils.structure import (
     anything,
@@ -19,9 +19,8 @@ from medfedaug.utils.structure import (
     score,
     text,
 )
-from medfedaug.utils.versions import other_version
 
-__all__ = ["check_evaluation", "check_finished", "check_record"]
+__all__ = ["check_evaluation", "check_finished", "check_record", "check_recorded"]
 
 
 def check_record(record: Any) -> None:
@@ -38,18 +37,24 @@ def check_record(record: Any) -> None:
     _RECORD(record, "")
 
 
+def check_recorded(record: Any) -> None:
+    """Check that a record has all entries that a command needs that uses the run's model.
+
+    Raises:
+        ValueError: naming the first entry that is missing or of another kind.
+    """
+    _USED(record, "")
+    check_record(record)
+
+
 def check_finished(record: Any) -> None:
     """Check that a record has all entries of a finished run.
 
     Raises:
-        ValueError: naming the first entry that is missing or of another kind, and both versions for a record
-            of another one.
+        ValueError: naming the first entry that is missing or of another kind.
     """
-    try:
-        _FINISHED(record, "")
-        check_record(record)
-    except ValueError as error:
-        raise ValueError(f"{error}{other_version(record)}") from error
+    _FINISHED(record, "")
+    check_record(record)
 
 
 def check_evaluation(content: Any) -> None:
@@ -138,6 +143,7 @@ _FINISHED = entries(
     },
     needed=("config", "input", "rounds", "selected_round", "test"),
 )
+_USED = entries({}, needed=("config", "run", "rounds", "selected_round", "input", HASHES))
 _DIFFERENCE = entries({"patients": count, "cases": count}, score)
 _COMPARED = both(
     entries({"against": map_of(_DIFFERENCE)}),

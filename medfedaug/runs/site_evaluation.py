@@ -22,7 +22,6 @@ def evaluate_sites(
     *,
     device: str = "auto",
     on_event: OnEvent = lambda event: None,
-    config: str | Path | None = None,
     state: str | Path | None = None,
 ) -> dict[str, Any]:
     """Score a finished run at each site on its own test cases, and compare it with the site's own model.
@@ -36,7 +35,6 @@ def evaluate_sites(
         local: the folder of a run in which each site trained by itself (``single``).
         device: the sites' device.
         on_event: called with a small dictionary before each model.
-        config: the record of the evaluated run, see `medfedaug.runs.finished_run.FinishedRun.open`.
         state: the folder of its sites' state, see there.
 
     Returns:
@@ -45,7 +43,7 @@ def evaluate_sites(
     Raises:
         MedFedAugError: one line that names the mistake and its place.
     """
-    run, alone = FinishedRun.open(model, config=config, state=state), FinishedRun.open(local)
+    run, alone = FinishedRun.open(model, state=state), FinishedRun.open(local)
     _check(run, alone)
     personal = run.composition.scored["test"] != GLOBAL
     sites: dict[str, dict[str, Any]] = {}

@@ -1,12 +1,18 @@
-"""Losses of partially annotated cases: marginal loss and exclusion loss."""
+"""Losses of partially annotated cases: marginal, exclusion and distillation loss."""
+
+import math
 
 import torch
 from torch import Tensor
 
-from medfedaug.data.annotation import Annotation
+from medfedaug.data.annotation import Annotation, Decoded
 from medfedaug.errors import ConfigError
 from medfedaug.functional import working_precision
+from medfedaug.functional.passes import per_channel
 from medfedaug.tasks.losses import Loss
+
+DISTILLED = "distilled"
+"""The value of ``partial_loss`` with a term of the site, and the name of its part."""
 
 _NEVER = -1e4
 """Logit of a class that a case cannot have: its probability is 0 in every floating-point format."""
@@ -14,26 +20,29 @@ _NEVER = -1e4
 _LARGEST = 100.0
 
 
-def merged_logits(logits: Tensor, annotated: Tensor) -> Tensor:
+def merged_logits(logits: Tensor, annotated: Tensor, share: float = 1.0) -> Tensor:
     r"""Return logits of the classes that each case has annotated, the others merged with its background.
 
     ::
 
-        q₀ = p₀ + Σ_(n∉A) pₙ,   qₙ = pₙ (n ∈ A)
+        q₀ = p₀ + w Σ_(n∉A) pₙ,   qₙ = pₙ (n ∈ A)
 
-    (Shi et al., Med. Image Anal. 2021, marginal probability), computed as the logarithm of a sum of
-    exponentials, so that the result are logits again. Channels of merged classes stay, with probability 0: a
-    loss over a batch counts a class over the cases that have it annotated.
+    (Shi et al., Med. Image Anal. 2021, marginal probability, for w = 1), computed as the logarithm of a sum
+    of exponentials, so that the result are logits again. With a small w, hardly any gradient reaches classes
+    without annotation. Channels of merged classes stay, with probability 0: a loss over a batch counts a
+    class over the cases that have it annotated.
 
     Args:
         logits: (B, K, \*spatial).
         annotated: A of each case, boolean, (B, K), with the background.
+        share: w, above 0.
     """
     kept = annotated.reshape(*annotated.shape, *[1] * (logits.ndim - 2))
     # False for the background and all classes that are merged with it.
     others = kept.clone()
     others[:, 0] = False
-    background = logits.masked_fill(others, -torch.inf).logsumexp(dim=1, keepdim=True)
+    merged = torch.where(kept, logits, logits + math.log(share))
+    background = merged.masked_fill(others, -torch.inf).logsumexp(dim=1, keepdim=True)
     return torch.cat([background, logits.masked_fill(~kept, _NEVER)[:, 1:]], dim=1)
 
 
@@ -68,6 +77,50 @@ def exclusion_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     return (2 * both / either.clamp_min(1e-5) + entropy)[1:].mean()
 
 
+def distillation_loss(student: Tensor, teacher: Tensor, targets: Decoded) -> Tensor:
+    r"""Compute the loss between two models about what is behind voxels without outline.
+
+    With G the background and the classes that a case has not annotated, both models have the probabilities of
+    G for a voxel of the case's merged background, ::
+
+        s_g = p_g / Σ_(n∈G) pₙ,   and t_g the same of the teacher,
+
+    and the loss is cross-entropy plus Dice, ::
+
+        −(1/V) Σᵥ Σ_g t_gᵥ log s_gᵥ + mean over g of 1 − 2 (Σᵥ s_gᵥ t_gᵥ) / Σᵥ (s_gᵥ + t_gᵥ)
+
+    over the V voxels of the batch that are background of a case with some annotated structures, but not all.
+
+    Args:
+        student: logits, (B, K, \*spatial).
+        teacher: the same.
+        targets: the label maps.
+    """
+    labels, known, annotated = targets
+    others = ~annotated
+    partly = (others.any(dim=1) & annotated[:, 1:].any(dim=1))[:, None]
+    others[:, 0] = True
+    counted = (labels == 0) & known & per_channel(partly, student.ndim)
+    left_out = ~per_channel(others, student.ndim)
+    log_s = student.masked_fill(left_out, _NEVER).log_softmax(dim=1)
+    t = teacher.masked_fill(left_out, _NEVER).softmax(dim=1) * counted
+    entropy = -(t * log_s).sum() / counted.sum().clamp_min(1)
+    return entropy + soft_dice_loss(log_s.exp() * counted, t, (others & partly).any(dim=0))
+
+
+def soft_dice_loss(student: Tensor, teacher: Tensor, present: Tensor) -> Tensor:
+    r"""Compute the mean over some classes of ``1 − 2 (Σᵥ sᵥ tᵥ) / Σᵥ (sᵥ + tᵥ)``, over a batch.
+
+    Args:
+        student: probabilities, 0 at voxels that do not count, (B, K, \*spatial).
+        teacher: the same.
+        present: the classes, boolean, (K,).
+    """
+    over = (0, *range(2, student.ndim))
+    losses = 1 - 2 * (student * teacher).sum(over) / ((student + teacher).sum(over) + 1e-5)
+    return (losses * present).sum() / present.sum().clamp_min(1)
+
+
 class PartialLoss(Loss):
     """A loss of label maps whose code has the annotated classes and voxels of their case.
 
@@ -79,9 +132,15 @@ class PartialLoss(Loss):
     Args:
         loss: the loss of all classes.
         annotation: the code of the label maps.
-        kind: ``"marginal"``; ``"exclusion"``, with `exclusion_loss` added; or ``"none"``, which takes
-            everything without annotation for background.
+        kind: ``"marginal"``, also for ``"distilled"``, whose other term is a site's
+            (`medfedaug.methods.distillation.DistilledSite`); ``"exclusion"``, with `exclusion_loss` added; or
+            ``"none"``, which takes everything without annotation for background.
+
+    Attributes:
+        share: w of `merged_logits`.
     """
+
+    share: float = 1.0
 
     def __init__(self, loss: Loss, annotation: Annotation, kind: str = "marginal") -> None:
         super().__init__(loss.name, loss.num_classes, loss.labels, None)
@@ -118,7 +177,7 @@ class PartialLoss(Loss):
         if self.kind == "none":
             return super().__call__(outputs, labels)
         outputs = working_precision(outputs)
-        merged = merged_logits(outputs, annotated)
+        merged = merged_logits(outputs, annotated, self.share)
         present = annotated.any(dim=0)
         if self._takes_fewer and 1 < int(present.sum()) < self.num_classes:
             merged, labels = merged[:, present], (present.cumsum(0) - 1)[labels]

@@ -15,11 +15,7 @@ def added_modules(name: str) -> list[ModuleType]:
 
 
 def added_module(name: str, feature: str) -> ModuleType:
-    """Import the module of this name of the layer that has it, for a feature that a user asked for.
-
-    Raises:
-        ConfigError: where this installation lacks the layer.
-    """
+    """Import the module of this name of the layer that has it, for a feature that a user asked for."""
     modules = added_modules(name)
     if not modules:
         raise ConfigError(f"{feature} needs {' or '.join(_LAYERS)}, which this installation lacks")

@@ -52,14 +52,7 @@ _allowed: frozenset[str] | None = None
 
 @dataclass(frozen=True)
 class Plugin:
-    """Name that a package adds.
-
-    Args:
-        group: one of the groups of entry points above.
-        name: the name that a user writes.
-        package: the name of the package's distribution.
-        entry: the entry point of the object.
-    """
+    """Name that a package adds."""
 
     group: str
     name: str
@@ -104,8 +97,6 @@ def find(group: str, name: str, built_in: Collection[str]) -> Plugin | None:
     """Return the plugin of a name; ``None`` if the name is built in or no package adds it.
 
     Args:
-        group: one of the groups of entry points above.
-        name: the name from the user or the job.
         built_in: the names of medfedaug itself, which no package may take.
 
     Raises:
@@ -115,8 +106,6 @@ def find(group: str, name: str, built_in: Collection[str]) -> Plugin | None:
     plugins = [plugin for plugin in installed(group) if plugin.name == name]
     usable = [plugin for plugin in plugins if _may(plugin)]
     if name in built_in:
-        if usable:
-            raise ConfigError(f"{usable[0].what} has the name of one that is built in; it needs another name")
         return None
     if len(usable) > 1:
         packages = " and ".join(plugin.package for plugin in usable)

@@ -1,5 +1,6 @@
 """Checks of values from users and files, with one message for each kind of mistake."""
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -112,25 +113,27 @@ def check_keys(unknown: str, keys: Iterable[Any], known: Iterable[str]) -> None:
         raise ConfigError(f"{unknown} {', '.join(hints)}; known: {', '.join(known)}")
 
 
-def check_printable(name: str, value: Any) -> None:
-    r"""Check that every text in a setting, keys too, is short and has visible characters only.
+def check_plain(name: str, value: Any, depth: int = 100) -> None:
+    r"""Check that a setting from JSON has short texts of visible characters, finite numbers and few levels.
 
     The message has the name only, and repeats no text of others.
 
     Example:
-        >>> check_printable("classes", ("background", "lesion\x1b[2J"))
+        >>> check_plain("classes", ("background", "lesion\x1b[2J"))
         Traceback (most recent call last):
         medfedaug.errors.ConfigError: classes: holds a control character or one that cannot be seen; remove it
     """
-    if isinstance(value, str):
-        if not is_printable(value):
-            raise ConfigError(f"{name}: holds a control character or one that cannot be seen; remove it")
-        if len(value) > _LONGEST:
-            raise ConfigError(f"{name}: holds a text of more than {_LONGEST} characters; shorten it")
-    elif isinstance(value, Mapping):
-        for key, entry in value.items():
-            check_printable(name, key)
-            check_printable(name, entry)
-    elif isinstance(value, list | tuple):
-        for entry in value:
-            check_printable(name, entry)
+    problem = ""
+    if isinstance(value, str) and not is_printable(value):
+        problem = ": holds a control character or one that cannot be seen; remove it"
+    elif isinstance(value, str) and len(value) > _LONGEST:
+        problem = f": holds a text of more than {_LONGEST} characters; shorten it"
+    elif isinstance(value, float) and not math.isfinite(value):
+        problem = " must be a finite number"
+    elif not depth:
+        problem = ": nested too deeply"
+    if problem:
+        raise ConfigError(f"{name}{problem}")
+    if isinstance(value, Mapping | list | tuple):
+        for entry in [*value, *value.values()] if isinstance(value, Mapping) else value:
+            check_plain(name, entry, depth - 1)

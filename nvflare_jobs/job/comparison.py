@@ -6,10 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_context import FLContext
-from nvflare.job_config.base_fed_job import BaseFedJob
-from nvflare.recipe.spec import Recipe
 
-from medfedaug._version import __version__
 from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.federation.composition import Composition
@@ -25,8 +22,7 @@ from medfedaug.nvflare_jobs.job.carrier import NVFlareCarrier
 from medfedaug.nvflare_jobs.job.controller import ProtocolController
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.executor import AnsweringExecutor, site_trainer
-from medfedaug.nvflare_jobs.job.recipe import check_texts, name_classes_only, server_settings
-from medfedaug.nvflare_jobs.kit.app_validator import VERSION_KEY
+from medfedaug.nvflare_jobs.job.recipe import JobRecipe
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import write_json
 
@@ -39,13 +35,8 @@ class ComparisonController(ProtocolController):
     ``config`` is `medfedaug.config.comparison.ComparisonConfig` as a dictionary. No model stays.
     """
 
-    def __init__(
-        self,
-        config: dict[str, Any],
-        execution: dict[str, Any] | None = None,
-        task_check_period: float = 0.05,
-    ) -> None:
-        super().__init__(execution, task_check_period)
+    def __init__(self, config: dict[str, Any], execution: dict[str, Any] | None = None) -> None:
+        super().__init__(execution)
         self.config = config
         self._comparison = ComparisonConfig.from_dict(config)
 
@@ -94,14 +85,10 @@ class ComparisonExecutor(AnsweringExecutor):
         return ComparisonSite(name, self._comparison, trainer, events.path.parent, gate, events)
 
 
-class ComparisonRecipe(Recipe):
+class ComparisonRecipe(JobRecipe):
     """The job of a comparison, for simulator, POC mode and provisioned hospitals.
 
-    It names classes of the installed package, and has no code, no path and no data.
-    `medfedaug.nvflare_jobs.MedFedAugRecipe` describes the arguments other than ``config``.
-
-    Args:
-        config: the trainings.
+    `medfedaug.nvflare_jobs.MedFedAugRecipe` describes the arguments; ``config`` holds the trainings.
 
     Raises:
         ConfigError: when a method does not go with the settings.
@@ -113,19 +100,17 @@ class ComparisonRecipe(Recipe):
         config: ComparisonConfig,
         name: str = "compare",
         min_clients: int = 2,
-        task_request_interval: float = 0.1,
         execution: Execution | None = None,
     ) -> None:
         for run in config.configs().values():
             Composition(run).check_apart("a job")
-        self.name, execution = name, execution or Execution()
-        job = BaseFedJob(name=name, min_clients=min_clients, key_metric="")
-        settings = config.to_dict()
-        check_texts(settings)
-        job.to_server(ComparisonController(config=settings, execution=execution.to_dict()))
-        tasks = [*(task for task in TASKS if task != TEST), SCORE]
-        job.to_clients(ComparisonExecutor(config=settings, threads=execution.threads), tasks=tasks)
-        name_classes_only(job)
-        super().__init__(job)
-        self.add_server_config(server_settings(execution, task_request_interval))
-        self.add_client_config({VERSION_KEY: __version__})
+        execution, settings = execution or Execution(), config.to_dict()
+        super().__init__(
+            name=name,
+            min_clients=min_clients,
+            execution=execution,
+            controller=ComparisonController(config=settings, execution=execution.to_dict()),
+            executor=ComparisonExecutor(config=settings, threads=execution.threads),
+            tasks=[*(task for task in TASKS if task != TEST), SCORE],
+            settings=settings,
+        )

@@ -20,7 +20,6 @@ from nvflare.fuel.utils import fobs
 from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError
-from medfedaug.federation.composition import Composition
 from medfedaug.federation.job_folder import JOB_FOLDER, REPORT
 from medfedaug.federation.messages.checkpoint import server_checkpoint
 from medfedaug.federation.messages.initial_weights import INITIAL_FILE, InitialWeights
@@ -35,17 +34,16 @@ from medfedaug.runs.leftovers import locked
 from medfedaug.utils import plugins
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import remove_unfinished
-from medfedaug.utils.printable import log_printable
+
+_CHECK_PERIOD = 0.05  # seconds between two looks at the answers
 
 
 class ProtocolController(Controller):
     """Run a protocol over NVFlare, and write its events to ``medfedaug/events.jsonl``."""
 
-    def __init__(self, execution: dict[str, Any] | None, task_check_period: float) -> None:
-        super().__init__(task_check_period=task_check_period)
-        log_printable()
+    def __init__(self, execution: dict[str, Any] | None) -> None:
+        super().__init__(task_check_period=_CHECK_PERIOD)
         self.execution = execution or {}
-        self.task_check_period = task_check_period
         self._execution = Execution.from_dict(self.execution)
         self._presence = Presence()
 
@@ -83,7 +81,7 @@ class ProtocolController(Controller):
                 checkpoint,
                 fl_ctx,
                 abort_signal,
-                period=self.task_check_period,
+                period=_CHECK_PERIOD,
                 presence=self._presence,
                 on_event=record,
             )
@@ -107,7 +105,7 @@ class ProtocolController(Controller):
             record.close()
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """Do nothing: nothing is left to do."""
+        """Do nothing."""
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
@@ -135,10 +133,7 @@ class FederationController(ProtocolController):
     results.
 
     ``config`` and ``execution`` are `medfedaug.config.run.RunConfig` and `medfedaug.config.run.Execution` as
-    dictionaries. Every ``task_check_period`` seconds the answers are checked.
-
-    Raises:
-        ConfigError: when the configuration is not valid.
+    dictionaries.
     """
 
     def __init__(
@@ -147,9 +142,8 @@ class FederationController(ProtocolController):
         execution: dict[str, Any] | None = None,
         run_name: str = "medfedaug",
         resume: bool = False,
-        task_check_period: float = 0.05,
     ) -> None:
-        super().__init__(execution, task_check_period)
+        super().__init__(execution)
         self.config = config
         self.run_name = run_name
         self.resume = resume
@@ -219,4 +213,4 @@ class FederationController(ProtocolController):
         if not self._run_config.init or self.resume:
             return None
         path = Path(self.engine.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / INITIAL_FILE
-        return InitialWeights.load(path, Composition(self._run_config).network.state_dict())
+        return InitialWeights.load(path)

@@ -3,7 +3,7 @@
 NVFlare 2.9 also reads HOCON (``.conf``) and YAML (``.yml``, ``.yaml``), whose values may come from the
 environment, from files and from addresses of the machine that reads them, and it replaces variables in JSON
 (``{$NAME}``) by the environment of the job process. A component that quotes its arguments in an error then
-sends such values to the server.
+sends such values to the server. Therefore no text of a job has a brace.
 
 NVFlare parses a job's files before it calls a validator. Therefore this module's component closes the other
 loaders when it is built: `medfedaug site configure` names it in ``local/resources.json``, which the parent
@@ -16,15 +16,12 @@ that a hostile server would read any file of a site.
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE
 from nvflare.apis.app_validation import AppValidator
-from nvflare.app_common.widgets.convert_to_fed_event import FED_EVENT_PREFIX
 from nvflare.fuel.common.excepts import ConfigError as NVFlareConfigError
-from nvflare.fuel.utils import wfconf
 from nvflare.fuel.utils.config import Config, ConfigFormat, ConfigLoader
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.lighter.tool_consts import NVFLARE_PREFIX
@@ -36,7 +33,6 @@ VERSION_KEY = "medfedaug"
 
 _CONFIGURATION = ("config/config_fed_client.json", "config/config_fed_server.json")
 _CODE = "custom/"
-_LOG_SENDERS = ("JobLogStreamer", "SystemLogStreamer", "ErrorLogSender", "LogAnalyticsSender")
 # .json.default too: NVFlare reads it where no .json exists.
 _OTHER_SUFFIXES = tuple(suffix for suffix in ConfigFormat.config_ext_formats() if suffix != ".json")
 
@@ -93,12 +89,11 @@ def keys_with_variables(content: Any) -> Iterator[str]:
 
 
 def close_other_loaders() -> None:
-    """Let NVFlare read JSON alone in this process, without variables of the environment."""
+    """Let NVFlare read only JSON in this process."""
     for kind in ConfigFormat:
         if kind is not ConfigFormat.JSON:
             ConfigFactory._fmt2Loader[kind] = _ClosedLoader(kind)
     ConfigFactory.PyhoconLoader = ConfigFactory.OmegaConfLoader = None
-    wfconf._EnvUpdater = _WithoutEnvironment
 
 
 def close_commands() -> None:
@@ -130,16 +125,8 @@ class _ClosedLoader(ConfigLoader):
         raise NotJson(f"job refused: {content} is in {self.format.value}; only JSON may configure a job here")
 
 
-class _WithoutEnvironment(wfconf._EnvUpdater):
-    """Resolves variables only of the configuration itself and of NVFlare."""
-
-    def __init__(self, vs: Mapping[str, Any], element_filter: Any = None) -> None:
-        super().__init__(vs, element_filter)
-        self.vars = dict(vs)
-
-
 def _problems(app: Path) -> Iterator[str]:
-    for path in _entries(app):
+    for path in sorted(app.rglob("*")):
         name = path.relative_to(app).as_posix()
         lower = name.lower()
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
@@ -155,12 +142,6 @@ def _problems(app: Path) -> Iterator[str]:
             yield f"{_short(name)}: a job has no JSON but {' and '.join(_CONFIGURATION)}"
 
 
-def _entries(app: Path) -> Iterator[Path]:
-    for root, folders, files in os.walk(app):
-        for entry in sorted([*folders, *files]):
-            yield Path(root) / entry
-
-
 def _content_problems(path: Path, name: str) -> Iterator[str]:
     """Find strings in which NVFlare would replace a variable, and a job of another version."""
     try:
@@ -171,44 +152,10 @@ def _content_problems(path: Path, name: str) -> Iterator[str]:
         return
     for key in keys_with_variables(content):
         yield f"{name}: {key[-200:]} has a brace: variables are not replaced here"
-    components = list(_components(content))
     version = content.get(VERSION_KEY) if isinstance(content, dict) else None
-    if version != __version__ and any(str(c.get("path", "")).startswith("medfedaug.") for c in components):
+    if version != __version__:
         text = f"medfedaug {_short(str(version), 40)} exported it, and this machine has {__version__}"
         yield f"{name}: {text}; export it again with one version everywhere"
-    for component in components:
-        if problem := _side_channel(component):
-            yield f"{name}: {problem}"
-
-
-def _components(content: Any) -> Iterator[dict[str, Any]]:
-    """Yield all objects with a class, at any depth."""
-    waiting = [content]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            if "path" in value or "name" in value or "class_path" in value:
-                yield value
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
-
-
-def _side_channel(component: Mapping[str, Any]) -> str:
-    """Describe a component of NVFlare that would carry more than answers; events of metrics may pass."""
-    path = str(component.get("path") or component.get("class_path") or component.get("name") or "")
-    name, args = path.rpartition(".")[2], component.get("args") or {}
-    if not isinstance(args, Mapping):
-        return ""
-    if name == "ConvertToFedEvent":
-        events, prefix = args.get("events_to_convert"), args.get("fed_event_prefix", FED_EVENT_PREFIX)
-        if events != [ANALYTIC_EVENT_TYPE] or prefix != FED_EVENT_PREFIX:
-            return f"{name} sends events of metrics here, and no log events"
-    if name in _LOG_SENDERS:
-        return f"{name} sends a site's logs, which only the site's own resources.json may turn on"
-    if "tracking_uri" in args:
-        return f"{_short(name)} sends metrics to an address of the job (tracking_uri)"
-    return ""
 
 
 def _short(text: str, most: int = 120) -> str:

@@ -29,7 +29,7 @@ from medfedaug.utils.files import parse_json, write_text
 
 LAUNCHER = "medfedaug.nvflare_jobs.kit.launcher.RestartingLauncher"
 VALIDATOR = "medfedaug.nvflare_jobs.kit.app_validator.JsonAppValidator"
-DEFAULT_LAUNCHER = "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
+_DEFAULT_LAUNCHER = "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
 _STATUS = {"medfedaug_status": "medfedaug.nvflare_jobs.kit.kit_status.KitStatus"}
 OWN_COMPONENTS: dict[bool, dict[str, str]] = {
     True: {**_STATUS, "medfedaug_lost_jobs": "medfedaug.nvflare_jobs.kit.lost_jobs.LostJobs"},
@@ -76,9 +76,7 @@ class Kit:
         startup = _read(self.path / "startup" / file) or {}
         return str((startup.get("client") or {}).get("fqsn") or self.path.resolve().name).rsplit(".", 1)[-1]
 
-    def plan(
-        self, changes: Mapping[str, Any] | None = None, *, forbid: bool = False, only: bool = False
-    ) -> list[KitFile]:
+    def plan(self, changes: Mapping[str, Any] | None = None, *, forbid: bool = False) -> list[KitFile]:
         """Return the files that medfedaug needs, with the changes to each, without writing them.
 
         Args:
@@ -87,7 +85,7 @@ class Kit:
                 settings. Plug-ins and Bundles are added to the allowed ones; a new Bundle replaces one of
                 the same name.
         """
-        files = [self._resources(only)]
+        files = [self._resources()]
         changes = {name: value for name, value in (changes or {}).items() if value not in ({}, (), [])}
         changes = {k: v.resolve() if isinstance(v, Path) else v for k, v in changes.items()}
         if changes.get("data") and not (self.path / changes["data"]).is_dir():
@@ -103,11 +101,7 @@ class Kit:
         return files
 
     def write(self, files: Iterable[KitFile]) -> None:
-        """Write the files that have changes, each whole or not at all.
-
-        Raises:
-            StorageError: naming the file that cannot be written, which keeps its content.
-        """
+        """Write the files that have changes, each whole or not at all."""
         for file in files:
             if file.changes:
                 # An administrator's link stays a link.
@@ -121,11 +115,6 @@ class Kit:
         """The current resources."""
         return _in_force(self.path / "local/resources.json") or {}
 
-    def launchers(self) -> list[str]:
-        """The class paths of launchers of job processes. NVFlare needs exactly one."""
-        paths = (str(component.get("path", "")) for component in _components(self.resources()))
-        return [path for path in paths if path.endswith("Launcher")]
-
     def check_version(self) -> None:
         """Check that this version of medfedaug configured the kit, or none did."""
         by = self.resources().get(_CONFIGURED_BY)
@@ -135,8 +124,9 @@ class Kit:
 
     def lacking_components(self) -> list[str]:
         """The class paths of `OWN_COMPONENTS` that the kit lacks."""
-        present = {component.get("path") for component in _components(self.resources())}
-        return [path for path in OWN_COMPONENTS[self.server].values() if path not in present]
+        return [
+            path for path in OWN_COMPONENTS[self.server].values() if not has_component(self.resources(), path)
+        ]
 
     def folders(self) -> dict[str, Path]:
         """The server's folders of jobs and of snapshots, by their names; a site has none."""
@@ -179,16 +169,16 @@ class Kit:
         assert state is not None  # a kit always has one
         return state / self.name
 
-    def _resources(self, only: bool) -> KitFile:
+    def _resources(self) -> KitFile:
         file = self._file("resources.json")
         if file.wanted.get(_CONFIGURED_BY) != __version__:
             file.wanted[_CONFIGURED_BY] = __version__
             file.changes.append(f"{_CONFIGURED_BY}: {__version__}")
-        self._classes(file, only)
+        file.changes += allowed.restrict_classes(file.wanted, self.server)
         self._validator(file)
         self._add_components(file)
-        for component in _components(file.wanted):
-            if not self.server and component.get("path") == DEFAULT_LAUNCHER:
+        for component in file.wanted.get("components", []):
+            if not self.server and component.get("path") == _DEFAULT_LAUNCHER:
                 component.update(path=LAUNCHER, args={})
                 file.changes.append(f"{component.get('id')}: {LAUNCHER}")
         if not self.server and sends_logs(file.wanted):
@@ -197,19 +187,6 @@ class Kit:
             file.changes.append("allow_log_streaming: false")
         self._own_folders(file)
         return file
-
-    def _classes(self, file: KitFile, only: bool) -> None:
-        """Allow the classes of this package one by one, and remove entries that allow more of it."""
-        before = allowed.allow_list(file.wanted)
-        after = allowed.wanted(before, self.server, only)
-        if before != after:
-            file.wanted["class_allow_list"] = after
-            file.changes += [f"class_allow_list: {entry}" for entry in after if entry not in before]
-            removed = [entry for entry in before if entry not in after]
-            text = ", ".join(removed) if len(removed) <= 3 else f"{len(removed)} other entries"
-            file.changes += [f"class_allow_list: without {text}"] if removed else []
-        if only and file.wanted.pop("class_list_enforcement_mode", "enforce") != "enforce":
-            file.changes.append("class_list_enforcement_mode: enforce")
 
     def _validator(self, file: KitFile) -> None:
         """Admit only jobs in plain JSON; the site's present validator is asked next."""
@@ -220,10 +197,10 @@ class Kit:
 
     def _add_components(self, file: KitFile) -> None:
         """Add the components of this package first: NVFlare builds them in this order."""
-        present = {component.get("path") for component in _components(file.wanted)}
-        missing = {name: path for name, path in OWN_COMPONENTS[self.server].items() if path not in present}
-        added = [{"id": name, "path": path, "args": {}} for name, path in missing.items()]
-        if added:
+        own = OWN_COMPONENTS[self.server].items()
+        missing = {name: path for name, path in own if not has_component(file.wanted, path)}
+        if missing:
+            added = [{"id": name, "path": path, "args": {}} for name, path in missing.items()]
             rest = [c for c in file.wanted.get("components", []) if c.get("id") not in missing]
             file.wanted["components"] = [*added, *rest]
             file.changes += [f"{name}: {path}" for name, path in missing.items()]
@@ -243,7 +220,7 @@ class Kit:
         snapshots = resources.get("snapshot_persistor") or {}
         storage = (snapshots.get("args") or {}).get("storage") or {}
         places = [("snapshot-storage", storage.get("args") or {}, "root_dir")]
-        places += [("jobs-storage", c.get("args") or {}, "uri_root") for c in _components(resources)]
+        places += [("jobs-storage", c.get("args") or {}, "uri_root") for c in resources.get("components", [])]
         return {name: (values, key) for name, values, key in places if values.get(key)}
 
     def _settings(self, changes: Mapping[str, Any]) -> KitFile:
@@ -296,8 +273,7 @@ def open_kit(path: str | Path) -> Kit:
 
 def validates_json(resources: Mapping[str, Any]) -> bool:
     """Return whether a server or site with these resources refuses jobs that are not plain JSON."""
-    validator = resources.get("app_validator")
-    return isinstance(validator, dict) and validator.get("path") == VALIDATOR
+    return (resources.get("app_validator") or {}).get("path") == VALIDATOR
 
 
 def sends_logs(resources: Mapping[str, Any]) -> bool:
@@ -322,8 +298,9 @@ def forbid_code(policy: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return wanted, roles
 
 
-def _components(resources: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [entry for entry in resources.get("components", []) if isinstance(entry, dict)]
+def has_component(resources: Mapping[str, Any], path: str) -> bool:
+    """Return whether a server or site with these resources has a component of a class."""
+    return any(component.get("path") == path for component in resources.get("components", []))
 
 
 def _in_force(path: Path) -> dict[str, Any] | None:
@@ -332,14 +309,9 @@ def _in_force(path: Path) -> dict[str, Any] | None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    if path.exists() and not path.is_file():  # reading a FIFO would block
-        raise ConfigError(f"{path}: not a file")
     try:
-        content = parse_json(path.read_text())
+        return dict(parse_json(path.read_text()))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: not readable as JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: a JSON object is needed, got {type(content).__name__}")
-    return content
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: not readable as a JSON object ({error})") from error

@@ -33,7 +33,6 @@ LEAST_DISK = 2 * 2**30
 
 _CHANNEL, _TOPIC = "medfedaug", "status"
 _FLAGS = ("shutdown.fl", "restart.fl")
-_LEFT = 30 * 86400.0  # seconds of silence after which a site counts as gone
 _LOG_PATIENCE = 60.0  # seconds
 
 
@@ -47,12 +46,12 @@ class KitStatus(FLComponent):
     def __init__(self, period: float = 30.0) -> None:
         super().__init__()
         self.period = period
-        self._engine: Any = None
+        self._cell: Any = None
         self._low, self._checked = False, date.min
         main = getattr(sys.modules.get("__main__"), "__spec__", None)
         if getattr(main, "name", "") in PARENTS:  # a job's process builds this component as well
-            kit = Path.cwd()
-            record = _first_record(kit)
+            kit, now = Path.cwd(), time.time()
+            record = ProcessRecord(os.getpid(), now, settings_at_start(kit), now, namespace=pid_namespace())
             with suppress(StorageError):  # the next record reports it
                 record.save(kit)  # at once, in case the process dies in its next line
             threading.Thread(target=self._run, args=(kit, record), name="status", daemon=True).start()
@@ -61,17 +60,17 @@ class KitStatus(FLComponent):
         """Answer the sites at the server, and begin to ask it at a site that has registered."""
         engine = fl_ctx.get_engine()
         if event_type == EventType.SYSTEM_BOOTSTRAP and (server := getattr(engine, "server", None)):
-            server.cell.register_request_cb(channel=_CHANNEL, topic=_TOPIC, cb=_answer)
-            self._engine = engine
-        elif event_type == EventType.SYSTEM_START and hasattr(engine, "client"):
-            self._engine = engine
+            server.cell.register_request_cb(
+                channel=_CHANNEL, topic=_TOPIC, cb=lambda _: make_reply(ReturnCode.OK)
+            )
+        elif event_type == EventType.SYSTEM_START and (client := getattr(engine, "client", None)):
+            self._cell = client.cell
 
     def _run(self, kit: Path, record: ProcessRecord) -> None:
         _await_log()
         due = 0.0
         while not record.stopping:
-            known = self._engine is not None
-            if time.monotonic() >= due or (known and record.heard is None and not record.sites):
+            if time.monotonic() >= due or (self._cell is not None and record.heard is None):
                 try:
                     record = self._refresh(kit, record)
                     record.save(kit)
@@ -94,32 +93,20 @@ class KitStatus(FLComponent):
                 if not check.ok:
                     log = self.logger.warning if check.ok is None else self.logger.error
                     log(f"{check.name}: {check.found}. {check.advice}")
-        if self._engine is not None:
-            record = self._ask(record) if hasattr(self._engine, "client") else self._sites(record)
-        return replace(record, written=time.time())
+        heard = time.time() if self._cell is not None and self._is_heard() else record.heard
+        return replace(record, heard=heard, written=time.time())
 
-    def _ask(self, record: ProcessRecord) -> ProcessRecord:
-        answer = self._engine.client.cell.send_request(
+    def _is_heard(self) -> bool:
+        """Ask the server whether it is there."""
+        answer = self._cell.send_request(
             target=FQCN.ROOT_SERVER,
             channel=_CHANNEL,
             topic=_TOPIC,
             request=new_cell_message({}, Shareable()),
             timeout=10.0,
         )
-        code = answer.get_header(MessageHeaderKey.RETURN_CODE)
-        if code in (ReturnCode.TIMEOUT, ReturnCode.TARGET_UNREACHABLE, ReturnCode.COMM_ERROR):
-            return record
-        return replace(record, heard=time.time())
-
-    def _sites(self, record: ProcessRecord) -> ProcessRecord:
-        clients = list(self._engine.client_manager.get_clients().values())
-        times = {client.name: float(client.last_connect_time) for client in clients}
-        return replace(record, sites={**record.sites, **times})
-
-
-def _answer(message: Any) -> Any:
-    """Answer a site, without reading its request."""
-    return make_reply(ReturnCode.OK)
+        silent = (ReturnCode.TIMEOUT, ReturnCode.TARGET_UNREACHABLE, ReturnCode.COMM_ERROR)
+        return answer.get_header(MessageHeaderKey.RETURN_CODE) not in silent
 
 
 def _await_log() -> None:
@@ -129,16 +116,3 @@ def _await_log() -> None:
         if any(isinstance(handler, logging.FileHandler) for handler in logging.getLogger().handlers):
             return
         time.sleep(0.1)
-
-
-def _first_record(kit: Path) -> ProcessRecord:
-    now, before = time.time(), ProcessRecord.load(kit)
-    sites = before.sites if before is not None else {}
-    return ProcessRecord(
-        pid=os.getpid(),
-        started=now,
-        namespace=pid_namespace(),
-        settings=settings_at_start(kit),
-        written=now,
-        sites={site: at for site, at in sites.items() if now - at < _LEFT},
-    )

@@ -100,6 +100,19 @@ def test_report_tells_what_failed_once_however_often_it_happened(write, tmp_path
     assert "refused updates" not in nothing
 
 
+@pytest.mark.usefixtures("drawn")
+def test_report_begins_with_structures_that_are_marked_many_times_too_large(write, tmp_path):
+    data = content()
+    classes = {
+        "lesion": {"dice": 0.1, "volume_ratio": 41.6},
+        "ventricles": {"dice": 0.8, "volume_ratio": 1.3},
+    }
+    data["test"]["sites"]["HT"]["classes"] = classes
+    text = Page(write_report([write(data)], tmp_path / "r.html").read_text()).text
+    assert "HT: the model marks lesion 42 times as large as outlined." in text
+    assert text.index("the model marks lesion") < text.index("Dice on the test cases")
+
+
 def test_a_bad_run_leaves_an_earlier_report_alone(write, tmp_path):
     out = tmp_path / "r.html"
     earlier = write_report([write()], out).read_text()

@@ -105,7 +105,7 @@ def test_a_new_setting_of_a_run_is_on_the_page_that_a_site_approves():
     [
         ({"rounds": True}, "rounds must be a whole number, got True"),
         ({"rounds": 10**400}, "rounds must be at most 9.22337e+18, got more than any float"),
-        ({"network_args": {"a": [float("nan")]}}, "network_args: a.0 must be a finite number"),
+        ({"network_args": {"a": [float("nan")]}}, "network_args must be a finite number"),
         ({"network": "a\x1b[2J"}, "network: holds a control character"),
         ({"classes": "a,b"}, "classes must be a list, got 'a,b'"),
         ({"plan": {"spacings": 1}}, "unknown keys spacings"),

@@ -154,14 +154,13 @@ def test_methods_that_cannot_do_with_late_updates_are_refused_by_what_they_decla
 
 
 def test_other_settings_that_do_not_go_with_a_buffer_are_refused(tiny_config):
-    for setting in ({"secure_aggregation": True}, {"participation": 0.5}):
-        with pytest.raises(ConfigError, match="buffer"):
-            tiny_config(buffer=2, **setting)
+    with pytest.raises(ConfigError, match="secure_aggregation and buffer cannot be combined"):
+        tiny_config(buffer=2, secure_aggregation=True)
     with pytest.raises(ConfigError, match="this engine has no buffered rounds"):
         SitesInProcess({}).gather(Request("train"), [], 1, print)
-    with pytest.raises(ConfigError, match="buffer is 4, and 3 sites can train"):
+    with pytest.raises(ConfigError, match=r"buffer is 4: .*3 sites can train"):
         started(tiny_config(buffer=4))
-    with pytest.raises(ConfigError, match="the method needs 3, and with buffer 2 a round takes 2"):
+    with pytest.raises(ConfigError, match="buffer is 2: a round needs 3 updates"):
         started(tiny_config("median", buffer=2))
 
 

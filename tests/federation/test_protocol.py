@@ -219,20 +219,6 @@ def test_a_run_ends_where_validation_no_longer_rises(tiny_config, phantom_dir):
     check_record(results)
 
 
-def test_sites_may_miss_rounds(tiny_config, make_site, tmp_path):
-    for name in "ABCD":
-        make_site(name, shape=(32, 32, 4))
-    config = tiny_config("fedrdn,fedfa+", rounds=4, participation=0.5)
-    server = run_in_process(config, tmp_path / "data", list("ABCD"), "cpu")
-    trained = [
-        {site for site, entry in record["sites"].items() if "train_loss" in entry} for record in server.rounds
-    ]
-    assert all(len(sites) == 2 for sites in trained)
-    assert len({frozenset(sites) for sites in trained}) > 1
-    assert not any(record["refused"] for record in server.rounds)
-    assert set(server.results()["test"]["sites"]) == set("ABCD")
-
-
 def test_a_site_that_has_left_before_the_test_is_named(tiny_config, make_site, tmp_path):
     for name in "ABC":
         make_site(name)

@@ -1,6 +1,7 @@
 """The equations against float64 references written from the papers."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -138,32 +139,11 @@ def test_gradient_flows_through_the_statistics():
     assert (with_statistics - without).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize(
-    ("position", "shape", "message"),
-    [
-        (0, (4, 3), r"\(B, C, \*spatial\), got \[4, 3\]"),
-        (1, (4,), r"gamma_mean of shape \[3\], got \[4\]"),
-        (1, (1, 3), r"gamma_mean of shape \[3\], got \[1, 3\]"),
-        (2, (2,), r"gamma_std of shape \[3\], got \[2\]"),
-        (3, (4, 1), r"noise_mean of shape \[4, 3\], got \[4, 1\]"),
-        (4, (3,), r"noise_std of shape \[4, 3\], got \[3\]"),
-    ],
-)
-def test_wrong_shapes_are_named(position, shape, message):
-    args = list(draw((4, 3, 5, 5)))
-    args[position] = torch.zeros(shape)
-    with pytest.raises(ValueError, match=message):
-        F.augment_features(*args)
-
-
 def test_across_site_variance_is_per_channel():
     values = torch.randn(5, 7, dtype=torch.float64)
     expected = [sum((values[m, c] - values[:, c].mean()) ** 2 for m in range(5)) / 5 for c in range(7)]
     torch.testing.assert_close(F.across_site_variance(values), torch.stack(expected))
     assert torch.equal(F.across_site_variance(values[:1]), torch.zeros(7, dtype=torch.float64))
-    for wrong in (values[0], values[:0], values[None]):
-        with pytest.raises(ValueError, match=r"\(M, C\)"):
-            F.across_site_variance(wrong)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -234,22 +214,6 @@ def test_soft_histogram_is_a_distribution_whatever_the_values(dtype):
     torch.testing.assert_close(outside[[0, -1]].float(), torch.tensor([0.5, 1 / 3]), rtol=0, atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ((torch.zeros(3),), r"\(N, C\)"),
-        ((torch.zeros(0, 2),), r"\(N, C\)"),
-        ((torch.zeros(3, 2), 1), "at least 2 bins"),
-        ((torch.zeros(3, 2), 8, 0.0), "positive tau"),
-        ((torch.zeros(3, 2), 8, 0.01, torch.zeros(3)), r"low of shape \[2\], got \[3\]"),
-        ((torch.zeros(3, 2), 8, 0.01, None, torch.zeros(1, 2)), r"high of shape \[2\], got \[1, 2\]"),
-    ],
-)
-def test_soft_histogram_refuses(args, message):
-    with pytest.raises(ValueError, match=message):
-        F.soft_histogram(*args)
-
-
 def test_symmetric_kl():
     generator = torch.Generator().manual_seed(3)
     p, q = (torch.rand(4, 6, generator=generator, dtype=torch.float64) + 0.01 for _ in range(2))
@@ -277,12 +241,6 @@ def test_symmetric_kl_with_empty_bins(dtype):
     assert torch.isfinite(q.grad).all()
 
 
-def test_symmetric_kl_refuses_other_shapes():
-    for p, q in (((3, 4), (3, 5)), ((4,), (4,)), ((0, 4), (0, 4))):
-        with pytest.raises(ValueError, match=r"\(C, L\)"):
-            F.symmetric_kl(torch.zeros(p), torch.zeros(q))
-
-
 def test_mix_statistics():
     local, global_, u = torch.randn(4, 3), torch.randn(3), torch.rand(3)
     expected = torch.stack(
@@ -292,12 +250,6 @@ def test_mix_statistics():
     assert torch.equal(F.mix_statistics(local[0], global_, torch.ones(3)), local[0])
     assert torch.equal(F.mix_statistics(local[0], global_, torch.zeros(3)), global_)
     assert F.mix_statistics(local.bfloat16(), global_, u).dtype == torch.bfloat16
-    with pytest.raises(ValueError, match=r"global_ of shape \[3\], got \[4\]"):
-        F.mix_statistics(local, torch.zeros(4), u)
-    with pytest.raises(ValueError, match=r"u of shape \[3\], got \[1\]"):
-        F.mix_statistics(local, global_, torch.zeros(1))
-    with pytest.raises(ValueError, match="local of shape"):
-        F.mix_statistics(local[None], global_, u)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
@@ -308,3 +260,20 @@ def test_moments_far_from_zero_keep_their_digits(layout):
     exact = x.double().flatten(2)
     torch.testing.assert_close(mean.double(), exact.mean(2), rtol=2e-5, atol=0)
     torch.testing.assert_close(variance.double(), exact.var(2, correction=0), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "name"),
+    [
+        (F.augment_features, [(4, 3, 5), (1, 3), (3,), (4, 3), (4, 3)], "gamma_mean"),
+        (F.augment_features, [(4, 3, 5), (3,), (3,), (4, 1), (4, 3)], "noise_mean"),
+        (partial(F.soft_histogram, bins=2), [(5, 3)], "low"),
+        (F.symmetric_kl, [(3, 4), (1, 4)], "q"),
+        (F.across_site_variance, [(3,)], "values"),
+        (F.mix_statistics, [(2, 3), (3,), (1,)], "u"),
+    ],
+)
+def test_a_shape_that_would_broadcast_is_refused(function, shapes, name):
+    more = {"low": torch.zeros(1)} if name == "low" else {}
+    with pytest.raises(ValueError, match=f"expected {name}"):
+        function(*map(torch.zeros, shapes), **more)

@@ -26,7 +26,7 @@ def test_hostile_jobs_are_refused_and_write_nothing(tmp_path):
     with Rehearsal(tmp_path / "work") as system:
         system.provision()
         system.make_data()
-        system.configure(forbid_code=True, only_ours=True)
+        system.configure(forbid_code=True)
         system.start_kits()
         job = system.export("job", "fedavg")
         for side, attack in SUBMITTED:

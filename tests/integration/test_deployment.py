@@ -67,7 +67,7 @@ def test_hospitals_that_keep_their_private_keys_run_the_job_over_mutual_tls_and_
     with Rehearsal(tmp_path / "work") as system:
         system.request_kits()
         system.make_data()
-        system.configure(forbid_code=True, only_ours=True)
+        system.configure(forbid_code=True)
         system.start_kits()
         for name in (SERVER, HOSPITALS[0]):
             said = system.medfedaug("site", "doctor", system.kit(name))

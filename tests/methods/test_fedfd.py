@@ -82,14 +82,6 @@ def test_the_loss_is_equation_5(case, distance):
     torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    ("mixing", "low", "high"),
-    [("global", 0, 0), ("instance", 1, 1), ("fixed", 0.5, 0.5), ("random", -0.1, 1.1)],
-)
-def test_variants_are_ranges_of_u(mixing, low, high):
-    assert FedFD(mixing=mixing, low=-0.1, high=1.1).mix == RandomMix(low, high)
-
-
 @pytest.mark.parametrize("methods", ["fedfd", "fedfd_a", "silobn"])
 def test_a_network_without_batch_norm_is_refused_with_the_way_out(tiny_config, methods):
     config = tiny_config(methods, network_args={**TINY_ARGS, "norm": ["group", {"num_groups": 1}]})
@@ -149,7 +141,7 @@ def test_an_unseen_site_is_scored_by_the_selected_model_and_its_entries(tiny_con
     trainer.open("site_C")
     cases = trainer.task.evaluation_cases(trainer.folder, "test")
     transform = trainer.evaluation_transform()
-    assert trainer.task.evaluate(network, cases, transform, trainer.device, 4, full=True) == scores
+    assert trainer.task.evaluate(network, cases, transform, 4, full=True) == scores
 
 
 def test_the_selected_payload_survives_a_restart_of_the_server(tiny_config, phantom_dir, tmp_path):

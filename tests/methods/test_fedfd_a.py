@@ -1,6 +1,5 @@
 """FedFD-A: the adapters; `test_fedfd` tests the rest."""
 
-import pytest
 import torch
 from fedfd_loop import L1, L2, SITES, STATISTICS, diversified_loss, interpolated_features, layers
 from reference import UNEVEN, assert_models, assert_same, federated_averaging, mean, step_down
@@ -27,14 +26,6 @@ def test_adapters_train_in_a_round_and_nothing_else_does_for_them(tiny_config, p
         received = adapted.payload[f"fedfd_a/{name}.adapter.out_bias"]
         assert not torch.equal(received, adapter.out_bias), name
     assert "fedfd_a/adapter_loss" in adapted.rounds[1]["sites"]["site_A"]
-
-
-@pytest.mark.parametrize("inference", ["global", "iabn"])
-def test_inference_alternatives_need_no_adapters(tiny_config, phantom_dir, inference):
-    config = tiny_config("fedfd_a", settings={"fedfd_a": {"inference": inference}}, rounds=1)
-    server = run_in_process(config, phantom_dir, SITES, "cpu")
-    assert not any("adapter" in key for key in server.selection.payload)
-    assert server.results()["test"]["unseen"]["site_C"]["dice"] is not None
 
 
 def test_each_step_of_the_network_is_followed_by_one_of_the_adapters(federate):

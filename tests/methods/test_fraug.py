@@ -152,12 +152,8 @@ def trainable(values):
     return {key: value.clone().double().requires_grad_() for key, value in values.items()}
 
 
-@pytest.mark.parametrize(
-    "variant", [{}, {"rtnet": False}, {"embeddings": False}, {"prototypes": False}, {"smoothing": False}]
-)
-def test_the_head_learns_from_synthetic_embeddings(federate, variant):
-    """Eq. 2 to 6 and the ablations of the paper, with the draws of the run."""
-    rtnet, of_batch, of_prototypes = (variant.get(key, True) for key in ("rtnet", "embeddings", "prototypes"))
+def test_the_head_learns_from_synthetic_embeddings(federate):
+    """Eq. 2 to 6, with the draws of the run."""
     settings = {
         "fraug": {
             "alpha": ALPHA,
@@ -168,7 +164,6 @@ def test_the_head_learns_from_synthetic_embeddings(federate, variant):
             "noise": 3,
             "hidden": 6,
             "learning_rate": RATE,
-            **variant,
         }
     }
     run = federate("fraug", plan=UNEVEN, settings=settings, local_epochs=3)
@@ -186,10 +181,10 @@ def test_the_head_learns_from_synthetic_embeddings(federate, variant):
         network.train()
         for (x, y), drawn in zip(batches, batches.draws, strict=True):
             draws = list(drawn)
-            if rtnet and "m" not in own:  # the transformation network's first weights
+            if "m" not in own:  # the transformation network's first weights
                 names = ("0.weight", "0.bias", "2.weight", "2.bias")
                 own["m"] = trainable({name: draws.pop(0) for name in names})
-            m, means, head = own.get("m", {}), own["means"], network.head[2]
+            m, means, head = own["m"], own["means"], network.head[2]
             u = network.encoder(x).mean((2, 3))
             loss = cross_entropy(head(u), y)
             real = u.detach()
@@ -201,18 +196,18 @@ def test_the_head_learns_from_synthetic_embeddings(federate, variant):
             bases = (real, torch.stack([means[c] for c in sorted(means)]))
             rows = draws[0].double()
             noise = [rows[: len(y)], rows[len(y) :][classes]]
-            share = WEIGHT * (ramp(own["steps"]) if variant.get("smoothing", True) else 1.0)
+            share = WEIGHT * ramp(own["steps"])
 
             def synthetic(noise=noise, bases=bases, y=y, classes=classes, g=g, m=m, share=share):
                 embeddings = []
                 for z, base, labels in zip(noise, bases, (y, classes), strict=True):
                     residual = perceptron(g, torch.cat([z, one_hot(labels, 2).double()], 1))
-                    embeddings.append(base + share * (perceptron(m, residual) if rtnet else residual))
+                    embeddings.append(base + share * perceptron(m, residual))
                 return embeddings
 
             embeddings = [one.detach() for one in synthetic()]
-            loss = loss + of_batch * cross_entropy(head(embeddings[0]), y)
-            loss = loss + of_prototypes * cross_entropy(head(embeddings[1]), classes, reduction="sum")
+            loss = loss + cross_entropy(head(embeddings[0]), y)
+            loss = loss + cross_entropy(head(embeddings[1]), classes, reduction="sum")
             parameters = list(network.parameters())
             gradients = torch.autograd.grad(loss, parameters)
             with torch.no_grad():
@@ -226,10 +221,10 @@ def test_the_head_learns_from_synthetic_embeddings(federate, variant):
             generating = cross_entropy(logits, y) - ALPHA * discrepancy(u_hat, real, width)
             pairs = zip(c_hat.split(1), bases[1].split(1), strict=True)
             distances = sum(discrepancy(a, b, width) for a, b in pairs)
-            transforming = of_batch * (BETA * discrepancy(u_hat, real, width) - entropy(logits).mean())
-            transforming = transforming + of_prototypes * (BETA * distances - entropy(of_classes).sum())
+            transforming = BETA * discrepancy(u_hat, real, width) - entropy(logits).mean()
+            transforming = transforming + BETA * distances - entropy(of_classes).sum()
             of_g = torch.autograd.grad(generating, list(g.values()), retain_graph=True)
-            of_m = torch.autograd.grad(transforming, list(m.values())) if rtnet else ()
+            of_m = torch.autograd.grad(transforming, list(m.values()))
             with torch.no_grad():
                 for value, gradient in zip((*g.values(), *m.values()), (*of_g, *of_m), strict=True):
                     value -= RATE * gradient

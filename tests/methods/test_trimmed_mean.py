@@ -27,6 +27,4 @@ def test_every_entry_is_the_mean_without_the_outermost(federate, hostile, sites)
 def test_a_number_of_hostile_sites_is_asked_for():
     with pytest.raises(ConfigError, match="trimmed_mean: hostile must be at least 1, got 0"):
         build_methods([{"name": "trimmed_mean", "args": {"hostile": 0}}])
-    with pytest.raises(ValueError, match="of 4 values 2 cannot be left out at each end"):
-        F.trimmed_mean(torch.zeros(4), 2)
     assert torch.equal(F.trimmed_mean(torch.tensor([1.0, 3.0]), 0), torch.tensor(2.0))

@@ -7,15 +7,15 @@ from monai.networks.nets import DenseNet121
 from small_networks import build_small
 
 from medfedaug.models import (
-    FeatureMixLayer,
-    MixStyleLayer,
-    MomentExchangeLayer,
     insert_ffa,
     insert_instance_adapters,
     insert_layers,
     training_adapters,
 )
 from medfedaug.research.methods.dac_sc import control_shortcuts
+from medfedaug.research.methods.manifold_mixup import FeatureMixLayer
+from medfedaug.research.methods.mixstyle import MixStyleLayer
+from medfedaug.research.methods.moex import MomentExchangeLayer
 
 pytestmark = pytest.mark.filterwarnings("ignore:FFA layer")  # of small features
 

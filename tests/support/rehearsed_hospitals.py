@@ -190,19 +190,17 @@ class Rehearsal:
             self.switch_on(name)
         self.wait_for_clients()
 
-    def configure(self, *, forbid_code: bool = False, only_ours: bool = False) -> None:
+    def configure(self, *, forbid_code: bool = False) -> None:
         """``medfedaug site configure`` for each kit.
 
         Args:
             forbid_code: whether the sites refuse jobs that carry code.
-            only_ours: whether server and sites refuse jobs that name classes which our jobs do not need.
         """
-        only = ["--only-medfedaug"] if only_ours else []
         policy = ["--forbid-code" if forbid_code else "--allow-code"]
-        self.medfedaug("site", "configure", self.kit(SERVER), *only, "--allow-code")
+        self.medfedaug("site", "configure", self.kit(SERVER), "--allow-code")
         for name, data in self.data.items():
             kit = self.kit(name)
-            self.medfedaug("site", "configure", kit, "--data", data, *_SITE, *only, *policy)
+            self.medfedaug("site", "configure", kit, "--data", data, *_SITE, *policy)
 
     def configure_site(self, name: str, *options: str) -> None:
         """More options of ``medfedaug site configure``, for one hospital."""

@@ -147,9 +147,9 @@ class Photographs(ImageFormat):
 
 
 def check_photograph(path: Path) -> None:
-    """Check that the range of the pixels is known, in formats with more than 8 bits."""
+    """Check that a file exists, and that the range of the pixels is known."""
+    status = path.stat()
     if path.suffix.lower() in _DEEP:
-        status = path.stat()
         _known_kind(path.absolute(), status.st_mtime_ns, status.st_size)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from medfedaug._version import __version__
 from medfedaug.config.machine import Machine
-from medfedaug.errors import MedFedAugError, StorageError, first_line
+from medfedaug.errors import StorageError
 
 Window = tuple[slice, ...]
 
@@ -52,12 +52,7 @@ class StoredCase:
         return self.folder / f"{name}.npy"
 
     def _mapped(self, name: str) -> np.ndarray:
-        try:
-            mapped: np.ndarray = np.load(self._file(name), mmap_mode="r")
-        except (OSError, ValueError) as error:
-            raise MedFedAugError(
-                f"{self.folder}: a prepared case cannot be read ({first_line(error)}); remove the folder"
-            ) from error
+        mapped: np.ndarray = np.load(self._file(name), mmap_mode="r")
         return mapped
 
 

@@ -99,7 +99,7 @@ class Preparation:
         if not plan.moves_voxels:
             return None
         if affine is None:
-            raise ValueError("its file does not say how large its voxels are and where they lie")
+            raise ValueError("the plan has a spacing or an orientation, and the file states no geometry")
         axes: tuple[int, ...] = (0, 1, 2)
         flips: tuple[bool, ...] = (False, False, False)
         matrix = np.asarray(affine, dtype=float)

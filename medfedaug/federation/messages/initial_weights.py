@@ -21,7 +21,6 @@ INITIAL, INITIAL_FILE = "initial", "initial_weights.safetensors"
 """The prefix of the entries in `Request.once`, and the name of the file in a job."""
 
 _MOST_NAMES = 40  # names of entries in `results.json`
-_HEADER = 4 * 2**20  # bytes of names and shapes in a file, at most
 
 
 @dataclass(frozen=True)
@@ -64,12 +63,6 @@ class InitialWeights:
             warn(f"{name}: only {len(fit.entries)} of {fit.total} entries of the network are started from it")
         return cls(fit.entries, report)
 
-    def summary(self) -> list[str]:
-        """Return the report as text, with a line for each unused entry."""
-        loaded, of, file = (self.report[name] for name in ("loaded", "of", "file"))
-        first = f"{loaded} of {of} entries of the network from {file}"
-        return [first, *(f"  not used: {name} ({why})" for name, why in self.report["skipped"].items())]
-
     @property
     def digest(self) -> str:
         """The hash of names and values, for `medfedaug.config.run.RunConfig.init`."""
@@ -78,12 +71,9 @@ class InitialWeights:
         return " ".join(text[i : i + 8] for i in range(0, len(text), 8))
 
     def put_into(self, state: Mapping[str, Tensor], digest: str | None) -> dict[str, Tensor]:
-        """Return the state dict of a network with these entries."""
+        """Return the state dict of a network with these entries, whose digest fits the run's network."""
         if self.digest != digest:
             raise ConfigError("the initial weights are not those that the run was configured with")
-        for name, value in self.entries.items():
-            if name not in state or value.shape != state[name].shape:
-                raise ConfigError(f"the initial weights are not of the run's network: {name}")
         return {**state, **{name: value.clone() for name, value in self.entries.items()}}
 
     def kept(self, keys: Collection[str]) -> dict[str, Tensor]:
@@ -95,12 +85,9 @@ class InitialWeights:
         save_file(self.entries, path, {"report": json.dumps(self.report)})
 
     @classmethod
-    def load(cls, path: Path, state: Mapping[str, Tensor]) -> InitialWeights:
+    def load(cls, path: Path) -> InitialWeights:
         """Read a file of `save` at the server of a job."""
-        most = sum(value.nbytes for value in state.values()) + _HEADER
         try:
-            if path.stat().st_size > most:
-                raise ConfigError(f"{path.name}: larger than the run's network")
             with safe_open(path, "pt") as file:
                 entries = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 report = json.loads((file.metadata() or {}).get("report", "{}"))

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from monai.utils import convert_to_tensor
 from torch import Tensor
 
+from medfedaug.errors import MedFedAugError, first_line
 from medfedaug.methods.base import Payload
 from medfedaug.methods.census import Contributors
 
@@ -39,6 +40,8 @@ FROZEN = "frozen"
 
 SCORE = "score"
 """The task of a comparison that scores a model (`medfedaug.federation.server.comparison`)."""
+
+_LONGEST_REASON = 1_000
 
 
 @dataclass
@@ -78,8 +81,6 @@ class Reply:
     """From a site to the server.
 
     Args:
-        task: the request's task.
-        round: the request's round.
         weights: the shared entries of the local model.
         payload: the methods' exchange, with keys ``<method>/<key>``.
         num_samples: the number of training samples of the site, which is the weight of its update.
@@ -102,6 +103,23 @@ class Reply:
     error: str = ""
     masks: dict[str, Any] = field(default_factory=dict)
     contributors: dict[str, Contributors | None] = field(default_factory=dict)
+
+
+def raise_error(reply: Reply) -> None:
+    """Raise the error that a site sent instead of an answer."""
+    if reply.error:
+        raise MedFedAugError(" ".join(str(reply.error)[:_LONGEST_REASON].split()))
+
+
+def refusal(site: str, use: Callable[[], Any]) -> str | None:
+    """Use a site's reply; return the reason if it could not be used, which concerns only that site."""
+    try:
+        use()
+    except MedFedAugError as error:
+        return str(error)
+    except Exception as error:
+        return f"site {site}: its answer cannot be used ({type(error).__name__}: {first_line(error)})"
+    return None
 
 
 def namespaced(payload: Mapping[str, Tensor], method: str) -> Payload:

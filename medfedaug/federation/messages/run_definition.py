@@ -1,7 +1,9 @@
-"""`Definition`: the origin of a run's network, task and optimiser."""
+"""The origin of a run's network, task and optimiser: its settings, or a Bundle."""
+
+from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,30 +14,10 @@ from medfedaug.errors import ConfigError, first_line
 from medfedaug.models import build_network
 from medfedaug.tasks import Task, make_task
 
+if TYPE_CHECKING:
+    from medfedaug.tasks.bundle.definition import BundleDefinition
+
 BUNDLE_SCALING = "bundle"
-
-
-class Definition(Protocol):
-    """Definition of a run's network, task and optimiser."""
-
-    momentum: float
-    """Momentum of the optimiser; 0 if it has none."""
-
-    def network(self) -> nn.Module:
-        """Build the network with random weights, without the methods' layers."""
-        ...
-
-    def channels(self, network: nn.Module) -> int:
-        """Return the number of channels of the network's images."""
-        ...
-
-    def task(self, config: RunConfig, *, normalised: bool) -> Task:
-        """Build the task."""
-        ...
-
-    def optimiser(self, parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
-        """Build the optimiser of some parameters with a learning rate."""
-        ...
 
 
 class ConfiguredRun:
@@ -72,11 +54,11 @@ class ConfiguredRun:
         return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
 
 
-def define(config: RunConfig) -> Definition:
+def define(config: RunConfig) -> ConfiguredRun | BundleDefinition:
     """Return the definition of a run."""
     if not config.bundle:
         return ConfiguredRun(config)
-    definition: Definition = _bundles().BundleDefinition.of(config)
+    definition: BundleDefinition = _bundles().BundleDefinition.of(config)
     return definition
 
 
@@ -104,20 +86,15 @@ def scaling(config: RunConfig, intensity: str) -> str:
 
 def network_arguments(config: RunConfig) -> dict[str, Any]:
     """Return the arguments of `medfedaug.models.build_network` for a run."""
-    args = {"spatial_dims": config.plan.spatial_dims, **config.network_args}
-    for name in ("in_channels", "out_channels"):
-        if name in args:
-            raise ConfigError(f"network_args: {name} follows from the data; leave it out")
-    if args["spatial_dims"] != config.plan.spatial_dims:
-        raise ConfigError(
-            f"network_args: spatial_dims is {args['spatial_dims']!r}, and the plan's is "
-            f"{config.plan.spatial_dims}: leave it out"
-        )
+    for name in ("in_channels", "out_channels", "spatial_dims"):
+        if name in config.network_args:
+            raise ConfigError(f"network_args: {name} follows from data and plan; leave it out")
     return {
         "name": config.network,
         "in_channels": config.in_channels,
         "out_channels": config.num_classes,
         "image_size": config.plan.patch_size or config.image_size,
+        "spatial_dims": config.plan.spatial_dims,
         "supervised": config.plan.deep_supervision,
-        **args,
+        **config.network_args,
     }

@@ -23,12 +23,7 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class StateDictValidator:
-    """Checks the sent entries of a site's model.
-
-    Args:
-        network: the global network, with every method's layers.
-        sent: the entries of its state dict that a site sends.
-    """
+    """Checks the sent entries of a site's model."""
 
     def __init__(self, network: nn.Module, sent: Sequence[str]) -> None:
         state = network.state_dict()
@@ -41,8 +36,8 @@ class StateDictValidator:
 
     def check(
         self, site: str, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], *, buffers: bool = False
-    ) -> None:
-        """Check a model after a round.
+    ) -> dict[str, float]:
+        """Check a model after a round; return the lengths of its steps.
 
         Args:
             buffers: whether buffers are compared with those of the global model. The first round has no
@@ -51,9 +46,14 @@ class StateDictValidator:
         """
         self.check_values(site, weights)
         steps = self.steps(weights, state)
-        self._check_step(site, "parameters", steps, state)
-        if buffers:
-            self.check_buffers(site, steps, state)
+        for what in ("parameters", "buffers") if buffers else ("parameters",):
+            norm = _length(self._root(key, state[key]) for key in self._kinds[what])
+            allowed = _LARGEST_MOVE * max(norm, 1.0)
+            if steps[what] > allowed:
+                doubt = _NOBODY_KNOWS if site and what == "buffers" else ""
+                expected = f"a step of norm up to {allowed:.4g}"
+                raise UpdateRefused(site, what, expected=expected, got=f"{steps[what]:.4g}{doubt}")
+        return steps
 
     def check_values(self, site: str, weights: Mapping[str, Tensor]) -> None:
         """Check a model's entries, without a comparison."""
@@ -61,10 +61,6 @@ class StateDictValidator:
         for key in sorted(self.variances):
             if bool((weights[key] < 0).any()):
                 raise UpdateRefused(site, key, expected="a variance, 0 or above", got="a negative one")
-
-    def check_buffers(self, site: str, steps: Mapping[str, float], state: Mapping[str, Tensor]) -> None:
-        """Compare the step of buffers with the buffers of the global model."""
-        self._check_step(site, "buffers", steps, state, _NOBODY_KNOWS if site else "")
 
     def steps(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the lengths of a checked model's step, of parameters and of buffers.
@@ -106,16 +102,6 @@ class StateDictValidator:
             carried[key] = moved.float()
         return carried
 
-    def _check_step(
-        self, site: str, what: str, steps: Mapping[str, float], state: Mapping[str, Tensor], doubt: str = ""
-    ) -> None:
-        """Check the length of a step of parameters or buffers."""
-        norm = _length(self._root(key, state[key]) for key in self._kinds[what])
-        allowed = _LARGEST_MOVE * max(norm, 1.0)
-        if steps[what] > allowed:
-            expected = f"a step of norm up to {allowed:.4g}"
-            raise UpdateRefused(site, what, expected=expected, got=f"{steps[what]:.4g}{doubt}")
-
     def _root(self, key: str, value: Tensor) -> Tensor:
         return value.sqrt() if key in self.variances else value
 
@@ -125,27 +111,20 @@ def _length(tensors: Iterable[Tensor]) -> float:
     return math.hypot(*(float(tensor.norm()) for tensor in tensors))
 
 
-def check_tensors(site: str, tensors: Mapping[str, Any], shapes: Shapes) -> None:
-    """Check keys and shapes, and that values are floating point, finite and below `LARGEST`."""
+def check_tensors(site: str, tensors: Mapping[str, Any], shapes: Shapes | None = None) -> None:
+    """Check that values are floating point, finite and below `LARGEST`, and keys and shapes if given."""
     for key in tensors:
-        if key not in shapes:
+        if shapes is not None and key not in shapes:
             raise UpdateRefused(site, repr(key)[:80], expected="no such entry", got="one")
-    for key, shape in shapes.items():
-        value = tensors.get(key)
+    for key in tensors if shapes is None else shapes:
+        value, shape = tensors.get(key), None if shapes is None else shapes[key]
         if not isinstance(value, Tensor):
+            expected = "a tensor" if shape is None else f"a tensor of shape {tuple(shape)}"
             got = "none" if value is None else type(value).__name__
-            raise UpdateRefused(site, key, expected=f"a tensor of shape {tuple(shape)}", got=got)
+            raise UpdateRefused(site, repr(key)[1:-1][:80], expected=expected, got=got)
         # Otherwise (1,) would broadcast silently into (4,).
-        if not fits(tuple(value.shape), shape):
+        if shape is not None and not fits(tuple(value.shape), shape):
             raise UpdateRefused(site, key, expected=f"shape {tuple(shape)}", got=f"{tuple(value.shape)}")
-        _check_value(site, key, value)
-
-
-def check_values(site: str, tensors: Mapping[str, Any]) -> None:
-    """Check tensors like `check_tensors`, without expected keys and shapes."""
-    for key, value in tensors.items():
-        if not isinstance(value, Tensor):
-            raise UpdateRefused(site, repr(key)[:80], expected="a tensor", got=type(value).__name__)
         _check_value(site, key, value)
 
 

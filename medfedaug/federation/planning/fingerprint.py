@@ -48,18 +48,21 @@ def is_ct(channel: str) -> bool:
 
 
 def fingerprint(
-    site: SiteFolder, classes: Sequence[str], chosen: Sequence[Case] | None = None, least: int = 1
+    site: SiteFolder,
+    classes: Sequence[str],
+    chosen: Sequence[Case] | None = None,
+    least: int = 1,
+    on_read: Callable[[int, int], None] = lambda number, of: None,
 ) -> Payload:
     """Summarise a site's training volumes, turned to RAS if their files have an orientation.
 
     Every patient has the same weight, independent of the number of images.
 
     Args:
-        site: the site.
-        classes: the federation's classes, background first.
         chosen: the sampled training cases; by default about 50, drawn over the patients.
         least: the number of patients over which a quantile is the mean of the values about it, and the fewest
             whose foreground is in ``ct``.
+        on_read: called after each case, with its number and the number of sampled cases.
 
     Returns:
         ``extent`` (3, 3): the 10 %, 50 % and 90 % quantiles over patients of the volumes' extents along x, y
@@ -81,7 +84,10 @@ def fingerprint(
     if chosen is None:
         chosen = drawn_over_patients(site.cases["training"], _SAMPLED)
     images = Counter(case.owner for case in chosen)
-    rows = [_case(site, case, len(classes), _VOXELS // images[case.owner]) for case in chosen]
+    rows = []
+    for number, case in enumerate(chosen, start=1):
+        rows.append(_case(site, case, len(classes), _VOXELS // images[case.owner]))
+        on_read(number, len(chosen))
     *columns, inside = zip(*rows, strict=True)
     sizes, edges, shares, intensities = map(torch.stack, columns)
     if bool((edges == 0).any()):
@@ -188,11 +194,6 @@ def site_spacing(
     site: SiteFolder, least: int, collect: Callable[[str, SiteExchange], Payload]
 ) -> dict[str, float]:
     """Return the spacing of the training images, which a site sends in every job.
-
-    Args:
-        site: the site.
-        least: see `fingerprint`.
-        collect: the site's guard.
 
     Returns:
         ``{"low_x": mm, ..., "median_x": mm, ..., "high_z": mm}`` along the axes of RAS; empty if the files

@@ -6,8 +6,14 @@ from typing import Any
 
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import RunFailed, UpdateRefused
-from medfedaug.federation.messages.messages import FINGERPRINT, Reply, Request, own_entries
-from medfedaug.federation.messages.refusal import raise_error, refusal
+from medfedaug.federation.messages.messages import (
+    FINGERPRINT,
+    Reply,
+    Request,
+    own_entries,
+    raise_error,
+    refusal,
+)
 from medfedaug.federation.messages.tensor_checks import check_tensors
 from medfedaug.federation.planning.fingerprint import PLAN, check_fingerprint, fingerprint_shapes
 from medfedaug.federation.planning.planner import Planned, make_plan

@@ -90,15 +90,7 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
         sites: `medfedaug.federation.planning.fingerprint.fingerprint` of each site that trains, by name.
         config: the run. ``planning`` holds the ``memory`` in GiB for a training step, and under ``given`` the
             fixed fields of plan and run.
-
-    Returns:
-        The plan, independent of the order of the fingerprints.
-
-    Raises:
-        ConfigError: when there is no fingerprint, or the smallest patch does not fit into the memory.
     """
-    if not sites:
-        raise ConfigError("no site sent a fingerprint for a plan")
     decided = _Decisions(config)
     prints = [payload for _, payload in sorted(sites.items())]
     claimed = {site: float(payload["cases"][0]) for site, payload in sorted(sites.items())}
@@ -300,10 +292,6 @@ def training_bytes(network: torch.nn.Module, shape: tuple[int, ...]) -> int:
 
     Counts the gradient of the largest feature map in addition to all features, since the backward pass begins
     near it. Excludes the constant memory of libraries, about a third of a GiB in a process on a CPU.
-
-    Args:
-        network: a network on the meta device.
-        shape: the shape of a batch, (B, C, *spatial).
     """
     kept: dict[int, Any] = {}
 

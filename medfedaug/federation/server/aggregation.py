@@ -1,9 +1,6 @@
 """Next global model, and the methods' messages to the sites, from the sites' updates."""
 
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,20 +14,16 @@ from medfedaug.federation.messages.messages import (
     Request,
     by_method,
     namespaced,
-    num_bytes,
     own_entries,
+    refusal,
 )
-from medfedaug.federation.messages.refusal import refusal
-from medfedaug.federation.messages.site_sampling import LEAST_SITES, lowered_shares
+from medfedaug.federation.messages.participation import LEAST_SITES, lowered_shares
 from medfedaug.federation.server.outlier_checks import Plausibility, Sizes, check_payload, judge_steps
 from medfedaug.federation.server.step_directions import cosines
 from medfedaug.functional.weighted_mean import WeightedMean, capped_weights
 from medfedaug.methods.base import Aggregator, Payload, RoundMean, ServerContext, ServerExchange, SiteUpdate
 from medfedaug.models.substitution import shared_by_name, trained_entries
 from medfedaug.statistics import ChannelStatistics
-
-_MOST_IN_MEMORY = 2**31
-"""Bytes of updates held in memory; tensors of further updates are mapped from temporary files."""
 
 _COMPARED = "compared/once"  # in checkpoints, next to the groups of `Aggregation._halves`
 
@@ -47,20 +40,15 @@ class Ask:
 class Aggregation:
     """The mean of the sites' models, and the server halves of the methods.
 
-    Updates are held until the end of the round (`HeldUpdates`), when shares, steps and payloads are compared
+    Updates are held until the end of the round, when shares, steps and payloads are compared
     (`medfedaug.federation.server.outlier_checks`).
 
     Args:
-        composition: methods and network.
-        context: the methods' context on the federation.
         max_share: returns the largest share of a site in the mean; ``None`` for no limit.
         norm: the norm of the initial parameters (`StateDictValidator`).
 
     Attributes:
-        once: the exchanges before training, by method.
-        every_round: the exchanges of every round, by method.
         aggregators: the aggregator that computes the global model from the mean; at most one.
-        weights: the weight in the mean of each site whose update of this round was accepted.
         lowered: the sites whose share of the last round's mean was lowered, with the share before and after.
         cosines: of each site's step of the last round with the others' (`step_directions.cosines`).
         words: the number of words of an update under secure aggregation, whose values cannot be checked.
@@ -87,9 +75,9 @@ class Aggregation:
         self.weights: dict[str, float] = {}
         self.lowered: dict[str, tuple[float, float]] = {}
         self.cosines: dict[str, float] = {}
-        self._mean, self._held = WeightedMean(), HeldUpdates()
+        self._mean = WeightedMean()
+        self._held: dict[str, Reply] = {}
         self._steps: dict[str, Mapping[str, float]] = {}
-        self._doubted: dict[str, str] = {}
         self._before, self._each = Plausibility(self.once), Plausibility(self.every_round)
         # Of the exchange before training: compared sizes, and payloads that wait for their comparison.
         self._sizes: dict[str, Sizes] = {}
@@ -150,8 +138,8 @@ class Aggregation:
 
     def start_round(self) -> None:
         """Start a round with a new mean."""
-        self._mean, self.weights, self._held = WeightedMean(), {}, HeldUpdates()
-        self._steps, self._doubted, self.lowered, self.cosines = {}, {}, {}, {}
+        self._mean, self.weights, self._held = WeightedMean(), {}, {}
+        self._steps, self.lowered, self.cosines = {}, {}, {}
 
     def agree(self, training: Request, once: Payload, weights: Mapping[str, float]) -> Iterable[Ask]:
         """Yield the requests before a training, by which sites with these weights agree on it."""
@@ -165,40 +153,16 @@ class Aggregation:
         """Yield the requests after a training, before the sum can be computed."""
         return ()
 
-    def add(
-        self,
-        site: str,
-        reply: Reply,
-        weight: float,
-        steps: Mapping[str, float] | None = None,
-        doubt: str | None = None,
-    ) -> None:
-        """Add a checked update.
-
-        Args:
-            weight: the site's weight; the method that computes the global model may change it.
-            steps: the lengths of the site's steps (`StateDictValidator.steps`).
-            doubt: the reason to refuse the update if too few others arrive for a comparison.
-        """
-        self.weights[site] = weight
-        self._held.put(site, reply)
-        if steps is not None:
-            self._steps[site] = steps
-        if doubt is not None:
-            self._doubted[site] = doubt
+    def add(self, site: str, reply: Reply, weight: float, steps: Mapping[str, float]) -> None:
+        """Add a checked update with the lengths of its steps (`StateDictValidator.steps`)."""
+        self.weights[site], self._held[site], self._steps[site] = weight, reply, steps
 
     def compare(self, state: Mapping[str, Tensor]) -> dict[str, str]:
-        """Compare the updates at the end of a round, and use all but outliers.
-
-        Returns:
-            The refused sites, with the reason.
-        """
-        held = self._held.take()
+        """Compare the updates at the end of a round, and use all but outliers; return those with reasons."""
+        held, self._held = dict(sorted(self._held.items())), {}
         far = self._each.judge({site: self._each.sizes(reply.payload) for site, reply in held.items()})
         far = {**judge_steps(self._steps, self.norm), **far}
         refused = {site: str(error) for site, error in sorted(far.items())}
-        if len(held) < LEAST_SITES:
-            refused = {**self._doubted, **refused}
         weights = {site: self.weights.pop(site) for site in held}
         good = {site: weight for site, weight in sorted(weights.items()) if site not in refused}
         used = capped_weights(good, self.max_share())
@@ -282,43 +246,3 @@ def _results(exchanges: Mapping[str, ServerExchange]) -> Payload:
     for name, exchange in exchanges.items():
         merged.update(namespaced(exchange.result(), name))
     return merged
-
-
-class HeldUpdates:
-    """Updates by site, from their arrival to the end of the round.
-
-    Beyond `_MOST_IN_MEMORY`, tensors are mapped from a file in the system's temporary folder (``TMPDIR``), so
-    that the system may drop their pages. The file is unlinked at once and disappears with the process. On a
-    full disk the tensors stay in memory.
-    """
-
-    def __init__(self) -> None:
-        self._replies: dict[str, Reply] = {}
-        self._bytes = 0
-
-    def put(self, site: str, reply: Reply) -> None:
-        """Hold an update."""
-        size = num_bytes(reply.weights) + num_bytes(reply.payload)
-        tensors = (*reply.weights.values(), *reply.payload.values())
-        if self._bytes + size > _MOST_IN_MEMORY and all(tensor.device.type == "cpu" for tensor in tensors):
-            with suppress(OSError, RuntimeError):  # PyTorch raises RuntimeError on a full disk
-                reply.weights, reply.payload = _mapped(reply)
-                size = 0
-        self._bytes += size
-        self._replies[site] = reply
-
-    def take(self) -> dict[str, Reply]:
-        """Return and release all updates, in the order of the sites' names."""
-        replies, self._replies, self._bytes = self._replies, {}, 0
-        return dict(sorted(replies.items()))
-
-
-def _mapped(reply: Reply) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    descriptor, path = tempfile.mkstemp(prefix="medfedaug-update-", suffix=".pt")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            torch.save({"weights": dict(reply.weights), "payload": dict(reply.payload)}, file)
-        tensors = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    finally:
-        os.unlink(path)
-    return tensors["weights"], tensors["payload"]

@@ -12,8 +12,7 @@ from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.checkpoint import server_checkpoint
-from medfedaug.federation.messages.messages import SCORE, Reply, Request
-from medfedaug.federation.messages.refusal import raise_error, refusal
+from medfedaug.federation.messages.messages import SCORE, Reply, Request, raise_error, refusal
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics, is_count
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.metrics.convergence import is_converged
@@ -33,10 +32,7 @@ class Turn:
     """One training up to a round.
 
     Args:
-        training: the method and its seed.
-        rounds: the round to reach.
         server: its server, restored if the training has begun before.
-        checkpoint: the file of its state.
         scores: the sites' scores of its best model so far, by site.
     """
 
@@ -63,13 +59,7 @@ class Comparison:
     A new object with the same folder continues: a training from its last round, with the same results.
 
     Args:
-        config: the trainings.
         folder: receives the record and the state of each training, beside the sites' folders.
-        execution: see `FederationServer`.
-        on_event: called with a small dictionary for every event that a user may want to see.
-
-    Raises:
-        ConfigError: when a method does not go with the settings, or the folder holds another comparison.
     """
 
     def __init__(
@@ -96,11 +86,7 @@ class Comparison:
             "trainings": {},
         }
         if self.file.exists():
-            try:
-                saved = parse_versioned(self.file.read_text(encoding="utf-8"), _KIND, _VERSION)
-            except (OSError, ValueError) as error:
-                text = f"{self.file}: not the record of a comparison ({error}); remove it"
-                raise ConfigError(text) from error
+            saved = parse_versioned(self.file.read_text(encoding="utf-8"), _KIND, _VERSION)
             if saved["config"] != self.record["config"]:
                 raise ConfigError(f"{folder} holds a comparison with other settings; choose another folder")
             self.record = {name: saved[name] for name in self.record}
@@ -183,11 +169,7 @@ class Comparison:
         self._end(turn)
 
     def fail(self, turn: Turn, error: MedFedAugError) -> None:
-        """Leave out a method whose training failed.
-
-        Raises:
-            MedFedAugError: when the reference failed.
-        """
+        """Leave out a method whose training failed."""
         if turn.training.method == REFERENCE:
             raise error
         self._stop(turn.training.method, turn.server.round, f"failed: {error}")

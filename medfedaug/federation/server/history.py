@@ -29,22 +29,10 @@ _SAVED = ("input", SPACING, "init", "shares", COUNTS, LABELLED, "rounds", "once_
 class RunHistory:
     """Rounds, refusals, scores and bytes of a run.
 
-    Args:
-        metrics: the names of the task's metrics; the first one chooses the best round.
-        classes: the classes with separate scores.
-        on_event: called with a small dictionary for every event that a user may want to see.
-        travels: whether sites and server exchange messages, so that bytes are counted.
-
     Attributes:
         input: the network's input, and the sites' reports on their images.
-        spacing: the reported edges of the sites' training voxels, by site.
-        counts: the sites' numbers of patients and studies, by site.
-        init: a report on the initial weights of the user; empty without any.
         shares: the sites whose share of the mean is lowered (``max_share``), with both shares.
-        rounds: an entry for each round, as in ``results.json``.
         once_bytes: bytes that the sites sent before training, by method.
-        test: the test scores, by site.
-        untested: sites without test scores, with the reason.
         unvalidated: sites without a validation score of a model, with their last reason.
     """
 

@@ -14,11 +14,6 @@ class Selection:
 
     Two models are compared over the sites that scored both: a round without the score of a hard site must
     not gain from that. If no site scored both, their means are compared.
-
-    Attributes:
-        round: the round of this model; 0 before the first.
-        state: its state dict.
-        payload: the methods' exchange of its round.
     """
 
     def __init__(self, *, higher_is_better: bool = True) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from medfedaug.errors import UpdateRefused
-from medfedaug.federation.messages.site_sampling import LEAST_SITES
+from medfedaug.federation.messages.participation import LEAST_SITES
 from medfedaug.methods.base import (
     FEATURE_MEAN,
     FEATURE_STD,

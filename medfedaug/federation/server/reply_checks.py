@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from medfedaug.errors import UpdateRefused
 from medfedaug.federation.job_folder import COUNTS
-from medfedaug.federation.messages.messages import MASKED, Reply, own_entries
-from medfedaug.federation.messages.refusal import raise_error, refusal
+from medfedaug.federation.messages.messages import MASKED, Reply, own_entries, raise_error
 from medfedaug.federation.messages.tensor_checks import StateDictValidator, check_tensors
 from medfedaug.federation.server.aggregation import Aggregation
 from medfedaug.federation.server.outlier_checks import check_payload
 from medfedaug.methods.base import Payload, ServerExchange
+from medfedaug.metrics.predicted_volumes import VOLUME_RATIO
 from medfedaug.metrics.registry import UNITS, score_of
+from medfedaug.utils.validation import number_or_none
 
 _LONGEST_NAME = 500
 # Of an update, and of a site with more cases than any real one.
@@ -50,13 +51,16 @@ class ReplyChecks:
         state: Mapping[str, Tensor],
         *,
         compared: bool = False,
-    ) -> None:
+    ) -> dict[str, float]:
         """Check an update of a round, and drop metrics that cannot be recorded.
 
         Args:
             samples: the number of training samples that the site has reported; ``None`` for a site that does
                 not train.
             compared: whether running statistics will be compared with those of other sites.
+
+        Returns:
+            The lengths of its steps; none under masks.
         """
         raise_error(reply)
         if samples is None:
@@ -68,21 +72,10 @@ class ReplyChecks:
         _check_count(site, reply.num_samples, 1, samples)
         if self.words is not None:
             _check_masked(site, reply, self.words)
-            return
-        self.model.check(site, reply.weights, state, buffers=round_ > 1 and not compared)
+            return {}
+        steps = self.model.check(site, reply.weights, state, buffers=round_ > 1 and not compared)
         _check_payload(site, reply.payload, self.every_round, samples)
-
-    def steps(self, reply: Reply, state: Mapping[str, Tensor]) -> dict[str, float] | None:
-        """Measure the steps of a checked update; ``None`` under masks."""
-        return None if self.words is not None else self.model.steps(reply.weights, state)
-
-    def doubt(
-        self, site: str, steps: Mapping[str, float] | None, round_: int, state: Mapping[str, Tensor]
-    ) -> str | None:
-        """Return the reason to refuse an update if too few others arrive for a comparison of steps."""
-        if steps is None or round_ == 1:
-            return None
-        return refusal(site, lambda: self.model.check_buffers(site, steps, state))
+        return steps
 
     def scores(self, site: str, reply: Reply, sites: Collection[str]) -> None:
         """Check the scores of one of the sites that were asked."""
@@ -170,6 +163,9 @@ def _class_scores(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, 
         for end in ("low", "high")
         if f"{name}_{end}" in values
     }
+    ratio = number_or_none(values.get(VOLUME_RATIO))
+    if ratio is not None and ratio >= 0:
+        ends[VOLUME_RATIO] = ratio
     return _scores(values, names) | ends
 
 
@@ -184,11 +180,10 @@ def _by_case(name: str, scores: Any) -> dict[str, float | None]:
 
 def _check_masked(site: str, reply: Reply, size: int) -> None:
     """Check an update under masks, whose values cannot be checked."""
-    if reply.weights or reply.payload or set(reply.masks) != {MASKED}:
-        raise UpdateRefused(site, "update", expected="only masked numbers", got="something else")
-    words = reply.masks[MASKED]
-    if not isinstance(words, Tensor) or words.dtype != torch.int64 or tuple(words.shape) != (size,):
-        raise UpdateRefused(site, MASKED, expected=f"{size} whole numbers of 64 bits", got="something else")
+    words = reply.masks.get(MASKED)
+    sound = isinstance(words, Tensor) and words.dtype == torch.int64 and tuple(words.shape) == (size,)
+    if reply.weights or reply.payload or len(reply.masks) != 1 or not sound:
+        raise UpdateRefused(site, MASKED, expected=f"{size} masked numbers of 64 bits only", got="others")
 
 
 def _check_count(site: str, count: Any, least: int, most: int) -> None:

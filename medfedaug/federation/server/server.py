@@ -27,10 +27,10 @@ from medfedaug.federation.messages.messages import (
     entries_hash,
     namespaced,
     packed,
+    refusal,
     split_frozen,
 )
-from medfedaug.federation.messages.refusal import refusal
-from medfedaug.federation.messages.site_sampling import LEAST_SITES, Participation
+from medfedaug.federation.messages.participation import LEAST_SITES, Participation
 from medfedaug.federation.messages.tensor_checks import StateDictValidator
 from medfedaug.federation.planning.plan_request import Planning
 from medfedaug.federation.server.aggregation import Aggregation
@@ -60,26 +60,17 @@ class FederationServer:
     request scores the last model.
 
     Args:
-        config: the run.
         on_event: called with a small dictionary for every event that a user may want to see.
-        execution: the number of good updates that a round needs.
         travels: whether sites and server exchange messages; false if all images are in one place.
         initial: the weights to start from, for a run that was configured with initial weights.
 
     Attributes:
         run: the identity of the run; a resumed run keeps it.
         sites: the sites that train, with their number of samples.
-        unseen: the sites that are only tested.
         left_out: sites that could not be prepared, with the reason.
-        round: the current round, or the last one; 0 before the first.
         stalled: the reason to end before the last round; empty for none.
-        state: the state dict of the global model.
-        payload: the result of the methods' exchange in the last round.
         statistics: the sites' channel statistics, if a method exchanged them.
         carried: the carrier's part of the checkpoint of a resumed run.
-
-    Raises:
-        ConfigError: when methods and network cannot be combined.
     """
 
     def __init__(
@@ -106,7 +97,8 @@ class FederationServer:
         self._once, self._initial, self._initial_kept = InitialExchange(), initial, Payload()
         self._started = time.perf_counter()
         self._selected = False  # True once the last round is validated
-        self._needed_now = 0  # by the current round; sites that join during a round wait for the next
+        # By the current round; sites that join during a round wait for the next.
+        self._needed_now = self._expected = 0
         self._lock = threading.Lock()  # sites answer in separate threads
         self._compose(config)
 
@@ -220,11 +212,7 @@ class FederationServer:
         return Request(PREPARE, run=self.run, planned=self.planning.planned())
 
     def accept_preparation(self, site: str, reply: Reply) -> bool:
-        """Accept a site's answer to `prepare`, before the first round or during a later one.
-
-        Returns:
-            Whether the site takes part; otherwise `left_out` has the reason.
-        """
+        """Accept a site's answer to `prepare`, before the first round or during a later one."""
         with self._lock:
             if site in self.known:
                 return False
@@ -276,19 +264,15 @@ class FederationServer:
         return {**self.aggregation.needed_at_inference(self._once.payload), **payload}
 
     def choose_sites(self, available: Collection[str] | None = None) -> list[str]:
-        """Choose the sites of the next round: all training sites, or a share drawn by seed and round.
-
-        Args:
-            available: the connected sites; by default all.
-        """
-        sites = sorted(self.sites if available is None else self.sites.keys() & set(available))
-        return self.participation.choose(sites, len(self.sites), self.round + 1)
+        """Return the training sites among the available ones, by default all."""
+        return sorted(self.sites if available is None else self.sites.keys() & set(available))
 
     def start_round(self, targets: Iterable[str] | None = None) -> Request:
         """Begin the next round with a request to some sites, by default to those of `choose_sites`."""
         targets = list(targets) if targets is not None else self.choose_sites()
         self.round += 1
         self._started, self._needed_now = time.perf_counter(), self.needed
+        self._expected = self.config.buffer or len(targets)
         self.aggregation.start_round()
         request = self._request(TRAIN, self.round, self.state, self.payload, self._once.due(targets))
         if self.config.buffer:
@@ -313,16 +297,15 @@ class FederationServer:
             def use() -> None:
                 if site in self.aggregation.weights:
                     raise UpdateRefused(site, "update", expected="one update a round", got="a second one")
-                self.reply_checks.update(
-                    site, reply, round_, self.sites.get(site), start, compared=len(self.sites) >= LEAST_SITES
-                )
+                compared = self._expected >= LEAST_SITES
+                samples, model = self.sites.get(site), self.reply_checks.model
+                steps = self.reply_checks.update(site, reply, round_, samples, start, compared=compared)
                 if late:
                     factor = (1 + late) ** -self.config.staleness
-                    reply.weights = self.reply_checks.model.carried(reply.weights, start, self.state, factor)
-                steps = self.reply_checks.steps(reply, self.state)
-                doubt = self.reply_checks.doubt(site, steps, self.round, self.state)
+                    reply.weights = model.carried(reply.weights, start, self.state, factor)
+                    steps = model.steps(reply.weights, self.state)
                 weight = self.participation.weight(reply.num_samples)
-                self.aggregation.add(site, reply, weight, steps, doubt)
+                self.aggregation.add(site, reply, weight, steps)
 
             reason = refusal(site, use)
             if reason is None:
@@ -334,14 +317,7 @@ class FederationServer:
             return reason is None
 
     def finish_round(self) -> dict[str, Tensor]:
-        """Compare the previous round's model with the best so far, and average the accepted updates.
-
-        Returns:
-            The full state dict of the new global model.
-
-        Raises:
-            RunFailed: when too few updates were accepted; the last good model remains.
-        """
+        """Compare the previous round's model with the best so far, and average the accepted updates."""
         for site, reason in self.aggregation.compare(self.state).items():
             self.record.withdrawn(site, reason)
         accepted = len(self.aggregation.weights)
@@ -456,11 +432,7 @@ class FederationServer:
         self._starts.move(device)
 
     def save(self, path: Path, carried: Mapping[str, Any] | None = None) -> None:
-        """Write a checkpoint between two rounds, with the carrier's part ``carried``.
-
-        Raises:
-            StorageError: when it cannot be written; the previous checkpoint is then intact.
-        """
+        """Write a checkpoint between two rounds, with the carrier's part ``carried``."""
         save_checkpoint(
             path,
             {
@@ -482,11 +454,7 @@ class FederationServer:
         )
 
     def restore(self, path: Path) -> None:
-        """Continue from a checkpoint, in a new server.
-
-        Raises:
-            ConfigError: when the checkpoint is missing, or is of another run.
-        """
+        """Continue from a checkpoint, in a new server."""
         saved = load_checkpoint(path)
         check_same_run(path, saved, self.planning.config)
         self.planning.restore(saved.get("planning", {}))
@@ -513,10 +481,6 @@ class InitialExchange:
 
     It is sent again after another site has joined and changed it. A site has the result once it has answered
     a request with it: a request may be lost, and a process may end before it has written the result.
-
-    Attributes:
-        payload: the methods' entries, keys ``<method>/<key>``.
-        ready: whether the first preparation is over.
     """
 
     def __init__(self) -> None:
@@ -548,11 +512,7 @@ class InitialExchange:
 
 
 class StartingModels:
-    """Keeps the global model of each unanswered training request, for buffered rounds.
-
-    Attributes:
-        rounds: the round of each site's unanswered request.
-    """
+    """Keeps the global model of each unanswered training request, for buffered rounds."""
 
     def __init__(self) -> None:
         self.rounds: dict[str, int] = {}

@@ -39,9 +39,6 @@ def cosines(
 def suspects(rounds: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the sites whose steps went against the others' in most rounds, each with the reason.
 
-    Args:
-        rounds: entries of ``results.json``.
-
     Example:
         >>> suspects([{"cosines": {"A": 0.4, "B": -0.3}}] * 3)["B"].split(":")[0]
         "its steps went against the others' in 3 of 3 rounds"

@@ -26,11 +26,6 @@ class ComparisonSite:
     It holds the network of one training at a time, and continues another one from its state in the folder,
     as after a restart. The scores of its cases, which may not leave it, stay in the folder for later
     comparisons.
-
-    Args:
-        config: the trainings.
-        trainer: makes the trainer of a training.
-        folder: a folder of the site for this comparison.
     """
 
     def __init__(
@@ -73,9 +68,7 @@ class _ComparedSite(Site):
     """A site in one training, which tests nothing.
 
     Attributes:
-        training: the name of the training.
         reference: the name of the training to compare with; empty for the reference itself.
-        scored: the scores of the site's cases by training.
     """
 
     training: str

@@ -88,11 +88,7 @@ class EntryPatients:
 
 
 def check_contributors(site: str, entries: Mapping[str, Contributors | None], least: int) -> None:
-    """Check the patients behind each entry that is to leave a site.
-
-    Raises:
-        PrivacyRefused: naming an entry with too few patients, or with patients whom nobody can name.
-    """
+    """Check the patients behind each entry that is to leave a site."""
     for key, contributors in entries.items():
         if contributors is None:
             reason = f"{key} stays here: the site cannot say which patients are in it"

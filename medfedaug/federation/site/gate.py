@@ -16,9 +16,6 @@ class Delivery:
     """The way of an update from its training to the server: here as it is.
 
     `medfedaug.hospital.secure.delivery.MaskedDelivery` sends masked numbers, whose sum the server learns.
-
-    Attributes:
-        tasks: the server's further requests to a site.
     """
 
     tasks: tuple[str, ...] = ()

@@ -13,9 +13,6 @@ class Guard:
     """Lets everything pass, for simulations on one machine.
 
     `medfedaug.hospital.privacy.guard.PrivacyGuard` is that of a site in a real federation.
-
-    Attributes:
-        adds_noise: whether what leaves the site has noise.
     """
 
     adds_noise = False
@@ -44,11 +41,7 @@ class Guard:
 
 
 class Privacy:
-    """Limits of everything that leaves a site: here none, since all is on one machine.
-
-    Attributes:
-        min_patients: the least number of patients behind each number.
-    """
+    """Limits of everything that leaves a site: here none, since all is on one machine."""
 
     min_patients = 1
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from monai.transforms import Compose
-from torch import Tensor, nn
+from torch import Tensor
 
 from medfedaug.config.machine import Machine
 from medfedaug.config.run import RunConfig, learning_rate
@@ -17,7 +17,7 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.errors import MedFedAugError, UpdateRefused, warn
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.messages import own_entries
-from medfedaug.federation.messages.tensor_checks import StateDictValidator, check_values
+from medfedaug.federation.messages.tensor_checks import StateDictValidator, check_tensors
 from medfedaug.federation.site.data_folder import open_own_data
 from medfedaug.federation.site.entry_patients import EntryPatients
 from medfedaug.federation.site.samples import SiteSamples
@@ -49,17 +49,11 @@ class SiteModel:
         statistics: channel statistics instead of those of the site's images.
 
     Attributes:
-        name: the site's name.
-        folder: its data.
         trains: whether it has training cases in this run.
-        composition: the run's network and methods.
         network: the network with all methods' layers, on the device.
-        task: samples, loss and scores of the run.
         parts: the methods' site halves, by name.
-        samples: the site's images, prepared; ``None`` before `open`.
         shared: the entries of the state dict that are averaged.
         kept_keys: the entries that stay at the site.
-        round: the number of the current or next round of training.
     """
 
     folder: SiteFolder
@@ -195,11 +189,7 @@ class SiteModel:
         return [index for index, annotated in enumerate(sets) if annotated[place]]
 
     def training_loss(self, what: str) -> float:
-        """Return the mean of the task's loss over the training images, in evaluation mode.
-
-        Args:
-            what: the name of the loss, for a site that limits its release.
-        """
+        """Return the mean of the task's loss over the training images, in evaluation mode."""
         return self._mean_loss(self._samples.training())
 
     @torch.no_grad()
@@ -224,20 +214,9 @@ class SiteModel:
     def receive(
         self, weights: Mapping[str, Tensor], payload: Payload | None = None, once: Payload | None = None
     ) -> None:
-        """Load the global model's shared entries, and apply the methods' payloads.
-
-        Args:
-            weights: the shared entries; empty to keep the last received model.
-            payload: the exchange of every round, with keys ``<method>/<key>``.
-            once: the exchange before training, with the same kind of keys.
-
-        Raises:
-            MedFedAugError: when a check fails; nothing is then loaded.
-        """
+        """Load the global model's shared entries, and apply the methods' payloads."""
         payload, once = payload or {}, once or {}
-        _check_received(
-            self.name, self.network, self.shared, self.parts, weights=weights, payload=payload, once=once
-        )
+        self._check_received(weights, payload, once)
         self.payload = payload
         if weights:
             self.network.load_state_dict({key: weights[key] for key in self.shared}, strict=False)
@@ -248,6 +227,23 @@ class SiteModel:
             if part.every_round is not None and entries:
                 part.every_round.apply(entries)
 
+    def _check_received(self, weights: Mapping[str, Tensor], payload: Payload, once: Payload) -> None:
+        """Check the server's message like a site's reply: shapes, types, finite values, variances."""
+        method = "the model"
+        try:
+            if weights:
+                model = {key: weights[key] for key in self.shared}
+                StateDictValidator(self.network, self.shared).check_values(self.name, model)
+            check_tensors(self.name, {**once, **payload})
+            for method, part in self.parts.items():
+                for sent, exchange in ((once, part.before_training), (payload, part.every_round)):
+                    if exchange is not None and (entries := own_entries(sent, method)):
+                        exchange.check(entries)
+        except (KeyError, ValueError, UpdateRefused) as error:
+            known = isinstance(error, UpdateRefused)
+            text = str(error).removeprefix(f"site {self.name}, ") if known else f"{method}: {error}"
+            raise MedFedAugError(f"site {self.name}: refused what the server sent: {text}") from error
+
     def _apply_once(self, once: Payload) -> None:
         for name, part in self.parts.items():
             entries = own_entries(once, name)
@@ -255,11 +251,7 @@ class SiteModel:
                 part.before_training.apply(entries)
 
     def recall(self, kept: LocalState | None) -> bool:
-        """Load the site's state for the received model, or the methods' defaults without it.
-
-        Returns:
-            Whether the network is complete; it is not if sites keep layers and this site has none.
-        """
+        """Load the site's state for the received model, or the methods' defaults without it."""
         self._restore(kept)
         return self._complete(has_own=kept is not None)
 
@@ -305,39 +297,8 @@ class SiteModel:
     def score(self, cases: Iterable[EvaluationCase], full: bool = False) -> dict[str, Any]:
         """Score the present network."""
         transform, size = self.evaluation_transform(), self.config.batch_size
-        return self.task.evaluate(self.network, cases, transform, self.device, size, full)
+        return self.task.evaluate(self.network, cases, transform, size, full)
 
     def evaluation_transform(self) -> Compose:
         """Return the transforms of an image before the network in evaluation."""
         return self._samples.transform(training=False)
-
-
-def _check_received(
-    site: str,
-    network: nn.Module,
-    shared: Sequence[str],
-    parts: Mapping[str, SitePart],
-    *,
-    weights: Mapping[str, Tensor],
-    payload: Payload,
-    once: Payload,
-) -> None:
-    """Check the server's message like a site's reply: shapes, types, finite values, variances."""
-    if weights and (missing := sorted(set(shared) - set(weights))):
-        raise MedFedAugError(f"site {site}: the global model lacks {missing[0]}")
-    method = ""
-    try:
-        if weights:
-            model = StateDictValidator(network, shared)
-            model.check_values(site, {key: weights[key] for key in shared})
-        check_values(site, once)
-        check_values(site, payload)
-        for method, part in parts.items():
-            for sent, exchange in ((once, part.before_training), (payload, part.every_round)):
-                if exchange is not None and (entries := own_entries(sent, method)):
-                    exchange.check(entries)
-    except UpdateRefused as error:
-        text = str(error).removeprefix(f"site {site}, ")
-        raise MedFedAugError(f"site {site}: refused what the server sent: {text}") from error
-    except (KeyError, ValueError) as error:
-        raise MedFedAugError(f"site {site}: refused what the server sent for {method}: {error}") from error

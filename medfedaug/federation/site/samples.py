@@ -38,7 +38,6 @@ class TrainingSamples(Sequence[Sample]):
     item, or patches. ``samples[i]`` is always the same patch; `draw` cuts a random one.
 
     Args:
-        stored: the stored cases, with their names.
         seed: seed, with the names, of the patches of ``samples[i]``.
     """
 
@@ -104,14 +103,6 @@ class SiteSamples:
 
     Images are decoded and prepared once, and then kept: up to a limit in memory (on a GPU as long as it has
     room), the rest in files.
-
-    Args:
-        folder: the site's data.
-        task: makes samples of cases.
-        config: batch size and image size.
-        device: the network's device.
-        parts: the methods' halves at the site, by name; their transforms follow the task's.
-        machine: the limit of memory, and the folder of the files.
     """
 
     def __init__(
@@ -233,7 +224,7 @@ class SiteSamples:
         """Yield batches of images, transformed for evaluation and on the network's device, with targets."""
         dataset = Dataset(samples, self.batch_transform())
         loader = DataLoader(dataset, batch_size=self.config.batch_size, collate_fn=self.task.collate)
-        for batch in prefetch(loader, self.machine.ahead, self.device):
+        for batch in prefetch(loader, self.device):
             yield on_device(batch, self.device)
 
     def images(self, samples: Sequence[Sample]) -> Iterator[Tensor]:

@@ -27,16 +27,7 @@ Score = Callable[[nn.Module, str], Mapping[str, float | None]]
 
 @dataclass(frozen=True)
 class ScriptComponents:
-    """Components of a training script; ``None`` stands for the job's own.
-
-    Args:
-        network: the script's network.
-        methods: the names of the methods that the script was written for; ``None`` for any.
-        samples: the prepared training samples, without random augmentation and before the methods'
-            transform.
-        score: scores a network on validation or test cases.
-        criterion: the script's loss, of outputs and targets, for methods that use it.
-    """
+    """Components of a training script; ``None`` stands for the job's own."""
 
     network: nn.Module | None = None
     methods: tuple[str, ...] | None = None

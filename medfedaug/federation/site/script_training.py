@@ -25,7 +25,7 @@ from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.federation.site.state import RoundMemory
-from medfedaug.methods.base import SitePart, Step
+from medfedaug.methods.base import SitePart, Step, overridden
 from medfedaug.methods.compatibility import methods_with
 from medfedaug.statistics import image_moments
 from medfedaug.tasks.base import plain_tensor
@@ -37,13 +37,7 @@ _MEANS, _SPREADS = 10, 4
 class ScriptSession:
     """Session of a script at a site.
 
-    Args:
-        site: the site's model.
-        memory: its state between rounds.
-        build: builds the model with the script's components, in the script's thread.
-
     Attributes:
-        error: the error with which the script failed to take part, if any.
         training: the methods' part of the training, after `join`.
     """
 
@@ -141,17 +135,7 @@ class _MethodTransform(Transform, RandomizableTrait):
 
 
 class LoopTraining(LocalTraining):
-    """The methods' part of a site's training by a custom loop.
-
-    Args:
-        model: see `LocalTraining`; the job must not freeze entries of the network.
-        loop: the script.
-        criterion: the script's own loss.
-
-    Attributes:
-        losses: the losses of this round that the script has reported.
-        steps: the number of steps in this round.
-    """
+    """The methods' part of a site's training by a custom loop."""
 
     def __init__(
         self, model: SiteModel, loop: CustomLoop, criterion: Callable[[Tensor, Tensor], Tensor] | None = None
@@ -161,8 +145,6 @@ class LoopTraining(LocalTraining):
         self.criterion = criterion or self.criterion
         for name, part in self.parts.items():
             self._check(name, part)
-        if self.frozen:
-            raise ConfigError("`freeze` has no effect with a custom loop; remove it")
         self.transform = _MethodTransform(lambda: self._transforms(training=True))
         self.evaluation_transform = _MethodTransform(lambda: self._transforms(training=False))
         self._step: Step | None = None
@@ -174,16 +156,15 @@ class LoopTraining(LocalTraining):
         self._statistics = partial(SiteModel.statistics, model)  # they stay here
 
     def _check(self, name: str, part: SitePart) -> None:
-        if type(part).mix is not SitePart.mix:
-            raise ConfigError(
-                f"{name} changes batches and their labels before the network sees them, and a custom loop "
-                "makes its batches itself: take another method, or the federation's own loop"
-            )
-        if type(part).gradients is not SitePart.gradients:
-            raise ConfigError(
-                f"{name} computes the gradients of a step again at other weights, which only the "
-                "federation's own loop can: take another method, or that loop"
-            )
+        for hook, what in (
+            ("mix", "changes batches and labels before"),
+            ("gradients", "takes gradients again in"),
+        ):
+            if overridden(part, [hook]):
+                raise ConfigError(
+                    f"{name} {what} the step, which only the federation's own loop can: take another method, "
+                    "or that loop"
+                )
 
     def _transforms(self, *, training: bool) -> list[Transform]:
         return [t for part in self.parts.values() for t in part.transforms(training=training)]
@@ -194,15 +175,7 @@ class LoopTraining(LocalTraining):
         round_: LocalRound,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> list[float]:
-        """Let the script train.
-
-        Returns:
-            The losses that the script reported, if any.
-
-        Raises:
-            MedFedAugError: when the script ends, takes no step, leaves out the methods' transform, or has a
-                loss that is not finite.
-        """
+        """Let the script train."""
         self.begin(loader.dataset, should_stop)
         self.loop.train(round_)
         self.census.all_steps()  # the site has read the script, and allows it
@@ -298,10 +271,6 @@ class Federation:
     Iteration yields a `LocalRound` for each training request of the server. When a round begins, the network
     has the global weights; when the loop asks for the next round, the site sends the network's weights.
     Within a round torch's random numbers depend only on the round's seed.
-
-    Args:
-        training: the methods' part of the training.
-        wait: waits for the next round; returns ``None`` at the end of the job.
     """
 
     def __init__(self, training: LoopTraining, wait: Callable[[], LocalRound | None]) -> None:

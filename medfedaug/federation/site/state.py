@@ -59,7 +59,6 @@ class RoundMemory:
         folder: a folder that survives the process; ``None`` keeps everything in memory.
 
     Attributes:
-        run: the identity of the run.
         settings: the hash of the run's settings, to which the state belongs.
         sent: the site's payload before training; ``None`` until then.
         once: the received exchange before training, with the entries of the model that no site trains.

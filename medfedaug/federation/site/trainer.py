@@ -44,17 +44,19 @@ from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, 
 from medfedaug.federation.site.state import LocalState, RoundMemory
 from medfedaug.methods.base import Payload
 from medfedaug.methods.census import Contributors
+from medfedaug.methods.compatibility import methods_with
+from medfedaug.methods.distillation import DistilledSite
 from medfedaug.models.compilation import call_plainly
 from medfedaug.models.memory_format import lay_out
 from medfedaug.models.precision import bfloat16_speedup, run_in_bfloat16
 from medfedaug.models.supervision import DeepSupervision
 from medfedaug.sampling.prefetch import on_device
 from medfedaug.statistics import ChannelStatistics
-from medfedaug.utils.validation import check_choice, check_keys
+from medfedaug.tasks.partial_loss import DISTILLED, PartialLoss
+from medfedaug.utils.validation import check_keys
 
 _log = logging.getLogger(__name__)
 
-_SPLITS = ("validation", "test")
 _CPU = torch.device("cpu")
 _LEAST_GAIN = 1.1  # a smaller gain does not justify the loss of precision
 
@@ -72,25 +74,15 @@ class SiteTrainer(SiteModel):
     (`medfedaug.federation.site.state.RoundMemory`), so that it survives a restart and a repeated round.
 
     Args:
-        config: see `SiteModel`.
-        data: see `SiteModel`.
-        device: see `SiteModel`.
         state_dir: a folder for the site's state; ``None`` keeps it only in memory.
         privacy: the site's limits of what leaves it, never part of a job; by default none, for simulations,
             in which nothing leaves the machine.
-        threads: see `SiteModel`.
-        machine: see `SiteModel`.
-        statistics: see `SiteModel`.
 
     Attributes:
         exchange_device: the device of an update's weights: the CPU, unless the server is in the same process.
         saves_each_round: whether the site's state is written after each round, or only by `save`.
         training_dataset: makes the training data of a round from its seed; by default `own_dataset`.
-        loop: a script's training loop; ``None`` for the federation's.
         last_loss: the mean loss of the steps of the last round, for the site itself; ``None`` before.
-        memory: the site's state between rounds.
-        guard: the guard of the site's privacy; made by `open`, like ``training``.
-        training: the local training.
     """
 
     guard: Guard
@@ -120,11 +112,7 @@ class SiteTrainer(SiteModel):
         self._precision_is_open = False
 
     def open(self, name: str) -> None:
-        """Open the data folder and build network, methods, guard and training.
-
-        Raises:
-            MedFedAugError: see `SiteModel.open`; also when a script's training loop cannot take part.
-        """
+        """Open the data folder and build network, methods, guard and training."""
         self.memory.site = name
         super().open(name)
 
@@ -148,10 +136,25 @@ class SiteTrainer(SiteModel):
         self._precision_is_open = self.config.precision == "auto" and not settled
         if settled:  # Opacus adds hooks for each image's gradient, and a script may compile by itself
             call_plainly(self.network)
+        self._distil(settled=settled)
         # With noise, constant channels must not be reported.
         self.shows_statistics = self.composition.needs_statistics and not self.guard.adds_noise
         self.memory.present = 0
         self._apply_once(self.memory.once)
+
+    def _distil(self, *, settled: bool) -> None:
+        """Add the term of ``partial_loss="distilled"`` where classes are missing in some case's outlines."""
+        loss = self.task.criterion
+        if not self.trains or not isinstance(loss, PartialLoss) or loss.kind != DISTILLED:
+            return
+        complete = all(map(all, loss.annotation.sets))
+        if complete or not self.shared or methods_with(self.composition.methods, "unlabelled_images"):
+            return
+        if settled:
+            reason = "training with noise, or by a script, has no second model in a step"
+            warn(f"partial_loss is marginal here: {reason}", site=self.name)
+        else:
+            self.parts[DISTILLED] = DistilledSite(self._context(self._samples), loss)
 
     def statistics(self, over: str = "image") -> ChannelStatistics:
         """Return the channel statistics of the site's images, which noise never covers.
@@ -165,11 +168,7 @@ class SiteTrainer(SiteModel):
         return super().statistics(over)
 
     def take_plan(self, planned: dict[str, Any]) -> bool:
-        """Adopt the server's plan; return whether the run has changed and must be opened again.
-
-        Raises:
-            ConfigError: for settings that belong to no plan, or are impossible.
-        """
+        """Adopt the server's plan; return whether the run has changed and must be opened again."""
         if not planned or planned == self._planned:
             return False
         check_keys("planned:", planned, PLANNED)
@@ -241,12 +240,7 @@ class SiteTrainer(SiteModel):
         self.receive(weights, payload, once)
 
     def with_frozen(self, request: Request) -> Request:
-        """Return a request with the whole model: an earlier request brought the entries that no site trains.
-
-        Raises:
-            MedFedAugError: when the site has lost these entries; the server sends them again to a site that
-                did not answer.
-        """
+        """Return a request with the entries that no site trains, which an earlier request brought."""
         if not request.frozen or request.task not in (TRAIN, VALIDATE, TEST, SCORE):
             return request
         frozen = own_entries(request.once or self.memory.once, FROZEN)
@@ -269,18 +263,7 @@ class SiteTrainer(SiteModel):
         super()._apply_once(once)
 
     def train(self, round_: int, should_stop: Callable[[], bool] | None = None) -> Reply:
-        """Train for the local epochs of one round, from the received weights.
-
-        Args:
-            round_: the number of the round, from 1.
-            should_stop: called before every step; returns whether training has to end early.
-
-        Returns:
-            The update: the trained shared entries, and the methods' payload as float32.
-
-        Raises:
-            MedFedAugError: when the loss is not finite, or the training was stopped.
-        """
+        """Train for the local epochs of one round, from the received weights."""
         if self.config.loop and not isinstance(self.training, LoopTraining):
             raise MedFedAugError(f"site {self.name}: this engine does not run the loop {self.config.loop}")
         self.round = round_
@@ -372,11 +355,8 @@ class SiteTrainer(SiteModel):
         Before a test the model is fine-tuned if a method asks for it.
 
         Args:
-            split: ``"validation"`` or ``"test"``.
-            round_: the round of the model; 0 for the initial model.
             full: whether all metrics are computed; by default only for the test.
         """
-        check_choice("split", split, _SPLITS)
         if not self.recall_round(round_):
             return self.no_scores()
         if split == "test":
@@ -402,11 +382,7 @@ class SiteTrainer(SiteModel):
             self.training.run(loader, once_more)
 
     def enter_run(self, run: str) -> None:
-        """Load the site's state of a run, if it took part before a restart.
-
-        Raises:
-            MedFedAugError: when the name is not valid, or the file is damaged.
-        """
+        """Load the site's state of a run, if it took part before a restart."""
         if self.memory.enter(run, self._settings_hash()):
             self._apply_once(self.memory.once)
 

@@ -207,19 +207,12 @@ class Access(Settings):
     receive: int | None = setting(None, "Port to receive on by C-MOVE, instead of C-GET.", rare=True)
 
     def __post_init__(self) -> None:
-        for file in (self.authority, self.certificate, self.key):
-            if file is not None and not file.is_file():
-                raise ConfigError(f"{file}: no such file")
-        if self.key is not None and self.certificate is None:
-            raise ConfigError("a private key is given without its certificate")
         if not 0 < len(self.aet) <= 16 or not self.aet.isascii() or "\\" in self.aet:
             raise ConfigError(
                 f"{self.aet!r} is not an AE title: 1 to 16 ASCII characters without a backslash"
             )
         if self.token is not None and self.user is not None:
             raise ConfigError("a user and a token are given for one archive; give one of the two")
-        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token):
-            raise ConfigError("the token of the archive is empty, or no single line of ASCII characters")
         self.context()
 
     def context(self, *, server: bool = False) -> ssl.SSLContext:
@@ -228,7 +221,7 @@ class Access(Settings):
         try:
             context = ssl.create_default_context(purpose, cafile=self.authority)
         except OSError as error:  # ssl.SSLError is one
-            raise ConfigError(f"{self.authority}: no certificate of an authority in PEM") from error
+            raise ConfigError(f"{self.authority}: not readable as certificates in PEM") from error
         if self.certificate is not None:
             try:
                 # Without a password argument OpenSSL would prompt for one at the terminal.

@@ -10,8 +10,6 @@ from pathlib import Path
 from medfedaug.hospital.pacs.archive import ArchiveSeries, FetchError
 from medfedaug.hospital.pacs.object_check import ObjectRefused, SeriesBounds, read_values
 
-_MOST_UNREQUESTED = 1000
-
 
 @dataclass(frozen=True)
 class Failure:
@@ -42,7 +40,7 @@ class Arrival:
         self._received = {uid for uid, file in self._files.items() if file.is_file()}
         self._on_instance = on_instance
         self._lock = threading.Lock()
-        self._bounds, self._unrequested = SeriesBounds(series), 0
+        self._bounds = SeriesBounds(series)
         self._refused: ObjectRefused | None = None
         for _ in self._received:
             self._on_instance()
@@ -63,11 +61,6 @@ class Arrival:
         """Return whether the whole series is refused."""
         return self._refused is not None
 
-    @property
-    def is_endless(self) -> bool:
-        """Return whether the archive sends unrequested objects without end."""
-        return self._unrequested > _MOST_UNREQUESTED
-
     def accept(self, content: bytes) -> bool:
         """Write an object, and return whether it was expected.
 
@@ -76,12 +69,6 @@ class Arrival:
         values = read_values(content)
         file = self._files.get(values["SOPInstanceUID"])
         with self._lock:
-            if file is None or self._refused is not None:
-                self._unrequested += 1
-                if self.is_endless:
-                    self._refused = ObjectRefused(
-                        "the archive sends objects without end that nobody asked for"
-                    )
             if self._refused is not None:
                 raise self._refused
             if file is None:

@@ -249,15 +249,11 @@ class DicomWebArchive(Archive):
         """Fetch the missing objects one by one, until the archive is silent; return the last failure."""
         last = Failure()
         for uid in arrival.missing:
-            for _ in range(self._access.attempts):
-                failure = self._receive(arrival, f"{series}/instances/{uid}")
-                if arrival.has(uid):
-                    break
+            failure = self._receive(arrival, f"{series}/instances/{uid}")
+            if not arrival.has(uid):
                 last = failure
-                if failure.timed_out:
-                    return failure
-                if not failure.passing:
-                    break
+            if failure.timed_out:
+                break
         return last
 
     def _receive(self, arrival: Arrival, address: str) -> Failure:
@@ -278,7 +274,7 @@ class DicomWebArchive(Archive):
         except ObjectRefused:
             raise
         except ReaderError as error:
-            return Failure(str(error), passing=False)
+            return Failure(str(error))
         return Failure("the archive lists them and does not send them")
 
     def store(self, datasets: Iterable[Dataset]) -> None:
@@ -356,7 +352,7 @@ def _failure(error: requests.RequestException, place: str, action: str = "fetch"
         hint = {401: "; check user and password", 403: "; this user may not", 404: "; check the URL"}
         phrase = HTTPStatus(code).phrase if code in {*HTTPStatus} else "unknown"
         text = f"{place} answers {code} ({phrase}) to a request to {action}{hint.get(code, '')}"
-        return Failure(text, passing=code >= HTTPStatus.INTERNAL_SERVER_ERROR)
+        return Failure(text)
     if isinstance(error, requests.exceptions.SSLError):
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             text = f"{place}: its certificate is not trusted; name its authority with --authority FILE"
@@ -364,7 +360,7 @@ def _failure(error: requests.RequestException, place: str, action: str = "fetch"
             text = (
                 f"{place} refuses the encryption; where it wants a certificate, give --certificate and --key"
             )
-        return Failure(text, passing=False)
+        return Failure(text)
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
         return Failure(f"{place} breaks off in the middle")
     # urllib3 wraps a time-out in the error of the last attempt.

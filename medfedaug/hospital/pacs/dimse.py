@@ -228,8 +228,6 @@ class DimseArchive(Archive):
         try:
             return _SUCCESS if arrival.accept(event.encoded_dataset()) else _NOT_ASKED_FOR
         except ObjectRefused:
-            if arrival.is_endless:
-                event.assoc.abort()
             return _OTHERS
         except ReaderError:
             return _UNREADABLE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,7 +89,7 @@ def import_studies(
 
 @dataclass(eq=False)
 class _Import:
-    """Import into one folder, which converts and fetches several studies and series at a time."""
+    """Import into one folder, several studies at a time."""
 
     archive: Archive
     files: CaseFiles
@@ -101,7 +101,6 @@ class _Import:
     def __post_init__(self) -> None:
         self.patience = Patience(answered=True)
         self.stopped = threading.Event()
-        self.fetching = ThreadPoolExecutor(self.settings.parallel)
         self.outcome = ImportOutcome()
 
     def run(self, plans: Sequence[StudyPlan]) -> ImportOutcome:
@@ -125,16 +124,15 @@ class _Import:
         self.on_event(
             {"event": "start", "todo": len(todo), "there": len(sound) - len(todo), "objects": objects}
         )
-        with self.fetching, ThreadPoolExecutor(settings.parallel) as converting:
-            futures = [(plan, converting.submit(self._import, plan)) for plan in todo]
+        with ThreadPoolExecutor(settings.parallel) as pool:
+            futures = [(plan, pool.submit(self._import, plan)) for plan in todo]
             try:
                 for plan, future in futures:
                     if problem := future.result():
                         problems[plan.case] = problem
             except BaseException:
                 self.stopped.set()
-                for pool in (converting, self.fetching):
-                    pool.shutdown(cancel_futures=True, wait=False)
+                pool.shutdown(cancel_futures=True, wait=False)
                 raise
         # Not after an interruption: a split of some patients would bind the others.
         files.write_listing(studies, settings)
@@ -153,6 +151,7 @@ class _Import:
             return ""
         staging = self.files.staging(plan.case)
         private_folder(staging)
+        self.studies.begin(plan)
         problem = ""
         try:
             with reading_objects():
@@ -161,7 +160,7 @@ class _Import:
             problem = str(error)
             self._take_out(plan)
             if isinstance(error, LabelRefused):
-                self.studies.refuse(plan, error.segments)
+                self.studies.begin(plan, error.segments)
         except (FetchError, ArchiveError) as error:
             # Its objects stay, and the next call requests the missing ones alone.
             self.on_event({"event": "failed", "case": plan.case})
@@ -177,13 +176,15 @@ class _Import:
 
     def _convert(self, plan: StudyPlan, staging: Path) -> None:
         settings = self.settings
-        fetches = [self._fetch(series, staging / f"label{n}") for n, series in enumerate(plan.labels)]
-        images, objects = plan.images, None
+        files = [self._fetch(series, staging / f"label{n}") for n, series in enumerate(plan.labels)]
+        objects = [LabelObject.read(file) for fetched in files for file in fetched]
+        references = set[str]().union(
+            *(item.references for item in possible_outlines(objects, settings) or objects)
+        )
+        images = plan.images
         if len(images) > max(1, len(settings.channels)):
-            objects = _label_objects(_fetched(fetches))
-            images = [_referred(images, possible_outlines(objects, settings) or objects)]
-        fetches += [self._fetch(series, staging / f"image{n}") for n, series in enumerate(images)]
-        files = _fetched(fetches)
+            images = [_referred(images, references)]
+        files += [self._fetch(series, staging / f"image{n}") for n, series in enumerate(images)]
         rules: list[str | None] = [*settings.channels.values()] or [settings.series]
         volumes = [
             open_volume(
@@ -196,13 +197,10 @@ class _Import:
         ]
         for remark in dict.fromkeys(text for volume in volumes for text in volume.remarks):
             self.on_event({"event": "remark", "case": plan.case, "text": remark})
-        if objects is None:
-            objects = _label_objects(files[: len(plan.labels)])
         grid = volumes[0]
         label: np.ndarray | None = None
         shown: list[str] = []
         if settings.outlined:
-            references = _references(possible_outlines(objects, settings) or objects)
             grid = next((volume for volume in volumes if volume.uid in references), grid)
             if grid.uid not in references:
                 raise ReaderError("none of its label maps refers to its image")
@@ -230,10 +228,8 @@ class _Import:
         if self.deidentifier is not None:
             _keep_objects(self.deidentifier, objects, files.dicom(case), plan)
 
-    def _fetch(self, series: ArchiveSeries, folder: Path) -> Future[list[Path]]:
-        return self.fetching.submit(
-            self.archive.fetch, series, folder, lambda: self.on_event({"event": "object"})
-        )
+    def _fetch(self, series: ArchiveSeries, folder: Path) -> list[Path]:
+        return self.archive.fetch(series, folder, lambda: self.on_event({"event": "object"}))
 
 
 def _keep_objects(
@@ -246,23 +242,8 @@ def _keep_objects(
             deidentifier.write(files, folder, patient=plan.patient, study=plan.case.removeprefix("case-"))
 
 
-def _fetched(fetches: Sequence[Future[list[Path]]]) -> list[list[Path]]:
-    """Return the files of several series, once all have come or failed: half a study is kept, too."""
-    wait(fetches)
-    return [fetch.result() for fetch in fetches]
-
-
-def _label_objects(series: Sequence[Sequence[Path]]) -> list[LabelObject]:
-    return [LabelObject.read(file) for files in series for file in files]
-
-
-def _references(objects: Sequence[LabelObject]) -> set[str]:
-    return set[str]().union(*(item.references for item in objects))
-
-
-def _referred(images: Sequence[ArchiveSeries], objects: Sequence[LabelObject]) -> ArchiveSeries:
+def _referred(images: Sequence[ArchiveSeries], references: set[str]) -> ArchiveSeries:
     """Return the image to which label objects refer."""
-    references = _references(objects)
     referred = [series for series in images if series.uid in references]
     if len(referred) != 1:
         raise ReaderError(

@@ -48,7 +48,7 @@ from medfedaug.runs.prediction.predictions_file import Predictions
 from medfedaug.utils.files import parse_versioned, private_folder, write_json, write_versioned
 
 _LIST, _KIND, _VERSION = "studies.json", "predicted-studies", 1
-_IMAGES, _FETCHED, _FETCHING = "images", "fetched", "fetching"
+_IMAGES, _FETCHING = "images", "fetching"
 _COLOURS = 3
 _MOST_FAILURES = 3  # consecutive refusals of an archive after which nothing more is sent
 
@@ -81,11 +81,8 @@ def predict_studies(
     """Fetch studies, predict them, and store the predictions with their images.
 
     A study is skipped if the archive already has all objects of this model. A study that cannot be fetched,
-    predicted or stored does not stop the others. A second call continues an interrupted one.
-
-    A few studies are fetched, predicted, and their images removed, before the next ones.
-    If the statistics of all images normalise them, all studies are fetched first, and kept in ``OUT.state``
-    until all are done.
+    predicted or stored does not stop the others. A second call continues an interrupted one. Images lie in
+    ``OUT.state`` until all are predicted.
 
     Raises:
         ConfigError: where nothing can be predicted, before anything is fetched.
@@ -98,7 +95,6 @@ def predict_studies(
     state = out.with_name(f"{out.name}.state")
     private_folder(state)
     with only_process(state):
-        book = _Book(state / _LIST)
         settings = ImportSettings(
             series=options.series,
             volume=studies.volume,
@@ -114,49 +110,28 @@ def predict_studies(
             archive=archive,
             out=out,
             state=state,
+            studies=studies,
+            series=options.series,
             identity=partial(object_identity, models, origin),
             kinds=(ObjectKind.SEGMENTATION, *([ObjectKind.RTSTRUCT] if options.rtstruct else [])),
-            channels=studies.channels,
-            series=options.series,
-            volume=studies.volume,
             named=bool(models.first.config.channel_names),
-            book=book,
-            tell=tell,
-            store=studies.store,
-            patience=Patience(answered=True),
+            book=_Book(state / _LIST),
         )
         todo = job.open_studies(plans, fresh=options.overwrite)
-
-        def predict(cases: Sequence[str], first: bool) -> None:
+        if fetched := job.fetch(todo, tell):
             predictions = predict_images(
                 models,
                 state / _IMAGES,
                 out,
-                replace(options, series=None, overwrite=options.overwrite and first),
-                further={case: job.further(case) for case in cases},
-                among=todo,
-                on_event=_merged(tell, len(todo), first=first),
+                replace(options, series=None),
+                further={case: job.further(case) for case in fetched},
+                on_event=tell,
                 on_case=job.deliver,
             )
-            job.result.problems |= {n: e["error"] for n, e in predictions.failed.items() if n in cases}
-
-        together = uses_given_images(models.first, origin)
-        job.carry_out(todo, predict, studies.parallel, together=together)
-        job.finish()
+            failed = predictions.failed
+            job.result.problems |= {case: failed[case]["error"] for case in fetched if case in failed}
+        job.finish(together=uses_given_images(models.first, origin))
         return job.result
-
-
-def _merged(tell: Event, total: int, *, first: bool) -> Event:
-    """Merge the events of several predictions: a single start, and each note once."""
-
-    def merged(event: dict[str, Any]) -> None:
-        if event["event"] == "start":
-            if first:
-                tell({**event, "cases": total, "todo": total - event["there"]})
-        elif first or event["event"] not in ("note", "left_out"):
-            tell(event)
-
-    return merged
 
 
 def _leave_out_withdrawn(plans: Sequence[StudyPlan], folder: Path) -> None:
@@ -193,16 +168,13 @@ class _Job:
     archive: Archive
     out: Path
     state: Path
+    studies: StudyOptions
+    series: str | None
     identity: Callable[..., ModelIdentity]
     kinds: Sequence[ObjectKind]
-    channels: Mapping[str, str]
-    series: str | None
-    volume: str | None
     named: bool
     book: _Book
-    tell: Event
-    store: bool
-    patience: Patience
+    patience: Patience = field(default_factory=lambda: Patience(answered=True))
     images: dict[str, list[ArchiveSeries]] = field(default_factory=dict)
     missing: dict[str, list[ObjectKind]] = field(default_factory=dict)
     failures: int = 0
@@ -217,21 +189,17 @@ class _Job:
                 self.result.problems[plan.case] = plan.problem
                 continue
             self.images[plan.case] = plan.images
-            if self.store and not self._ask(plan):
+            if self.studies.store and not self._ask(plan):
                 continue
-            if not self.book.enter(plan, self.volume):
-                self._forget(plan.case)
-            done = self.store and not self.missing[plan.case]
+            if not self.book.enter(plan, self.studies.volume):
+                for part in (_IMAGES, _FETCHING):  # an interrupted call chose another image
+                    shutil.rmtree(self.state / part / plan.case, ignore_errors=True)
+            done = self.studies.store and not self.missing[plan.case]
             # An interrupted call's finished cases, too: statistics may be of all images.
-            kept = any((self.state / part / plan.case).is_dir() for part in (_IMAGES, _FETCHED))
+            kept = (self.state / _IMAGES / plan.case).is_dir()
             if kept or not (done or self._is_whole(plan.case, earlier)):
                 todo.append(plan.case)
         return todo
-
-    def _forget(self, case: str) -> None:
-        """Remove what an interrupted call fetched of a case."""
-        for part in (_IMAGES, _FETCHED, _FETCHING):
-            shutil.rmtree(self.state / part / case, ignore_errors=True)
 
     def _ask(self, plan: StudyPlan) -> bool:
         """Ask the archive for objects of this model; return whether it answers."""
@@ -248,43 +216,20 @@ class _Job:
             self.result.existing[plan.case] = [kind.word for kind in existing]
         return True
 
-    def carry_out(
-        self,
-        todo: Sequence[str],
-        predict: Callable[[Sequence[str], bool], None],
-        parallel: int,
-        *,
-        together: bool,
-    ) -> None:
-        """Fetch and predict cases in batches, in a single one if the result depends on all images."""
-        self._tidy(todo)
-        size = len(todo) if together else 2 * parallel
-        first = True
-        with ThreadPoolExecutor(parallel) as pool:
-            for start in range(0, len(todo), max(1, size)):
-                batch, fetched = todo[start : start + size], []
-                came = zip(batch, pool.map(self._fetched, batch), strict=True)
-                for number, (case, is_there) in enumerate(came, start=1):
-                    fetched += [case] if is_there else []
-                    if not start:
-                        self.tell({"event": "fetched", "number": number, "of": len(batch)})
-                for case in fetched:
-                    self._place(case)
-                if fetched:
-                    predict(fetched, first)
-                    first = False
-                if not together:
-                    shutil.rmtree(self.state / _IMAGES, ignore_errors=True)
-
-    def _tidy(self, todo: Sequence[str]) -> None:
-        """Remove images of other cases, and set the images of an interrupted call aside until their turn."""
-        for part in (_IMAGES, _FETCHED, _FETCHING):
-            for path in (self.state / part).glob("*"):
-                if path.name not in todo:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-                elif part == _IMAGES:
-                    private_folder(self.state / _FETCHED)
-                    os.replace(path, self.state / _FETCHED / path.name)
+    def fetch(self, todo: Sequence[str], tell: Event) -> list[str]:
+        """Fetch cases, and return those whose images are there."""
+        for path in [path for part in (_IMAGES, _FETCHING) for path in (self.state / part).glob("*")]:
+            if path.name not in todo:  # of other cases, or a list of them
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        fetched = []
+        with ThreadPoolExecutor(self.studies.parallel) as pool:
+            came = zip(todo, pool.map(self._fetched, todo), strict=True)
+            for number, (case, is_there) in enumerate(came, start=1):
+                fetched += [case] if is_there else []
+                tell({"event": "fetched", "number": number, "of": len(todo)})
+        if fetched and self.studies.channels:
+            self._list_channels(fetched)
+        return fetched
 
     def _fetched(self, case: str) -> bool:
         """Fetch a case, or record the reason why it cannot be fetched."""
@@ -302,15 +247,15 @@ class _Job:
         return False
 
     def _fetch(self, case: str) -> None:
-        place, folder = self.state / _FETCHED / case, self.state / _FETCHING / case
+        place, folder = self.state / _IMAGES / case, self.state / _FETCHING / case
         if place.is_dir():  # whole, of an earlier call
             return
         private_folder(folder)
         private_folder(place.parent)
         for number, series in enumerate(self.images[case]):
-            self.archive.fetch(series, folder / _part(case, number) if self.channels else folder)
+            self.archive.fetch(series, folder / _part(case, number) if self.studies.channels else folder)
         self.patience.heard()
-        if self.channels:
+        if self.studies.channels:
             self._join_channels(case, folder)
         else:
             self._keep_volume(folder, self.series)
@@ -319,7 +264,7 @@ class _Job:
     def _keep_volume(self, folder: Path, rule: str | None) -> None:
         """Remove the files of the other volumes of a fetched series."""
         volumes = scan(folder).series
-        chosen = choose_volume(volumes, rule, self.volume)
+        chosen = choose_volume(volumes, rule, self.studies.volume)
         others = {file for one in volumes if one is not chosen for file in one.files}
         if not others.isdisjoint(chosen.files):
             raise ReaderError("its volumes share a file; `medfedaug import` can read one")
@@ -328,10 +273,11 @@ class _Job:
 
     def _join_channels(self, case: str, folder: Path) -> None:
         """Resample the other channels to the grid of the first one, as NIfTI next to its series."""
-        parts = [folder / _part(case, number) for number in range(len(self.channels))]
+        channels = self.studies.channels
+        parts = [folder / _part(case, number) for number in range(len(channels))]
         volumes = [
-            open_volume(part, rule, allow_burned_in=True, volume=self.volume)
-            for part, rule in zip(parts, self.channels.values(), strict=True)
+            open_volume(part, rule, allow_burned_in=True, volume=self.studies.volume)
+            for part, rule in zip(parts, channels.values(), strict=True)
         ]
         grid = volumes[0]
         assert grid.affine is not None
@@ -339,21 +285,15 @@ class _Job:
             write_nifti(part.with_name(f"{part.name}.nii.gz"), voxels, grid.affine)
         for part in parts[1:]:
             shutil.rmtree(part)
-        self._keep_volume(parts[0], next(iter(self.channels.values())))
+        self._keep_volume(parts[0], next(iter(channels.values())))
 
-    def _place(self, case: str) -> None:
-        """Move the images of a case to their folder of prediction, and list them if they have channels."""
-        images = self.state / _IMAGES
-        private_folder(images)
-        os.replace(self.state / _FETCHED / case, images / case)
-        if not self.channels:
-            return
-        cases = sorted(path.name for path in images.iterdir() if path.is_dir())
-        others = [f"{_part('', n)}.nii.gz" for n in range(1, len(self.channels))]
+    def _list_channels(self, cases: Sequence[str]) -> None:
+        """Write the list of the cases' channels, as `predict_images` reads it."""
+        others = [f"{_part('', n)}.nii.gz" for n in range(1, len(self.studies.channels))]
         rows = [{"image": [f"{name}/{file}" for file in (_part(name, 0), *others)]} for name in cases]
-        names = {str(n): name for n, name in enumerate(self.channels)} if self.named else {}
+        names = {str(n): name for n, name in enumerate(self.studies.channels)} if self.named else {}
         content = {**({"channel_names": names} if names else {}), "test": rows}
-        write_json(images / "dataset.json", content)
+        write_json(self.state / _IMAGES / "dataset.json", content)
 
     def deliver(self, case: str) -> None:
         """Store the objects of a predicted case that the archive lacks."""
@@ -375,17 +315,21 @@ class _Job:
         else:
             self.failures = 0
 
-    def finish(self) -> None:
-        """Store the predictions of an earlier call, and remove the images when all is done."""
+    def finish(self, *, together: bool) -> None:
+        """Store the predictions of an earlier call, and remove the images.
+
+        Where predictions depend on all images ``together``, these stay until no study fails.
+        """
         cases = Predictions.read(self.out).get("cases", {})
         for case in self.images:
             if case in cases:
                 self.result.cases[case] = cases[case]
                 if case not in self.result.problems:
                     self.deliver(case)
+        if not (together and self.result.problems):
+            shutil.rmtree(self.state / _IMAGES, ignore_errors=True)
         if not self.result.problems:
-            for part in (_IMAGES, _FETCHED, _FETCHING):
-                shutil.rmtree(self.state / part, ignore_errors=True)
+            shutil.rmtree(self.state / _FETCHING, ignore_errors=True)
 
     def _is_whole(self, case: str, earlier: Mapping[str, Any]) -> bool:
         """Return whether ``OUT`` has this model's objects of a case."""
@@ -403,8 +347,8 @@ class _Job:
     def further(self, case: str) -> dict[str, str]:
         """Return what else identifies a case's image: its series after the first, by channel; its volume."""
         uids = [series.uid for series in self.images[case]]
-        names = [*self.channels] if self.named else []
-        volume = {"--volume": self.volume} if self.volume else {}
+        names = [*self.studies.channels] if self.named else []
+        volume = {"--volume": self.studies.volume} if self.studies.volume else {}
         return volume | dict([*zip(channel_keys(names, len(uids)), uids, strict=True)][1:])
 
 

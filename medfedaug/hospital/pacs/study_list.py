@@ -15,9 +15,8 @@ from medfedaug.hospital.pacs.import_settings import ImportSettings
 from medfedaug.utils.files import parse_versioned, write_versioned
 
 _FILE, _KIND, _VERSION = "studies.json", "imported-studies", 1
-_FREE = ("allow_burned_in", "parallel", "refresh", "labelled")
 # Choices for refused studies may be made later: imported studies did not need them.
-_LATER = ("volume", "overlap", "label_series")
+_FREE = ("allow_burned_in", "parallel", "refresh", "labelled", "volume", "overlap", "label_series")
 
 
 class StudyList:
@@ -30,7 +29,8 @@ class StudyList:
             label map shows.
         labelled: the classes under ``labelled`` that the last import wrote without ``--labelled``; empty
             where it wrote none.
-        refused: by case its patient's pseudonym, identifiers, and names of the refused segments.
+        refused: studies without an import, by case: the patient's pseudonym, identifiers, and names of the
+            refused segments.
         withdrawn: by patient the time.
         caches: folders of prepared images from which withdrawn patients are still to be removed.
     """
@@ -54,14 +54,11 @@ class StudyList:
         """Bind the list to the settings that decide over voxels; refuse a change of them."""
         choices = _choices(settings)
         before = self._content.get("settings")
-        if before is not None and self.studies:
-            defaults = _choices(ImportSettings(segments=dict(before.get("segments", ()))))
-            later = {name: choices[name] for name in _LATER if before.get(name) == defaults[name]}
-            if {**before, **later} != choices:
-                raise ConfigError(
-                    f"{self.path.parent}: its studies were imported with other settings; "
-                    "give the same ones, or another --out"
-                )
+        if self.studies and before != choices:
+            raise ConfigError(
+                f"{self.path.parent}: its studies were imported with other settings; "
+                "give the same ones, or another --out"
+            )
         self._content["settings"] = choices
 
     def enter(
@@ -94,14 +91,14 @@ class StudyList:
         """Count the images by unit, of those that state one."""
         return Counter(unit for entry in self.studies.values() for unit in entry["units"] if unit)
 
-    def refuse(self, plan: StudyPlan, segments: Sequence[str]) -> None:
-        """Enter the names of the segments for which a study was refused: messages do not show them."""
+    def begin(self, plan: StudyPlan, segments: Sequence[str] = ()) -> None:
+        """Enter a study whose objects are about to come, or the names of the segments that refuse it."""
         with self._lock:
             self.refused[plan.case] = {**_identifiers(plan), "segments": [*segments]}
             self.save()
 
     def patients_of(self, query: StudyQuery) -> set[str]:
-        """Return the patients with a study, imported or refused, that matches a query."""
+        """Return the patients with a study, imported or not, that matches a query."""
         entries = (*self.studies.values(), *self.refused.values())
         return {entry["patient"] for entry in entries if entry.get(query.key) == query.value}
 

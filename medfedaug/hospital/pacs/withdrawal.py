@@ -8,7 +8,6 @@ from medfedaug.data.preparation.cache import remove_prepared
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import ArchiveStudy, StudyQuery
 from medfedaug.hospital.pacs.case_files import CaseFiles
-from medfedaug.hospital.pacs.folder import FolderArchive
 from medfedaug.hospital.pacs.study_list import StudyList
 
 
@@ -38,22 +37,14 @@ def withdraw(
         raise ConfigError(f"{state}: holds no list of imported studies; name its folder with --state")
     with files.locked():
         studies = StudyList(state)
-        patients: set[str] = set()
-        fetched: list[ArchiveStudy] = []
-        unmatched = 0
-        archive = FolderArchive(files.fetching) if files.fetching.is_dir() else None
-        for query in queries:
-            matches = archive.find_studies(query) if archive is not None else []
-            persons = studies.patients_of(query) | {pseudonym(study.person, "patient") for study in matches}
-            if not persons and not _is_withdrawn(query, studies, pseudonym):
-                unmatched += 1
-            patients |= persons
-            fetched += matches
-        studies.withdraw(sorted(patients), [path.resolve() for path in caches])
-        for study in fetched:
-            files.remove(pseudonym(study.uid, "case"))
-        removed = dict.fromkeys(sorted(patients), 0) | finish_withdrawals(studies, files)
-        return Withdrawal(removed, unmatched)
+        matches = [studies.patients_of(query) for query in queries]
+        patients = sorted(set[str]().union(*matches))
+        unmatched = sum(
+            not persons and not _is_withdrawn(query, studies, pseudonym)
+            for query, persons in zip(queries, matches, strict=True)
+        )
+        studies.withdraw(patients, [path.resolve() for path in caches])
+        return Withdrawal(dict.fromkeys(patients, 0) | finish_withdrawals(studies, files), unmatched)
 
 
 def _is_withdrawn(query: StudyQuery, studies: StudyList, pseudonym: Callable[[str, str], str]) -> bool:
@@ -80,6 +71,7 @@ def finish_withdrawals(studies: StudyList, files: CaseFiles) -> dict[str, int]:
         del studies.studies[case]
     refused = [case for case, entry in studies.refused.items() if entry["patient"] in studies.withdrawn]
     for case in refused:
+        files.remove(case)
         del studies.refused[case]
     if gone or refused or studies.caches:
         studies.caches.clear()

@@ -243,9 +243,7 @@ class GuardedGate(Gate):
 
     def _own_text(self, site: str, trainer: SiteTrainer) -> Iterator[str]:
         """Yield the site's own text, which messages may hold even if the job has it too."""
-        yield from (site, self.site, *(bundle.name for bundle in known()))
-        for names in (self.rules.methods, self.rules.networks, self.rules.loops):
-            yield from names or ()
+        yield from (site, self.site, *(bundle.name for bundle in known()), *self.rules.loops)
         folder = getattr(trainer, "folder", None)
         if isinstance(folder, SiteFolder):
             yield from (*folder.classes, *folder.channel_names)

@@ -1,14 +1,13 @@
 """`JobBook`: the jobs that came to a site, their submitters, and the administrator's decisions."""
 
-import hashlib
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.run import RunConfig, job_hash
@@ -89,7 +88,6 @@ class JobBook:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._locks: dict[str, FileLock] = {}  # of the jobs that run in this process
 
     def entries(self) -> list[JobEntry]:
         """List all entries, the oldest first."""
@@ -140,7 +138,6 @@ class JobBook:
             entry = self._read(self._path(entry.hash))
             ends = {name: when for name, when in entry.ends.items() if name != job}  # it came back
             self._write(replace(entry, runs={job: time.time(), **entry.runs}, ends=ends))
-        self._hold(job)
 
     def end(self, job: str) -> None:
         """Enter the end of a job at this site."""
@@ -148,34 +145,6 @@ class JobBook:
             for entry in self.entries():
                 if job in entry.runs:
                     self._write(replace(entry, ends={**entry.ends, job: time.time()}))
-        if (lock := self._locks.pop(job, None)) is not None:
-            lock.release()
-            self._mark(job).unlink(missing_ok=True)
-
-    def is_running(self, job: str) -> bool:
-        """Return whether a process of a job runs on this machine now."""
-        mark = self._mark(job)
-        if not mark.is_file():
-            return False
-        try:
-            with FileLock(mark, timeout=0):
-                return False
-        except Timeout:
-            return True
-
-    def _hold(self, job: str) -> None:
-        """Lock the job's mark, which the system releases when this process ends."""
-        if job in self._locks:
-            return
-        lock = FileLock(self._mark(job), timeout=1, thread_local=False)
-        with suppress(Timeout):  # another process of the same job, which has not ended yet
-            lock.acquire()
-            self._locks[job] = lock
-
-    def _mark(self, job: str) -> Path:
-        # The identifier is the server's, and may not be a valid file name.
-        digest = hashlib.sha256(job.encode("utf-8", "surrogatepass")).hexdigest()
-        return self.folder / f".{digest[:16]}.running"
 
     def find(self, beginning: str) -> JobEntry:
         """Return the entry whose hash has this beginning."""

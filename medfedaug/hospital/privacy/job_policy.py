@@ -41,17 +41,6 @@ max_rounds is 100
     PANEL: ClassVar[str] = "Jobs in which the site takes part"
     OPEN: ClassVar[str] = "the kit's value"
 
-    methods: tuple[Name, ...] | None = setting(
-        None,
-        "Methods that jobs may use, separated by commas; by default all. A package's methods also need "
-        "--allow-plugin.",
-        flags=("--allow-methods",),
-    )
-    networks: tuple[Name, ...] | None = setting(
-        None,
-        "Networks that jobs may use, separated by commas; by default all. A name or a class path.",
-        flags=("--allow-networks",),
-    )
     loops: tuple[Name, ...] = setting(
         (),
         "Training loop that jobs may bring or name; repeatable. FILE.py@SHA-256, as `medfedaug export` "
@@ -103,11 +92,9 @@ max_rounds is 100
         Raises:
             JobRefused: naming the rule and the job's setting, whose value stays at the site.
         """
-        for name in (entry["name"] for entry in config.methods):
-            self._allowed(site, "method", name, "methods", self.methods)
-        self._allowed(site, "network", config.network, "networks", self.networks)
-        if config.loop is not None:
-            self._allowed(site, "training loop", config.loop, "loops", self.loops)
+        if config.loop is not None and config.loop not in self.loops:
+            allowed = ", ".join(self.loops) or "none"
+            _refuse(site, f"its training loop is {withheld(config.loop)}", f"loops allows {allowed}")
         if config.rounds > self.max_rounds:
             _refuse(site, f"its rounds are {withheld(config.rounds)}", f"max_rounds is {self.max_rounds}")
         if self.secure_only and not config.secure_aggregation:
@@ -136,10 +123,6 @@ max_rounds is 100
         if megabytes > self.max_model_mb:
             reason = f"its methods exchange {megabytes:.4g} MB in a message"
             _refuse(site, reason, f"max_model_mb is {self.max_model_mb:g}")
-
-    def _allowed(self, site: str, kind: str, name: str, rule: str, names: tuple[str, ...] | None) -> None:
-        if names is not None and name not in names:
-            _refuse(site, f"its {kind} is {withheld(name)}", f"{rule} allows {', '.join(names) or 'none'}")
 
     def describe(self) -> str:
         """Describe the rules that are not the default in one line, for `doctor`."""

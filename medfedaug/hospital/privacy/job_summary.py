@@ -9,26 +9,13 @@ from typing import TYPE_CHECKING
 from medfedaug.config.comparison import REFERENCE, ComparisonConfig
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import JobRefused, MedFedAugError
-from medfedaug.hospital.privacy.job_log import JobBook, JobEntry
+from medfedaug.hospital.privacy.job_log import JobEntry
 from medfedaug.hospital.privacy.policy import OPEN_PROMISE
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
     from medfedaug.methods.base import ServerExchange
-
-
-def job_state(entry: JobEntry, job: str, book: JobBook) -> str:
-    """Return the state of a job at this site."""
-    if job not in entry.runs:
-        return "has not begun"
-    if job in entry.ends:
-        return "ended"
-    return "running" if book.is_running(job) else "no process: it was killed, or its machine was"
-
-
-def _purpose(config: Mapping[str, object]) -> str:
-    return str(config.get("purpose") or "") or "none given"
 
 
 def _submitters(entry: JobEntry) -> list[str]:
@@ -51,7 +38,13 @@ def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
     from medfedaug.federation.server.server import FederationServer
 
     policy = settings.privacy
-    lines = [f"job {entry.hash}", *_submitters(entry), f"purpose: {_purpose(entry.run)}", "", "What runs"]
+    lines = [
+        f"job {entry.hash}",
+        *_submitters(entry),
+        f"purpose: {entry.run.get('purpose') or 'none given'}",
+        "",
+        "What runs",
+    ]
     try:
         compared = ComparisonConfig.from_dict(entry.config) if entry.compares else None
         configs = [*compared.configs().values()] if compared else [RunConfig.from_dict(entry.config)]

@@ -73,12 +73,6 @@ class SiteSettings(Machine, Place):
         flags=None,
     )
     jobs: JobRules = setting(JobRules, "The jobs that the site takes part in.", flags=None)
-    tracking: bool = setting(
-        False,
-        "Send the scores and seconds of each update to the tracker of a job that has one (tracking), as "
-        "NVFlare's events of metrics. The server gets the same numbers in the update.",
-        rare=True,
-    )
     simulation: bool = setting(
         False,
         "Suspend all rules for jobs, since the server and all sites are on one machine. Simulations set it; "

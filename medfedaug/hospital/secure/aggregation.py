@@ -54,14 +54,7 @@ class SecureAggregation(Aggregation):
         yield Ask(masks.confirmation(), masks.summed, masks.accept_confirmation)
         yield Ask(masks.opening(), masks.with_signature, masks.accept_opening)
 
-    def add(
-        self,
-        site: str,
-        reply: Reply,
-        weight: float,
-        steps: Mapping[str, float] | None = None,
-        doubt: str | None = None,
-    ) -> None:
+    def add(self, site: str, reply: Reply, weight: float, steps: Mapping[str, float]) -> None:
         """Add a site's masked numbers."""
         self.masks.add(site, reply.masks[MASKED].contiguous().numpy().view(np.uint64))
         self.weights[site] = weight

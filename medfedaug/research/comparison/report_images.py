@@ -158,7 +158,7 @@ def _views(
 ) -> list[CaseView]:
     views: list[CaseView] = []
     limit = run.config.get("limit")
-    for opened, complete in open_model(model, data, config=run.path, device=device, limit=limit):
+    for opened, complete in open_model(model, data, device=device, limit=limit):
         folder = opened.folder
         if not folder.cases["test"] or folder.name not in {*run.sites, *run.unseen} & {*sites}:
             continue

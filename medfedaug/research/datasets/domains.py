@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
+from medfedaug.data.base import Case, SiteFolder, base_folder, reading
 from medfedaug.data.images import ImageFolder, cases_of_classes, published_split, visible_folders
 from medfedaug.data.splits import split_by_class
 from medfedaug.research.datasets.pickles import load_arrays
@@ -96,15 +96,12 @@ def _listed(root: Path, site: str, part: str) -> list[Case]:
     path = root / f"{site}_{part}.pkl"
     if not path.exists() and (root / "splits").is_dir():
         path = root / "splits" / f"{site}_{part}.json"
-    try:
+    path.stat()  # a missing file has an error of its own
+    with reading(site, path):
         is_json = path.suffix == ".json"
         entries: Any = parse_json(path.read_text()) if is_json else zip(*load_arrays(path), strict=True)
         # Paths begin at FedBN's folder; the last three parts are site, class and file.
         parts = [(PurePosixPath(str(image)).parts[-3:], str(label)) for image, label in entries]
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # a damaged pickle fails anywhere
-        raise unreadable(site, path, error) from error
     return [Case("/".join(image), root.joinpath(*image), label) for image, label in parts]
 
 

@@ -30,9 +30,6 @@ class ClassMean(Method):
     Args:
         head: dotted name of the last layer; by default the network's.
 
-    Raises:
-        ConfigError: when the last layer has no row for each class, or its weights stay at the sites.
-
     Deviations:
         No paper: a baseline.
     """
@@ -107,8 +104,7 @@ class ClassMeanExchange(AggregatorExchange):
 class ClassMeanServer(Aggregator):
     """The server's half: sums of the last layer's rows.
 
-    Args:
-        rows: names of its entries, each with its axis of classes.
+    ``rows`` names its entries, each with its axis of classes.
 
     Attributes:
         sites: the number of sites of the last round that have annotated each class.

@@ -20,9 +20,6 @@ class FedAvgM(Method):
         momentum: β.
         server_lr: η, the server's learning rate.
 
-    Raises:
-        ConfigError: for arguments out of range, or when no parameter is averaged.
-
     Deviations:
         Heavy-ball momentum, as in the paper's equation; its experiments use Nesterov's. The velocity is
         float64. Running statistics of norm layers are not parameters, and become their mean.

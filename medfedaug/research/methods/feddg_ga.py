@@ -46,9 +46,6 @@ class FedDGGA(Method):
     the models of a round until its end. A site's weight depends on losses that it reports itself, and no
     limit on a site's share applies.
 
-    Raises:
-        ConfigError: for a ``step`` outside [0, 1], and when no parameter is averaged.
-
     Deviations:
         The paper's text was not available: the library fl4health quotes the equations from it. The paper's
         public code omits μ, multiplies d by 1/3, the initial weight of its three sites, and computes the

@@ -4,19 +4,18 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from monai.transforms import Transform
 from monai.utils import CommonKeys as Keys
 from monai.utils import convert_to_tensor
 from torch import Tensor
 
-from medfedaug import functional as F
 from medfedaug.config.kinds import INTENSITY_MEAN
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
 from medfedaug.research.methods.fedsam import gradients_nearby
-from medfedaug.transforms import NormalizeAmplituded
 
 
 class FedHarmo(Method):
@@ -41,7 +40,6 @@ class FedHarmo(Method):
     Exchange, once: ``amplitude`` (C, H, W // 2 + 1), Āₖ, up; Ā down.
 
     Raises:
-        ConfigError: for a negative argument.
         DataError: for a site whose images have several sizes.
 
     Deviations:
@@ -89,11 +87,9 @@ class FedHarmoSite(SitePart, SiteExchange):
         for batches in self.context.case_batches():
             # The batches are padded. A transform in place of Ψ measures each image before.
             measuring = self._measuring = _Amplitudes()
-            try:
-                for _ in batches:
-                    pass
-            finally:
-                self._measuring = None
+            for _ in batches:
+                pass
+            self._measuring = None
             sizes |= measuring.sums.keys()
             if len(sizes) > 1:
                 first, second = sorted(sizes)[:2]
@@ -114,7 +110,7 @@ class FedHarmoSite(SitePart, SiteExchange):
             return [self._measuring]
         if self.amplitude is None:
             return ()
-        return [NormalizeAmplituded(keys=Keys.IMAGE, amplitude=self.amplitude)]
+        return [NormalizeAmplitude(self.amplitude)]
 
     def gradients(self, step: Step, again: Callable[[], None]) -> None:
         if self.method.perturbation:
@@ -130,7 +126,7 @@ class _Amplitudes(Transform):
 
     def __call__(self, data: Mapping[Hashable, Any]) -> Mapping[Hashable, Any]:
         image: Tensor = convert_to_tensor(data[Keys.IMAGE], track_meta=False)
-        amplitude, size = F.amplitude_spectrum(image.double()), tuple(image.shape[1:3])
+        amplitude, size = amplitude_spectrum(image), tuple(image.shape[1:3])
         if amplitude.ndim == 4:  # a volume is normalised slice by slice
             amplitude = amplitude.mean(dim=-1)
         self.sums[size] = self.sums[size] + amplitude if size in self.sums else amplitude
@@ -178,15 +174,82 @@ class FedHarmoServer(ServerExchange):
     def check(self, payload: Payload) -> None:
         """Refuse negative amplitudes, and another image size than at other sites."""
         amplitude, expected = payload["amplitude"], (self.mean or self.total).get("amplitude")
-        if bool((amplitude < 0).any()):
-            raise ValueError("an amplitude is negative")
-        if expected is not None and amplitude.shape != expected.shape:
+        if bool((amplitude < 0).any()) or (expected is not None and amplitude.shape != expected.shape):
+            others = "" if expected is None else f", other sites have {tuple(expected.shape)}"
             raise ValueError(
-                f"amplitudes of shape {tuple(amplitude.shape)}, other sites have {tuple(expected.shape)}: "
-                "the images of all sites must have one size"
+                f"amplitudes of shape {tuple(amplitude.shape)}{others}: the images of all sites must have "
+                "one size, and no amplitude is negative"
             )
 
     def summary(self) -> dict[str, Any]:
         """Return the root mean square of Ā over channels and frequencies."""
         mean = self.mean.get("amplitude")
         return {} if mean is None else {"amplitude": math.sqrt(float(mean.double().square().mean()))}
+
+
+class NormalizeAmplitude(Transform):
+    """Replace the amplitudes of an image's Fourier transform by Ā, (C, H, W // 2 + 1)."""
+
+    def __init__(self, amplitude: Tensor) -> None:
+        self.amplitude = amplitude.double()
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        image: Tensor = convert_to_tensor(data[Keys.IMAGE], track_meta=False)
+        changed = normalise_amplitude(image, self.amplitude.to(image.device))
+        return {**data, Keys.IMAGE: changed.float()}
+
+
+def amplitude_spectrum(x: Tensor) -> Tensor:
+    """The amplitudes of an image's Fourier transform ("amplitude normalization").
+
+    ::
+
+        A(u, v) = |F(u, v)|,   F(u, v) = Σ_(h,w) x(h, w) e^(−2πi(hu/H+wv/W))
+
+    of each channel. The transform of real numbers is symmetric, so that half of it is enough.
+
+    The result for an image (C, H, W) is (C, H, W // 2 + 1), float64; a volume (C, H, W, D) is transformed
+    slice by slice.
+
+    Example:
+        >>> float(amplitude_spectrum(torch.tensor([[[1.0, 2.0, 3.0]]]))[0, 0, 0])
+        6.0
+    """
+    amplitudes: Tensor = torch.fft.rfft2(x.double(), dim=(1, 2)).abs()
+    return amplitudes
+
+
+def normalise_amplitude(x: Tensor, amplitude: Tensor) -> Tensor:
+    """An image with other amplitudes and its own phases ("amplitude normalization").
+
+    ::
+
+        Ψ(x) = F⁻¹(Ā e^(iP)),   P = arg F(x)
+
+    x is an image (C, H, W) or a volume of slices (C, H, W, D); Ā is that of an image. The result is float64.
+
+    Raises:
+        ValueError: when the amplitudes belong to images of another size (names both).
+
+    Deviations:
+        A frequency whose amplitude is zero in an image has no phase, and stays zero: with a phase of zero, a
+        slice without content would get one bright pixel. Computed in float64, which tells zero from small.
+
+    Example:
+        >>> x = torch.tensor([[[1.0, 2.0, 3.0]]])
+        >>> [round(v, 4) for v in normalise_amplitude(x, 2 * amplitude_spectrum(x)).flatten().tolist()]
+        [2.0, 4.0, 6.0]
+    """
+    spectrum = torch.fft.rfft2(x.double(), dim=(1, 2))
+    if amplitude.shape != spectrum.shape[:3]:
+        raise ValueError(
+            f"amplitudes of shape {tuple(amplitude.shape)} do not belong to an image of shape "
+            f"{tuple(x.shape)}: they are (C, H, W // 2 + 1), and all images must have one size"
+        )
+    own = spectrum.abs()
+    present = own > 1e-12 * own.amax(dim=(1, 2), keepdim=True)
+    phase = spectrum / torch.where(present, own, torch.ones_like(own))
+    target = amplitude[..., None] if x.dim() == 4 else amplitude
+    replaced = target * torch.where(present, phase, torch.zeros_like(phase))
+    image: Tensor = torch.fft.irfft2(replaced, s=x.shape[1:3], dim=(1, 2))
+    return image

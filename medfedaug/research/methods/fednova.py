@@ -30,9 +30,6 @@ class FedNova(Method):
 
     Exchange, every round: aᵢ up.
 
-    Raises:
-        ConfigError: when no parameter is averaged.
-
     Deviations:
         The paper has no aᵢ for Adam: here it is the number of steps, each about as long as the learning rate.
         The sites' weights in the mean are divided by aᵢ, also for running statistics of norm layers, which

@@ -24,9 +24,6 @@ class FedProto(Method):
     Args:
         weight: λ.
 
-    Raises:
-        ConfigError: for a negative ``weight``, and for segmentation, whose images have no class.
-
     Deviations:
         The paper's sites share prototypes and no weights, which is ``single,fedproto``; alone, the method
         averages models too, as in other papers' comparisons. Eq. 6 divides the weighted mean of the sites'

@@ -20,9 +20,6 @@ class FedSAM(Method):
     Args:
         rho: ρ, the radius of the neighbourhood.
 
-    Raises:
-        ConfigError: for a negative ``rho``.
-
     Deviations:
         The two passes share their random numbers (dropout, FFA layers), so that they have the same loss, and
         only the first updates running statistics. The run's optimiser steps along the second gradient, SGD in

@@ -59,10 +59,6 @@ class FedSR(Method):
         cmi: α_CMI.
         learning_rate: of σ's layer and r(z|y); the optimiser is SGD, made anew in every round.
 
-    Raises:
-        ConfigError: for arguments out of range, for a network that does not end in a fully connected layer,
-            and for segmentation.
-
     Deviations:
         The network is not changed, so that μ(x) has no extra layer and z is as wide as the features. The
         public code ends the network in a layer of twice the width of z for both; it uses the norm of z and
@@ -162,14 +158,7 @@ def gaussian_kl(mean: Tensor, std: Tensor, other_mean: Tensor, other_std: Tensor
 
         Σ_d [log(σ′_d / σ_d) + (σ_d² + (μ_d − μ′_d)²) / (2 σ′_d²) − 1/2]
 
-    Args:
-        mean: μ, (N, D).
-        std: σ, (N, D), positive.
-        other_mean: μ′, (N, D).
-        other_std: σ′, (N, D), positive.
-
-    Returns:
-        The divergence of each pair, (N,).
+    Means and standard deviations are (N, D), the result is (N,).
 
     Example:
         >>> one = torch.ones(1, 2)

@@ -14,9 +14,6 @@ class FineTune(Method):
     Args:
         epochs: passes over the site's training images.
 
-    Raises:
-        ConfigError: for a negative number of epochs.
-
     Deviations:
         The round is selected before fine-tuning, by the global model's validation scores. Papers that compare
         with it do not give the number of epochs.

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, SiteContext, SitePart, Targets
-from medfedaug.models import FeatureMixLayer, insert_layers, stage_layers
+from medfedaug.models import insert_layers, stage_layers
+from medfedaug.models.stage_layer import StageLayer
 from medfedaug.research.methods.mixup import draw_lambda, mixed_targets
 
 
@@ -20,9 +21,6 @@ class ManifoldMixUp(Method):
     Args:
         alpha: α; with 0 it is FedAvg.
         stages: the stages for the draw, all by default.
-
-    Raises:
-        ConfigError: for a negative ``alpha``.
 
     Deviations:
         The paper draws among the input and the first two stages of ResNets, which is ``stages=[1, 2]``. Skip
@@ -41,6 +39,25 @@ class ManifoldMixUp(Method):
 
     def at_site(self, context: SiteContext) -> SitePart:
         return _ManifoldMixUpSite(self.alpha, list(stage_layers(context.network, FeatureMixLayer).values()))
+
+
+class FeatureMixLayer(StageLayer):
+    """The weighted mean of the features of two images, ``λ x_A + (1 − λ) x_B``.
+
+    Attributes:
+        partners: the position of each image's partner in the batch, (B,); ``None`` while not active.
+        weight: λ, set together with the partners.
+    """
+
+    kind = "Manifold MixUp"
+    slug = "manifold_mixup"
+    partners: Tensor | None = None
+    weight = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.partners is None:
+            return x
+        return torch.lerp(x[self.partners.to(x.device, non_blocking=True)], x, self.weight)
 
 
 class _ManifoldMixUpSite(SitePart):

@@ -29,9 +29,6 @@ class MixUp(Method):
     Args:
         alpha: α.
 
-    Raises:
-        ConfigError: for a negative ``alpha``.
-
     Deviations:
         The paper mixes one-hot labels, which is equal for cross-entropy; the weighted loss is also defined
         for label maps and Dice. There is one λ per batch, as in the paper's listing; `monai.transforms.MixUp`

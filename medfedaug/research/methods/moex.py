@@ -3,9 +3,11 @@
 import torch
 from torch import Tensor, nn
 
+from medfedaug.functional import working_precision
 from medfedaug.methods.arguments import Share
 from medfedaug.methods.base import Method, SiteContext, SitePart, Targets
-from medfedaug.models import MomentExchangeLayer, insert_layers, stage_layers
+from medfedaug.models import insert_layers, stage_layers
+from medfedaug.models.stage_layer import StageLayer
 from medfedaug.research.methods.mixup import mixed_targets
 
 
@@ -13,15 +15,12 @@ class MoEx(Method):
     """Moment exchange (Li et al., CVPR 2021).
 
     With probability p, the features of every image after an early stage get the moments of another image of
-    the batch (`medfedaug.models.MomentExchangeLayer`), and the loss becomes λℓ(y_A) + (1 − λ)ℓ(y_B) (Eq. 3).
+    the batch (`MomentExchangeLayer`), and the loss becomes λℓ(y_A) + (1 − λ)ℓ(y_B) (Eq. 3).
 
     Args:
         prob: p; with 0 it is FedAvg.
         weight: λ, the share of an image's own label.
         stage: the stage after which moments are exchanged.
-
-    Raises:
-        ConfigError: for arguments out of range.
 
     Deviations:
         The paper exchanges after the first layer; here it is the first stage, after its pooling.
@@ -40,6 +39,42 @@ class MoEx(Method):
     def at_site(self, context: SiteContext) -> SitePart:
         (layer,) = stage_layers(context.network, MomentExchangeLayer).values()
         return _MoExSite(self, layer)
+
+
+class MomentExchangeLayer(StageLayer):
+    """Give the features of an image the moments of its partner (Li et al., Eq. 1-2).
+
+    ::
+
+        x̂_A = σ_B (x_A − μ_A)/σ_A + μ_B
+
+    with moments over the channels, at every position.
+
+    Attributes:
+        partners: the position of each image's partner in the batch, (B,), set by the method, which also
+            mixes the labels; ``None`` while the layer is not active.
+
+    Deviations:
+        Population variance, as in the paper's equations; its public code has the unbiased one.
+    """
+
+    kind = "MOEX"
+    slug = "moex"
+    eps = 1e-5
+    """Added to the variance before its root."""
+    partners: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.partners is None:
+            return x
+        work = working_precision(x)
+        mean, std = self._moments(work)
+        order = self.partners.to(x.device, non_blocking=True)
+        return ((work - mean) / std * std[order] + mean[order]).to(x.dtype)
+
+    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        variance, mean = torch.var_mean(x, dim=1, correction=0, keepdim=True)
+        return mean, (variance + self.eps).sqrt()
 
 
 class _MoExSite(SitePart):

@@ -25,10 +25,6 @@ class RSC(Method):
         features: share of muted features; with 0 it is FedAvg.
         images: share of images of a batch with muted features.
 
-    Raises:
-        ConfigError: for shares outside [0, 1), for a network that does not end in a fully connected layer,
-            and for segmentation.
-
     Deviations:
         z is the input of the last layer, and its gradient the label's row of the weights. The paper mutes the
         last feature maps, by position or by channel at random. The shares are from its public code.

@@ -23,9 +23,6 @@ class Scaffold(Method):
 
     Exchange, every round: cᵢ⁺ − cᵢ up and c down, each of the size of the parameters.
 
-    Raises:
-        ConfigError: when no parameter is averaged.
-
     Deviations:
         (x − yᵢ)/(Kη) is the mean of the steps of plain SGD, so that cᵢ⁺ is the mean of the gradients g. The
         site computes this mean, which is also defined for momentum and Adam. pᵢ is 1/N in the paper, with

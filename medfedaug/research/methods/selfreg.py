@@ -29,9 +29,6 @@ class SelfReg(Method):
 
     Exchange, every round: the weights of P, 8 D² + 15 D numbers, up; the averages down.
 
-    Raises:
-        ConfigError: for a network that does not end in a fully connected layer, and for segmentation.
-
     Deviations:
         The equations are those of the authors' public code. Its curriculum over domains does not apply to a
         site with one domain; its average of the weights over the last steps is omitted. The run's optimiser,

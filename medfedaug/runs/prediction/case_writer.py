@@ -39,7 +39,7 @@ class CaseWriter:
             return pictures
         label = name if name.endswith(suffix) else name + suffix
         shares = form.probability_files(label, len(self.classes)) if self.options.probabilities else []
-        files = [*form.parts(label), *self.objects.files(case, label)]
+        files = [label, *self.objects.files(case, label)]
         return files + [f"{_PROBABILITIES}/{part}" for part in shares] + pictures
 
     def write(self, case: Case, prediction: Prediction) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.load_results import find_runs
 from medfedaug.runs.model_score import ModelScore
+from medfedaug.runs.prediction.predictions_file import first_difference
 from medfedaug.tasks import Prediction
 
 __all__ = ["Ensemble", "mean_prediction"]
 
 # Members may differ in these: folds of one data set, and repetitions with other seeds.
 _MAY_DIFFER = ("seed", "limit", "holdout")
-_LONGEST = 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,25 +38,15 @@ class Ensemble:
 
     @classmethod
     def open(cls, models: Sequence[str | Path], *, state: str | Path | None = None) -> Ensemble:
-        """Open runs, and check that they have the same settings.
+        """Open runs (`FinishedRun.open`), and check that they have the same settings.
 
-        Args:
-            models: folders of runs, or models in them (`FinishedRun.open`). A folder that is not a run stands
-                for all runs below it, as ``benchmark --folds`` writes them.
-            state: the folder with the sites' state; by default the folder ``state`` of each run.
-
-        Raises:
-            ConfigError: naming the run and the first setting that differs.
+        A folder that is not a run stands for all runs below it, as ``benchmark --folds`` writes them.
         """
         return cls.of([FinishedRun.open(model, state=state) for model in _expanded(models)])
 
     @classmethod
     def of(cls, runs: Sequence[FinishedRun]) -> Ensemble:
-        """Make an ensemble of opened runs.
-
-        Raises:
-            ConfigError: as `open`.
-        """
+        """Make an ensemble of opened runs."""
         by_hash: dict[str, FinishedRun] = {}
         for run in runs:
             other = by_hash.setdefault(run.sha256, run)
@@ -103,9 +93,8 @@ def mean_prediction(predictions: Iterable[Prediction]) -> Prediction:
     if count == 1 or total is None:
         return first
     label = total.max(dim=0, keepdim=first.label.ndim > 0).indices
-    if label.ndim == 0:
-        return Prediction(label, total / count)
-    return Prediction(label, total / count, soft_dice_confidence(total.log(), label[0]))
+    confidence = soft_dice_confidence(total.log(), label[0]) if label.ndim else None
+    return Prediction(label, total / count, confidence)
 
 
 def _expanded(models: Sequence[str | Path]) -> list[Path]:
@@ -123,17 +112,9 @@ def _check_alike(first: FinishedRun, run: FinishedRun) -> None:
     expected, actual = asked_settings(first.record), asked_settings(run.record)
     for name in {**expected, **actual}:
         a, b = expected.get(name), actual.get(name)
-        if name in _MAY_DIFFER or a == b:
-            continue
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            part = next(key for key in {**a, **b} if a.get(key) != b.get(key))
-            name, a, b = f"{name}: {part}", a.get(part), b.get(part)
-        raise ConfigError(
-            f"{run.model.parent} and {first.model.parent} differ in {name} ({_short(b)}, and {_short(a)}): "
-            "an ensemble needs runs with the same settings; name only one run"
-        )
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) < _LONGEST else f"{text[: _LONGEST - 3]}..."
+        if name not in _MAY_DIFFER and a != b:
+            name, b, a = first_difference(name, b, a)
+            raise ConfigError(
+                f"{run.model.parent} and {first.model.parent} differ in {name} ({b}, and {a}): an ensemble "
+                "needs runs with the same settings; name only one run"
+            )

@@ -1,7 +1,7 @@
 """Predict new images with a finished model: label maps on the images' grids, or classes."""
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +14,7 @@ from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
-from medfedaug.federation.engines import check_device
+from medfedaug.federation.engine import check_device
 from medfedaug.federation.job_folder import STATISTICS
 from medfedaug.runs.annotated import Annotated
 from medfedaug.runs.finished_run import FinishedRun
@@ -45,7 +45,6 @@ def predict_images(
     options: PredictionOptions | None = None,
     *,
     further: Mapping[str, Mapping[str, str]] | None = None,
-    among: Collection[str] = (),
     on_event: Event | None = None,
     on_case: Callable[[str], object] | None = None,
 ) -> Predictions:
@@ -61,8 +60,6 @@ def predict_images(
         options: settings; ``None`` for the defaults.
         further: see `medfedaug.runs.prediction.series_objects.SeriesObjects`; by default they are read from
             the files.
-        among: names of all cases where a task is predicted in parts; failed cases of the other parts stay in
-            the record.
         on_event: called with a small dictionary for each event that a user may want to see.
         on_case: called with the name of each case whose files are written.
 
@@ -90,7 +87,7 @@ def predict_images(
     )
     job.check_apart()
     with only_process(out):
-        return job.carry_out(among)
+        return job.carry_out()
 
 
 def uses_given_images(run: FinishedRun, origin: Origin) -> bool:
@@ -140,7 +137,7 @@ class _Job:
             borrowed=self.borrowed,
         )
 
-    def carry_out(self, among: Collection[str]) -> Predictions:
+    def carry_out(self) -> Predictions:
         run, cases = self.run, {case.name: case for case in self.folder.cases["test"]}
         earlier = Predictions.read(self.out)
         known = Predictions.files(earlier)
@@ -159,7 +156,7 @@ class _Job:
         if self.options.overwrite:
             record.remove(known)
         else:
-            record.resume(earlier, states, among)
+            record.resume(earlier, states)
         good = self.readable(record, cases)
         todo = [name for name in good if name not in record.cases]
         if todo and uses_given_images(run, self.origin):

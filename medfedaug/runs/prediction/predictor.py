@@ -41,17 +41,10 @@ class Predictor:
         """Build the network, with the statistics and layers of the images' place."""
         model = run.at_site(origin.site, folder, device, statistics=origin.pair or statistics)
         if not model.recall(run.local_state(origin.site)):
-            if origin.site:
-                raise ConfigError(
-                    f"site {origin.site} did not train in the run, and has no layers of its own: leave out "
-                    "--site, and train with the method's argument unseen"
-                )
-            layers = run.sites_with_layers
-            have = f"has those of {', '.join(layers)}" if layers else "has none"
             raise ConfigError(
                 "the model needs layers that each site keeps, and a place that did not train has none: give "
-                f"--site NAME, whose layers are in {run.state} (it {have}; --state names another folder), "
-                "or train with the method's argument unseen"
+                f"--site NAME, one of {', '.join(run.sites_with_layers) or 'none'} in {run.state} (--state "
+                "names another folder), or train with the method's argument unseen"
             )
         return cls(run, origin, model, model.evaluation_transform())
 
@@ -72,7 +65,7 @@ class Predictor:
         """Predict a case that the model's task has prepared."""
         model = self.model
         return model.task.predict_case(
-            model.network, case, self.transform, model.device, model.config.batch_size, probabilities
+            model.network, case, self.transform, model.config.batch_size, probabilities
         )
 
     def rest(self) -> None:

@@ -107,5 +107,5 @@ def test_nvflare_delivers_the_same_bits(wire):
 
 
 def test_masked_numbers_have_a_format_of_their_own(tiny_config):
-    with pytest.raises(ConfigError, match="wire float16 and secure_aggregation"):
+    with pytest.raises(ConfigError, match="secure_aggregation and wire cannot"):
         tiny_config(wire="float16", secure_aggregation=True)

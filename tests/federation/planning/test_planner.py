@@ -141,6 +141,14 @@ def test_no_quantile_of_ct_is_one_voxel_of_one_patient():
     assert float(_of_foreground(site, 1, [*usual, metal])[0, 1]) == pytest.approx((545 + 3000) / 11)
 
 
+def test_a_caller_hears_of_each_volume_that_was_read(tmp_path):
+    site = write_volumes(tmp_path / "A", (8, 8, 4), (1.0, 1.0, 1.0), "MR", 3)
+    read = []
+    fingerprint(VolumeFolder.open(site), ("background", "lesion"), on_read=lambda *pair: read.append(pair))
+    of = read[-1][1]
+    assert read == [(number + 1, of) for number in range(of)]
+
+
 def test_extent_and_edges_are_of_the_same_cases(tmp_path):
     """Three thick and three thin volumes of one site: its median extent is that of a patient."""
     sizes, edges = zip(*TWO_PROTOCOLS["MR"].values(), strict=True)

@@ -12,7 +12,6 @@ from running import TINY_OPTIONS
 from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import RunFailed
 from medfedaug.federation.messages.messages import PREPARE, TRAIN
-from medfedaug.federation.server import aggregation
 
 SITES = list("ABCDE")
 
@@ -203,20 +202,3 @@ def test_the_command_says_whose_share_was_lowered_and_the_word_for_it(run, uneve
     shares = json.loads((out / "results.json").read_text())["shares"]
     assert set(shares) == {"E"}
     assert shares["E"]["by_samples"] > 0.5
-
-
-# ---------------------------------------------------------------- what is held until the round's end
-
-
-@pytest.mark.all_layers
-def test_updates_that_do_not_fit_into_memory_give_the_same_bits_and_leave_no_file(
-    federation, monkeypatch, tmp_path
-):
-    import tempfile
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    plain, _ = federation(methods="scaffold", rounds=1)
-    monkeypatch.setattr(aggregation, "_MOST_IN_MEMORY", 0)
-    mapped, _ = federation(methods="scaffold", rounds=1)
-    assert same(plain.state, mapped.state)
-    assert not list(tmp_path.iterdir())

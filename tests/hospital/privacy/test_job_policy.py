@@ -47,14 +47,6 @@ def deploy(hospital):
 REFUSED = {
     "rounds without end": ({"rounds": 10**9}, {}, "rounds are {}", "max_rounds is 1000", "1000000000"),
     "a part of the cases": ({"limit": 2}, {}, "limit is {}", "allow_limit is false", "2"),
-    "a method": (
-        *({"methods": "fedavg,fedbn"}, {"methods": ["fedavg"]}, "method is {}"),
-        *("methods allows fedavg", "fedbn"),
-    ),
-    "a network": (
-        *({"network": "unet", "network_args": {}}, {"networks": ["basicunet"]}, "network is {}"),
-        *("networks allows basicunet", "unet"),
-    ),
     "a large model": ({}, {"max_model_mb": 0.005}, "MB", "max_model_mb is 0.005", ""),
 }
 
@@ -91,7 +83,7 @@ def test_a_job_that_a_site_does_not_allow_is_refused_by_rule_and_its_value_stays
     site = hospital(**rules)
     told = words.format("…")
     with pytest.raises(RunFailed, match=told):
-        deploy(site).run(tiny_config(changes.pop("methods", "fedavg"), **changes))
+        deploy(site).run(tiny_config(**changes))
     assert told in site.logged[-1]
     assert "site site_A: job refused: " in site.logged[-1]
     if value:
@@ -274,17 +266,15 @@ def test_a_network_that_computes_while_it_is_built_is_measured_too(tiny_config, 
 
 def test_site_configure_sets_the_rules_and_doctor_shows_them(kits, run):
     kit = kits / "hospital-a"
-    code, _, err = run(
-        *("site", "configure", kit, "--allow-methods", "fedavg,fedbn", "--max-rounds", 50), "--approve"
-    )
+    code, _, err = run("site", "configure", kit, "--secure-only", "--max-rounds", 50, "--approve")
     assert code == 0, err
-    written = {"methods": ["fedavg", "fedbn"], "approve": True, "max_rounds": 50}
+    written = {"secure_only": True, "approve": True, "max_rounds": 50}
     assert json.loads((kit / "local/medfedaug.json").read_text())["jobs"] == written
     assert run("site", "configure", kit, "--no-approve")[0] == 0
     assert SiteSettings.load(kit, {}).jobs == JobRules.from_dict({**written, "approve": False})
     check = next(check for check in examine(kit) if check.name == "jobs")
     assert check.ok
-    assert check.found == "methods ['fedavg', 'fedbn']; max_rounds 50"
+    assert check.found == "max_rounds 50; secure_only True"
     code, _, err = run("site", "configure", kits / "fl-server.example.org", "--approve")
     assert code == 2
     assert "of its own" in err

@@ -43,7 +43,7 @@ def test_the_page_says_who_submitted_the_job_and_whose_word_that_is(signed, proo
     [
         (SiteSettings(privacy=PrivacyPolicy(min_images=12)), "fedavg", "fewer than 12 patients"),
         (SiteSettings(privacy=PrivacyPolicy(epsilon=3)), "fedavg", "ε = 3"),
-        (SiteSettings(jobs=JobRules(methods=("fedrdn",))), "fedavg", "methods allows fedrdn"),
+        (SiteSettings(jobs=JobRules(max_rounds=1)), "fedavg", "max_rounds is 1"),
         (SiteSettings(), "feddg", "everything, since it refuses the job: feddg"),
     ],
 )

@@ -59,7 +59,7 @@ def test_the_environment_comes_before_the_file(kit, monkeypatch):
         ({"jobs": {"batch": 3}}, ["jobs: unknown keys batch"]),
         ({"jobs": {"max_rounds": 0}}, ["jobs: max_rounds must be positive"]),
         ({"jobs": {"max_rounds": True}}, ["jobs: max_rounds must be a whole number"]),
-        ({"jobs": {"methods": "fedavg"}}, ["jobs: methods must be a list"]),
+        ({"jobs": {"loops": "loop.py"}}, ["jobs: loops must be a list"]),
         ({"jobs": []}, ["jobs: expected an object"]),
     ],
 )

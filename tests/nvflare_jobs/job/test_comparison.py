@@ -127,11 +127,11 @@ def test_no_request_gets_scores_of_test_cases(data, config, tmp_path):
 
 
 def test_a_refused_comparison_trains_nothing(data, config, tmp_path):
-    site, book = guarded("site_A", data, config, tmp_path / "a", JobRules(methods=("fedavg",)))
+    site, book = guarded("site_A", data, config, tmp_path / "a", JobRules(max_rounds=1))
     comparison = Comparison(config, tmp_path)
     request = next(comparison.turns()).server.prepare()
     request.training = "ditto/0"
-    assert "the site's rule methods allows fedavg" in site.answer(request).error
+    assert "the site's rule max_rounds is 1" in site.answer(request).error
     assert not book.entries()
 
 

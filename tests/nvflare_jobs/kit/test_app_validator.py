@@ -82,36 +82,6 @@ def test_a_job_of_another_version_is_refused_with_both(
     assert f"medfedaug {words} exported it, and this machine has {__version__}" in reason
 
 
-def test_a_job_of_other_packages_needs_no_version(tmp_path, validator):
-    (tmp_path / "config").mkdir()
-    content = {"workflows": [{"path": "nvflare.app_common.workflows.fedavg.FedAvg", "args": {}}]}
-    (tmp_path / "config/config_fed_server.json").write_text(json.dumps(content))
-    assert validator.validate(str(tmp_path)) == ("", {})
-
-
-CONVERTER = "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent"
-
-
-@pytest.mark.parametrize(
-    ("path", "args", "words"),
-    [
-        (CONVERTER, {"events_to_convert": ["_error_log_available"]}, "no log events"),
-        (CONVERTER, {"events_to_convert": ["analytix_log_stats", "_warning_log_available"]}, "no log events"),
-        (CONVERTER, {"events_to_convert": ["analytix_log_stats"], "fed_event_prefix": "x."}, "no log events"),
-        (CONVERTER, {"events_to_convert": ["analytix_log_stats"]}, ""),
-        ("nvflare.app_common.logging.job_log_streamer.JobLogStreamer", {}, "sends a site's logs"),
-        ("hospital.Receiver", {"tracking_uri": "https://evil.example"}, "to an address of the job"),
-    ],
-)
-def test_no_component_of_a_job_sends_log_events_or_metrics_elsewhere(tmp_path, validator, path, args, words):
-    components = [{"id": "one", "path": path, "args": args}]
-    content = {"format_version": 2, "executors": [], "components": components}
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config/config_fed_client.json").write_text(json.dumps(content))
-    reason, _ = validator.validate(str(tmp_path))
-    assert (words in reason) if words else not reason
-
-
 SHELL = """
 from sys import argv
 from medfedaug.nvflare_jobs.kit.app_validator import JsonAppValidator

@@ -10,6 +10,7 @@ from hospitals import Deployment, Hospital
 
 from medfedaug.config.run import RunConfig
 from medfedaug.federation import FederationServer
+from medfedaug.federation.job_folder import ALIVE, JOB_FOLDER
 from medfedaug.federation.protocol import run as run_protocol
 from medfedaug.hospital.privacy import JobBook
 
@@ -108,6 +109,7 @@ def test_nothing_of_a_job_that_runs_goes_however_old_it_is(federation, tiny_conf
     job, _ = finish(federation, config, end=False)
     for folder in (kit, tmp_path / "cache"):
         age(folder, 400)
+    (kit / job / JOB_FOLDER / ALIVE).touch()  # as the job's process does
     _, out, _ = run("site", "clean", kit, "--older-than", 1, "--yes")
     assert "0 of" in out
     assert "a job is running here" in out

@@ -1,7 +1,6 @@
 """What `medfedaug site doctor` says of a site, and that it says so of what is really wrong."""
 
 import json
-import os
 import shutil
 from types import SimpleNamespace
 
@@ -151,11 +150,6 @@ def without(kit, identifier):
     edit(kit, "resources.json", components=left)
 
 
-def pipe(path):
-    path.unlink()
-    os.mkfifo(path)
-
-
 def wrong_label(data):
     label = np.zeros((16, 16, 4), np.uint8)
     label[4:9, 4:9, 1:3] = 7
@@ -171,12 +165,12 @@ NAN = np.full((16, 16, 4), np.nan, np.float32)
         (lambda data: (data / "dataset.json").unlink(), "data", "medfedaug init"),
         (lambda data: (data / "images/3.nii.gz").write_bytes(b"garbage"), "data", "3.nii.gz: cannot be read"),
         (lambda data: write_volume(data / "images/0.nii.gz", NAN), "one image", "has NaN or infinite voxels"),
-        (lambda kit: allow(kit, "medfedaug."), "allow-list", "medfedaug.: more than jobs need"),
+        (lambda kit: allow(kit, "*"), "allow-list", "class_allow_list has *: more than jobs need"),
         (
-            *(lambda kit: allow(kit, "medfedaug.nvflare_jobs."), "allow-list"),
-            "a job without code can run any command here",
+            lambda kit: edit(kit, "resources.json", class_allow_list=[]),
+            "allow-list",
+            "not in class_allow_list",
         ),
-        (lambda kit: allow(kit, "*"), "allow-list", "a job can run any command here"),
         (
             *(lambda kit: edit(kit, "resources.json", class_list_enforcement_mode="warn"), "allow-list"),
             "class_list_enforcement_mode is warn",
@@ -188,10 +182,9 @@ NAN = np.full((16, 16, 4), np.nan, np.float32)
         (lambda kit: edit(kit, "medfedaug.json", device="nonsense"), "device", "nonsense"),
         (lambda kit: edit(kit, "medfedaug.json", min_images=3), "settings", "unknown keys min_images"),
         (state_in_a_file, "state folder", "cannot be written"),
-        (lambda kit: without(kit, "process_launcher"), "launcher", "0 in resources.json"),
+        (lambda kit: without(kit, "process_launcher"), "launcher", "ends everybody's job"),
         (lambda kit: without(kit, "medfedaug_status"), "components", "KitStatus"),
-        (lambda kit: pipe(kit / "local/resources.json"), "kit", "not a file"),
-        (lambda kit: (kit / "local/resources.json").write_text("{]"), "kit", "not readable as JSON"),
+        (lambda kit: (kit / "local/resources.json").write_text("{]"), "kit", "not readable as a JSON object"),
         (
             *(lambda kit: edit(kit, "resources.json", allow_log_streaming=True), "logs"),
             "sent to the server",

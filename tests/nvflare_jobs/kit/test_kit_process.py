@@ -14,7 +14,7 @@ from rehearsed_hospitals import HOSPITALS
 
 from medfedaug.nvflare_jobs.kit.doctor import check_process
 from medfedaug.nvflare_jobs.kit.kit import open_kit
-from medfedaug.nvflare_jobs.kit.kit_process import ProcessRecord, settings_at_start
+from medfedaug.nvflare_jobs.kit.kit_process import ProcessRecord, pid_namespace, settings_at_start
 
 SITE = HOSPITALS[0]
 
@@ -48,12 +48,6 @@ def edit(path: Path, **values) -> None:
 def the_process(kit: Path):
     """The finding of `doctor`, without those on software and data."""
     return check_process(open_kit(kit))
-
-
-@pytest.mark.parametrize("spoil", [os.mkfifo, Path.mkdir])
-def test_an_odd_entry_in_startup_is_not_read(kit, spoil):
-    spoil(kit / "startup" / "odd.json")
-    assert settings_at_start(kit)["startup/odd.json"]
 
 
 def test_a_process_that_was_started_before_site_configure_is_not_ready(kit, run_as):
@@ -90,6 +84,32 @@ def test_a_damaged_record_is_no_record(kit, text):
     assert the_process(kit).ok is True
 
 
+def health(kit, run, **changes):
+    record = ProcessRecord(os.getpid(), time.time(), {}, written=time.time(), namespace=pid_namespace())
+    replace(record, **changes).save(kit)
+    return run("site", "doctor", kit, "--health")[:2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({}, 0),
+        ({"written": 1.0}, 1),
+        ({"stopping": True}, 1),
+        ({"pid": 2**22 + 1}, 1),
+        ({"pid": 2**22 + 1, "namespace": "of another container"}, 0),
+        ({"heard": time.time() - 600}, 1),
+    ],
+)
+def test_the_health_of_a_process_follows_from_its_record(kit, run, changes, code):
+    assert health(kit, run, **{"heard": time.time(), **changes})[0] == code
+
+
+def test_a_site_that_the_server_has_never_answered_does_not_work(kit, run):
+    code, out = health(kit, run, started=time.time() - 600)
+    assert (code, "the server has not answered for" in out) == (1, True)
+
+
 def test_the_script_of_another_kit_is_not_taken_for_a_kits_own(kits, tmp_path, run):
     """A kit was copied while it ran, or its number is another script's after a reboot."""
     copy = shutil.copytree(kits / SITE, tmp_path / "copy")
@@ -106,7 +126,7 @@ def test_the_script_of_another_kit_is_not_taken_for_a_kits_own(kits, tmp_path, r
 @pytest.mark.parametrize(
     ("mode", "text", "words"),
     [
-        (0o644, "#!/bin/sh", "cannot be run (Permission denied)"),
+        (0o644, "#!/bin/sh", "start.sh: Permission denied"),
         (0o755, "#!/bin/sh\necho no python3\nexit 3", "does not start: no python3"),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_hospital_enrols_and_its_key_never_leaves_it(places, run):
     assert not (hospital / "requests/basel").exists(), "the key is in the kit alone"
     target = json.loads((kit / "startup/fed_client.json").read_text())["servers"][0]["service"]["target"]
     assert target == "fl.example.org:9000"
-    assert run("site", "configure", kit, "--only-medfedaug")[0] == 0
+    assert run("site", "configure", kit)[0] == 0
     assert all(finding.ok is not False for finding in check_startup(kit))
 
     # Three years later: the same commands, and all but startup/ stays.

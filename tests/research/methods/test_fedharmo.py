@@ -13,7 +13,12 @@ from medfedaug.federation import Site, SiteTrainer, run_in_process
 from medfedaug.federation.messages.messages import PREPARE, TRAIN, Request
 from medfedaug.federation.server.output import write_run
 from medfedaug.methods.base import ServerContext, SiteContext
-from medfedaug.research.methods.fedharmo import FedHarmo
+from medfedaug.research.methods.fedharmo import (
+    FedHarmo,
+    NormalizeAmplitude,
+    amplitude_spectrum,
+    normalise_amplitude,
+)
 from medfedaug.runs.evaluate import evaluate_model
 
 
@@ -118,3 +123,51 @@ def test_fedharmos_model_is_evaluated_with_the_amplitudes_it_was_trained_with(
     }
     saved = torch.load(tmp_path / "global_exchange.pt", weights_only=True)
     assert saved.keys() == {"fedharmo/amplitude"}
+
+
+def images(*shape, seed=0):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def harmonised(x, others):
+    """HarmoFL's amplitude normalisation with whole transforms in float64, a channel at a time."""
+    out = np.empty_like(x)
+    for c in range(len(x)):
+        average = np.mean([np.abs(np.fft.fft2(other[c])) for other in others], axis=0)
+        own = np.fft.fft2(x[c])
+        out[c] = np.real(np.fft.ifft2(average * np.exp(1j * np.angle(own))))
+    return out
+
+
+@pytest.mark.parametrize("size", [(8, 6), (7, 5), (5, 8), (1, 4), (1, 1)])
+def test_it_is_the_equation(size):
+    x, others = images(2, *size), images(3, 2, *size, seed=1)
+    mean = torch.stack([amplitude_spectrum(other) for other in others]).mean(0)
+    assert mean.shape == (2, size[0], size[1] // 2 + 1)
+    expected = harmonised(x.numpy(), others.numpy())
+    np.testing.assert_allclose(normalise_amplitude(x, mean).numpy(), expected, atol=1e-12)
+    result = NormalizeAmplitude(mean.float())({Keys.IMAGE: x.float()})[Keys.IMAGE]
+    assert result.dtype == torch.float32
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_volume_is_its_slices():
+    volume, mean = images(2, 6, 5, 3), amplitude_spectrum(images(2, 6, 5, seed=1))
+    result = normalise_amplitude(volume, mean)
+    amplitudes = amplitude_spectrum(volume)
+    for i in range(3):
+        torch.testing.assert_close(result[..., i], normalise_amplitude(volume[..., i], mean))
+        torch.testing.assert_close(amplitudes[..., i], amplitude_spectrum(volume[..., i]))
+
+
+def test_an_image_with_its_own_amplitudes_is_itself():
+    for x in (images(2, 6, 5), images(1, 9, 9)):
+        torch.testing.assert_close(normalise_amplitude(x, amplitude_spectrum(x)), x)
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0])
+def test_a_slice_without_content_stays_without(value):
+    mean = amplitude_spectrum(images(1, 6, 5))
+    result = normalise_amplitude(torch.full((1, 6, 5), value, dtype=torch.float64), mean)
+    expected = float(mean[0, 0, 0]) / 30 if value else 0.0
+    torch.testing.assert_close(result, torch.full((1, 6, 5), expected, dtype=torch.float64))

@@ -1,7 +1,13 @@
 """MOEX against Li et al., CVPR 2021, Eq. 1 to 3."""
 
+import pytest
+import torch
 from reference import UNEVEN, assert_steps
+from small_networks import build_small
 from torch.nn.functional import cross_entropy
+
+from medfedaug.models import stage_layers
+from medfedaug.research.methods.moex import MoEx, MomentExchangeLayer
 
 
 def test_features_take_on_the_moments_of_another_image(federate):
@@ -23,3 +29,29 @@ def test_features_take_on_the_moments_of_another_image(federate):
 
     assert_steps(run, step)
     assert {True, False} == set(active)
+
+
+def test_moment_exchange_of_volumes_is_its_equation():
+    x = torch.randn(4, 3, 5, 5, 5, dtype=torch.float64)
+    layer = MomentExchangeLayer(3)
+    layer.partners = torch.tensor([2, 0, 3, 1])
+    for result, own, other in zip(layer(x), x, x[layer.partners], strict=True):
+
+        def moment(v):
+            mean = v.mean(0, keepdim=True)
+            return mean, (((v - mean) ** 2).mean(0, keepdim=True) + 1e-5).sqrt()
+
+        (mean, std), (mean2, std2) = moment(own), moment(other)
+        torch.testing.assert_close(result, std2 * (own - mean) / std + mean2)
+
+
+@pytest.mark.parametrize("name", ["dynunet", "resnet18", "unet"])
+def test_moments_are_exchanged_within_a_network(name):
+    network = MoEx().prepare_network(build_small(name, size=64, in_channels=1, out_channels=2)).train()
+    (layer,) = stage_layers(network, MomentExchangeLayer).values()
+    seen = {}
+    layer.register_forward_hook(lambda m, args, out: seen.update(x=args[0], y=out))
+    layer.partners = torch.tensor([1, 0])
+    network(torch.rand(2, 1, 64, 64))
+    assert not torch.equal(seen["x"], seen["y"])
+    torch.testing.assert_close(seen["y"].mean(1), seen["x"][[1, 0]].mean(1), rtol=1e-3, atol=1e-3)

@@ -1,9 +1,8 @@
-"""Choose the sites of a round, and the number of good updates that it needs."""
+"""The sites of a round, their weights, and the number of good updates that it needs."""
 
-import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
-from medfedaug.config.run import MAX_SHARE, Execution, RunConfig, derive_seed
+from medfedaug.config.run import MAX_SHARE, Execution, RunConfig
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.functional.weighted_mean import capped_weights
 
@@ -49,24 +48,9 @@ class Participation:
         unlimited = share == MAX_SHARE and sites < LEAST_SITES
         return None if unlimited or share == 1 or self.config.secure_aggregation else share
 
-    def round_size(self, sites: int) -> int:
-        """Return the number of updates of a round with so many training sites."""
-        return self.config.buffer or max(1, round(self.config.participation * sites))
-
     def needed(self, sites: int) -> int:
         """Return the number of good updates that a round needs: ``min_sites``, or all of the round."""
-        return max(self.execution.min_sites or self.round_size(sites), self.least)
-
-    def choose(self, available: Sequence[str], sites: int, round_: int) -> list[str]:
-        """Return the sites that a round asks: all available ones, or a share drawn by seed and round.
-
-        A buffered round asks all available sites, and uses the first updates to arrive.
-        """
-        size = self.round_size(sites)
-        if len(available) <= size or self.config.buffer:
-            return list(available)
-        generator = random.Random(derive_seed(self.config.seed, "participation", round_))
-        return sorted(generator.sample(available, size))
+        return max(self.execution.min_sites or self.config.buffer or sites, self.least)
 
     def check(self, sites: Collection[str], left_out: Mapping[str, str]) -> None:
         """Check that enough sites can train."""
@@ -79,11 +63,9 @@ class Participation:
             who = "the method" if needed == self.least else "the federation"
             text = f"{len(sites)} of the sites can train; {who} needs {needed}"
             raise RunFailed(text + (f" ({reasons})" if reasons else ""))
-        size = self.round_size(len(sites))
-        if size > len(sites):
-            raise ConfigError(f"buffer is {size}, and {len(sites)} sites can train: take fewer updates")
-        if self.needed(len(sites)) > size:
-            by_user = min_sites >= self.least
-            needs = f"min_sites is {min_sites}" if by_user else f"the method needs {self.least}"
-            how = f"buffer {size}" if self.config.buffer else f"participation {self.config.participation}"
-            raise ConfigError(f"{needs}, and with {how} a round takes {size} updates of {len(sites)} sites")
+        buffer, least = self.config.buffer, max(min_sites, self.least)
+        if buffer and not least <= buffer <= len(sites):
+            raise ConfigError(
+                f"buffer is {buffer}: a round needs {least} updates (min_sites, or the method), and "
+                f"{len(sites)} sites can train"
+            )
