@@ -44,7 +44,6 @@ def write_report(
 
     Args:
         run_dirs: the runs' folders, folders that contain them at any depth, or loaded runs.
-        out_html: the page to write; an existing page is replaced.
         data: the folder with the sites' folders, or with a benchmark's files. The page then also shows the
             test case on which methods differ most, and for the first run of each method the worst and the
             best case of each site.

@@ -175,11 +175,7 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
     verdict is that of `medfedaug.analysis.report_parts.ReportParts.compare`.
 
     Args:
-        runs: finished runs of one metric.
         reference: the methods that all others are compared with, joined by commas.
-
-    Raises:
-        ConfigError: as `medfedaug.analysis.grouping.group_runs`.
     """
     groups = group_runs(runs)
     runs = [run for members in groups.values() for run in members]

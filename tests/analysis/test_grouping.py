@@ -18,10 +18,9 @@ from medfedaug.research.comparison.patient_tests import sign_flip_test
 from medfedaug.runs.load_results import find_runs, load_run
 
 
-@pytest.mark.parametrize("named_by", ["options", "data"])
-def test_folds_of_a_seed_are_pooled_so_that_every_patient_counts_once(fold, named_by):
-    first = fold({"DU": {"a": 0.2, "b": 0.4}, "HT": {"x": 0.9}}, 0, named_by, unseen={"EZ": {"e": 0.3}})
-    second = fold({"DU": {"c": 0.9}, "HT": {"y": 0.5, "z": None}}, 1, named_by, unseen={"EZ": {"e": 0.5}})
+def test_folds_of_a_seed_are_pooled_so_that_every_patient_counts_once(fold):
+    first = fold({"DU": {"a": 0.2, "b": 0.4}, "HT": {"x": 0.9}}, 0, unseen={"EZ": {"e": 0.3}})
+    second = fold({"DU": {"c": 0.9}, "HT": {"y": 0.5, "z": None}}, 1, unseen={"EZ": {"e": 0.5}})
     (row,) = summary_table([second, first]).rows
     assert (row.label, row.seeds, row.folds) == ("fedavg", (0,), 2)
     assert row.sites["DU"].values == pytest.approx((0.5,))  # not 0.6, the mean of the folds' means

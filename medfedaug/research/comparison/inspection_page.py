@@ -118,7 +118,6 @@ def inspection_record(sites: Sequence[SiteInspection], shift: Shift | None, inte
         "intensity": intensity,
         "shift": None if shift is None else shift.shift,
         "shift_by_chance": None if shift is None else shift.chance,
-        "by_site": {} if shift is None else shift.by_site,
         "pairs": [
             {"sites": list(p.sites), "statistics": p.statistics, "chance": p.chance}
             for p in (shift.pairs if shift else ())

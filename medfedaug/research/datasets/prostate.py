@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from medfedaug.data.base import Case, SiteFolder, base_folder
+from medfedaug.data.base import Case, SiteFolder, base_folder, reading
 from medfedaug.data.preparation.decoded_cache import decoded
 from medfedaug.data.splits import fold_patients, split_patients
 from medfedaug.data.volumes import VolumeFolder
@@ -191,8 +191,10 @@ def _permutation(root: Path, site: str) -> tuple[Path, list[int]]:
         for suffix in (".npy", ".json")
     ]
     path = next(filter(Path.is_file, paths), paths[0])
-    order = np.load(path) if path.suffix == ".npy" else parse_json(path.read_text())
-    return path, [int(i) for i in order]
+    path.stat()  # a missing file has an error of its own
+    with reading(site, path):
+        order = np.load(path) if path.suffix == ".npy" else parse_json(path.read_text())
+        return path, [int(i) for i in order]
 
 
 BENCHMARKS = {

@@ -85,7 +85,7 @@ def test_scale_holdout_and_network_are_told_in_the_folder(office):
         ({"axes": ["learning_rate=fast"]}, "learning_rate must be a number, got 'fast'"),
         ({"axes": ["fraction=2"]}, "fraction must be above 0 and at most 1"),
         ({"axes": ["fraction=half"]}, "fraction is a share of the training cases"),
-        ({"methods": "fedfa", "axes": ["fedfa.stages=[1],[9]"]}, "unknown stage 9"),
+        ({"methods": "fedfa", "axes": ["fedfa.stages=[1],[9]"]}, "stage 9 of StagedClassifier is unknown"),
         ({"methods": "fedavg fedfd_prompt"}, "prompts go into MONAI's ViT"),
     ],
 )
