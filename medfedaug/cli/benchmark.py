@@ -18,7 +18,7 @@ from medfedaug.errors import RunFailed, warn
 
 if TYPE_CHECKING:
     from medfedaug.analysis.text_table import TextTable
-    from medfedaug.research.papers.preset import Preset
+    from medfedaug.research.papers.presets import Preset
     from medfedaug.research.sweeps.experiment import Experiment
     from medfedaug.research.sweeps.search import Choices
     from medfedaug.research.sweeps.workers import Workers
