@@ -81,10 +81,10 @@ def read_signed(path: str | Path) -> Enrolment:
     """Read the answer to a request."""
     entries = _entries(path, "signed.json")
     try:
-        root = x509.load_pem_x509_certificate(_part(path, "rootCA.pem"))
+        digest = _fingerprint(_part(path, "rootCA.pem"))
     except ValueError as error:
         raise ConfigError(f"{path}: its root certificate cannot be read ({error})") from error
-    return _enrolment(entries, root.fingerprint(hashes.SHA256()).hex(), path)
+    return _enrolment(entries, digest, path)
 
 
 def make_root(project: str | Path) -> None:
@@ -96,13 +96,13 @@ def make_root(project: str | Path) -> None:
 def root_fingerprint(project: str | Path) -> str:
     """Return the SHA-256 of a project's root certificate."""
     path = Path(project) / CA / "rootCA.pem"
-    try:
-        return x509.load_pem_x509_certificate(path.read_bytes()).fingerprint(hashes.SHA256()).hex()
-    except (OSError, ValueError) as error:
-        text = (
-            f"{path}: no root certificate can be read ({error}); medfedaug enrol project --own-keys makes one"
-        )
-        raise ConfigError(text) from error
+    if not path.exists():
+        raise ConfigError(f"{path} is missing; medfedaug enrol project --own-keys makes it")
+    return _fingerprint(path.read_bytes())
+
+
+def _fingerprint(certificate: bytes) -> str:
+    return x509.load_pem_x509_certificate(certificate).fingerprint(hashes.SHA256()).hex()
 
 
 def check_kind(request: Enrolment, kind: Kind) -> None:
@@ -136,11 +136,7 @@ def check_kit(answer: Enrolment, kit: str | Path, another_root: bool = False) ->
     path = Path(kit) / "startup/rootCA.pem"
     if another_root or not path.exists():
         return
-    try:
-        trusted = x509.load_pem_x509_certificate(path.read_bytes()).fingerprint(hashes.SHA256()).hex()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: the kit's root certificate cannot be read ({error})") from error
-    if trusted != answer.fingerprint:
+    if (trusted := _fingerprint(path.read_bytes())) != answer.fingerprint:
         raise ConfigError(
             f"{kit}: trusts the root {fingerprint_text(trusted)}, and the answer is of the project "
             f"{answer.project} with the root {fingerprint_text(answer.fingerprint)}: whoever has that root "
@@ -238,27 +234,17 @@ def _enrolment(entries: dict[str, Any], fingerprint: str, path: str | Path) -> E
 
 def _entries(path: str | Path, part: str) -> dict[str, Any]:
     try:
-        entries = json.loads(_part(path, part))
-    except ValueError as error:
+        return dict(json.loads(_part(path, part)))
+    except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path}: its {part} is not readable ({error})") from error
-    if not isinstance(entries, dict):
-        raise ConfigError(f"{path}: its {part} is not a JSON object")
-    return entries
 
 
 def _part(path: str | Path, name: str) -> bytes:
-    if Path(path).exists() and not Path(path).is_file():
-        raise ConfigError(f"{path}: not a file")  # a pipe would wait for ever
     try:
         with zipfile.ZipFile(path) as opened, opened.open(name) as file:
-            content = file.read(_LARGEST + 1)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such file") from error
-    except (OSError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{path}: no {printable(name)[:60]} can be read in it ({error})") from error
-    if len(content) > _LARGEST:
-        raise ConfigError(f"{path}: its {printable(name)[:60]} is too large")
-    return content
+            return file.read(_LARGEST)  # a larger one cannot be read as what it should be
+    except (KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{path}: no {name} can be read in it ({error})") from error
 
 
 def _nvflare(*arguments: str | Path) -> dict[str, Any]:
@@ -266,12 +252,9 @@ def _nvflare(*arguments: str | Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "nvflare.cli", "--format", "json", *map(str, arguments)]
     process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     lines = [line for line in process.stdout.splitlines() if line.startswith("{")]
-    try:
-        answer = dict(json.loads(lines[-1]))
-    except (IndexError, ValueError, TypeError) as error:
-        reason = (process.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise RunFailed(f"nvflare {arguments[0]}: {reason[:300]}") from error
-    if answer.get("status") != "ok":
-        reason = f"{answer.get('message')} {answer.get('hint') or ''}".rstrip()
-        raise ConfigError(f"nvflare {arguments[0]}: {reason}")
+    if not lines:
+        raise RunFailed(f"nvflare {arguments[0]}: {process.stderr.strip()[-300:] or 'it said nothing'}")
+    answer = json.loads(lines[-1])
+    if answer["status"] != "ok":
+        raise ConfigError(f"nvflare {arguments[0]}: {answer['message']} {answer.get('hint') or ''}".rstrip())
     return dict(answer.get("data") or {})
