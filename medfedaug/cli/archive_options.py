@@ -8,7 +8,6 @@ from typing import Annotated
 from typer import Option
 
 from medfedaug.cli.options import Given
-from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access
 
 archive_option = partial(Option, rich_help_panel=Access.PANEL)
@@ -27,11 +26,6 @@ def archive_access(given: Given, token_file: Path | None) -> Access:
     """
     token = os.environ.get("MEDFEDAUG_PACS_TOKEN")
     if token_file is not None:
-        try:
-            token = token_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{token_file}: not readable as a token") from error
+        token = token_file.read_text(encoding="utf-8").strip()
     secrets = {"password": os.environ.get("MEDFEDAUG_PACS_PASSWORD"), "token": token}
-    return Access(
-        **{**given[Access], **{name: secret for name, secret in secrets.items() if secret is not None}}
-    )
+    return Access(**{**given[Access], **{name: value for name, value in secrets.items() if value}})

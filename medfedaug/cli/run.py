@@ -201,10 +201,6 @@ def export(
     plain, settled = settled, with_trimmed_mean(settled, min_sites)
     if settled is not plain:
         say("five sites or more: the trimmed mean averages the models (trimmed_mean)")
-    elif min_sites == 3 and with_trimmed_mean(settled, 5) is not settled:
-        say("three sites: the plain mean averages the models; --methods median withstands one hostile site")
-    elif min_sites == 4 and with_trimmed_mean(settled, 5) is not settled:
-        say("four sites: the plain mean averages the models; five can have the trimmed mean")
     initial = None
     if init is not None:
         initial = InitialWeights.read(init, Composition(settled).network.state_dict())
