@@ -28,8 +28,7 @@ from medfedaug.data.sites import check_voxels, find_sites
 from medfedaug.errors import ConfigError, RunFailed, first_line, warn
 from medfedaug.federation import FederationServer
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.engine import Engine, FederationRun
-from medfedaug.federation.engines import check_device, find_engine
+from medfedaug.federation.engine import Engine, FederationRun, check_device, find_engine
 from medfedaug.federation.job_folder import FINAL_MODEL, HASHES, RESULTS, STATE, STATISTICS, file_hashes
 from medfedaug.federation.messages.checkpoint import server_checkpoint
 from medfedaug.federation.messages.initial_weights import InitialWeights
@@ -113,7 +112,7 @@ class Simulation:
             round.
         config: the run; channels and classes are taken from the data.
         sites: sites that are open already, with the ``limit`` of ``config``; by default those of ``data``.
-        engine: its name (`medfedaug.federation.engines.find_engine`): ``"nvflare"``, ``"inprocess"``, or the
+        engine: its name (`medfedaug.federation.engine.find_engine`): ``"nvflare"``, ``"inprocess"``, or the
             name of a package's engine; without effect where all images are in one place.
         device: the sites' device.
         overwrite: replace the results of an earlier run, finished or not.
@@ -180,9 +179,7 @@ class Simulation:
         limit = config.limit if config is not None else chosen.get("limit")
         options["sites"] = options.get("sites") or find_sites(Path(data), limit=limit)
         if given := {name: value for name, value in settings.items() if name in of_execution}:
-            if "execution" in options:
-                raise ConfigError(f"execution has all its settings: leave out {next(iter(given))}")
-            options["execution"] = Execution(**given)
+            options["execution"] = replace(options.get("execution", Execution()), **given)
         if config is None:
             config = configure(options["sites"], methods=_specified(methods), **chosen)
         folder = Path("runs", ",".join(str(method["name"]) for method in config.methods))

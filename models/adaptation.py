@@ -253,8 +253,7 @@ def insert_instance_adapters(net: Network, reduction: int = 16) -> Network:
         `net` itself.
 
     Raises:
-        ValueError: when the network has no batch norm of features with spatial dimensions, or already has
-            adapters.
+        ValueError: when the network has no batch norm with running statistics.
 
     Deviations:
         Batch norms of fully connected layers get no adapter, since a feature without spatial dimensions has
@@ -267,15 +266,10 @@ def insert_instance_adapters(net: Network, reduction: int = 16) -> Network:
         >>> sum(p.numel() for p in insert_instance_adapters(net).parameters()) - before
         218540
     """
-    adapt_batch_norm(net)
-    if instance_adapters(net):
-        raise ValueError("the network already has instance adapters")
-    for norm in adaptive_norms(net).values():
+    for norm in adaptive_norms(adapt_batch_norm(net)).values():
         norm.inference = LearnedAlpha()
         if not isinstance(norm, nn.BatchNorm1d):
             norm.add_module("adapter", InstanceAdapter(norm.num_features, reduction).to(norm.weight.device))
-    if not instance_adapters(net):
-        raise ValueError(f"{type(net).__name__} has no batch norm of features with an extent")
     return net
 
 

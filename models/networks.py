@@ -9,7 +9,6 @@ from monai.networks import nets
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from medfedaug.errors import ConfigError
 from medfedaug.models.classifiers import SwinClassifier, ViTClassifier, alexnet, digits_cnn, lenet5
 from medfedaug.models.supervision import SUPERVISED, supervision_arguments
 from medfedaug.utils import plugins
@@ -64,11 +63,8 @@ class MonaiNetwork:
         sizes = {("spatial_dims",): spatial_dims, _IN_CHANNELS: in_channels, _OUT_CHANNELS: out_channels}
         for names, value in sizes.items():
             name = self._name(names)
-            if name is None:
-                raise ValueError(
-                    f"{self.cls.__name__} has no argument {names[0]}; only networks with arguments for the "
-                    "dimensions, the channels and the classes can be named"
-                )
+            if name is None:  # a class with other arguments may do anything with those it knows
+                raise ValueError(f"{self.cls.__name__} has no argument {names[0]}, and cannot be named")
             if name in args:
                 raise ValueError(f"{name} follows from the data; leave it out")
             values[name] = value
@@ -76,26 +72,10 @@ class MonaiNetwork:
             values.setdefault("img_size", image_size)
         if "pretrained" in self.parameters:  # some networks have it on by default
             values["pretrained"] = False
-        self._check(values)
+        sized = self.parameters.get("img_size")
+        if sized is not None and sized.default is sized.empty and "img_size" not in values:
+            raise ValueError(f"{self.cls.__name__} needs images of one size: --image-size")
         return values
-
-    def _check(self, values: Mapping[str, Any]) -> None:
-        unknown = [name for name in values if name not in self.parameters]
-        if unknown:
-            raise ValueError(
-                f"{self.cls.__name__} has no argument {unknown[0]}; it takes {', '.join(self.parameters)}"
-            )
-        missing = [
-            name
-            for name, parameter in self.parameters.items()
-            if parameter.default is parameter.empty and name not in values
-        ]
-        if missing:
-            raise ValueError(
-                f"{self.cls.__name__} needs the argument {missing[0]}: "
-                f"--network-args '{{\"{missing[0]}\": ...}}'"
-                + (", or images of one size (--image-size)" if missing[0] == "img_size" else "")
-            )
 
     def _name(self, names: tuple[str, ...]) -> str | None:
         return next((name for name in names if name in self.parameters), None)
@@ -216,8 +196,6 @@ def build_network(
     """
     builder, norm, args = _resolve(name, norm, image_size, args, supervised)
     net = builder(spatial_dims=spatial_dims, in_channels=in_channels, out_channels=out_channels, **args)
-    if not isinstance(net, nn.Module):
-        raise ValueError(f"'{name}' gives {type(net).__name__}, and a torch.nn.Module is needed")
     if norm is not None and not any(isinstance(m, _BatchNorm) for m in net.modules()):
         raise ValueError(f"'{name}' has no batch norm that could be replaced: leave norm out")
     if norm is not None and norm != "batch":
@@ -247,9 +225,7 @@ def network_definition(
     if not isinstance(builder, MonaiNetwork) or not inspect.isclass(builder.cls):
         raise ValueError(f"'{name}' is not a class of MONAI")
     if norm in _MONAI_NORMS:
-        if builder.norm_argument is None:
-            raise ValueError(f"{builder.cls.__name__} of MONAI has no argument for its norm")
-        args[builder.norm_argument] = _MONAI_NORMS[norm]
+        args[builder.norm_argument or "norm"] = _MONAI_NORMS[norm]
     return {"_target_": f"{nets.__name__}.{builder.cls.__name__}", **builder.arguments(**args)}
 
 
@@ -265,8 +241,6 @@ def _resolve(
     if norm is not None and norm not in _NORMS:
         raise ValueError(f"unknown norm '{norm}', known: {', '.join(_NORMS)}")
     if norm is not None and norm_argument:
-        if norm_argument in args:
-            raise ValueError(f"norm and {norm_argument} say the same thing: leave one of them out")
         args = {**args, norm_argument: "batch"}
     check_arguments(args if built_in else {key: args[key] for key in args if key == "pretrained"})
     if supervised:
@@ -281,7 +255,7 @@ def find_builder(name: str) -> tuple[Builder, bool]:
     """Return the builder of a named network, and whether it belongs to this package."""
     plugin = plugins.find(plugins.NETWORKS, name, built_in_networks())
     if plugin is not None:
-        return network_builder(plugin), False
+        return plugin.load(), False
     if name in _NETWORKS:
         return _NETWORKS[name], True
     if "." in name:
@@ -290,14 +264,6 @@ def find_builder(name: str) -> tuple[Builder, bool]:
         f"'{name}' {not_known(name, network_names())}, and MONAI's by class path, for instance "
         "monai.networks.nets.HighResNet"
     )
-
-
-def network_builder(plugin: plugins.Plugin) -> Builder:
-    """Return the function or class by which a package builds a network."""
-    builder: Builder = plugin.load()
-    if not callable(builder):
-        raise ConfigError(f"{plugin.what}: {builder!r} cannot be called to build a network")
-    return builder
 
 
 def _replace_batch_norm(net: nn.Module, norm: str) -> None:

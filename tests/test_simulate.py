@@ -106,6 +106,4 @@ def test_what_is_no_setting_is_named_with_what_is_meant(phantom_dir, tmp_path):
     config = configure(find_sites(phantom_dir), methods=({"name": "fedavg", "args": {}},))
     with pytest.raises(ConfigError, match="leave out rounds, or config"):
         mfa.simulate(phantom_dir, tmp_path / "run", config, rounds=3)
-    with pytest.raises(ConfigError, match="leave out threads"):
-        mfa.simulate(phantom_dir, tmp_path / "run", execution=Execution(), threads=3)
     assert not (tmp_path / "run").exists()

@@ -16,7 +16,7 @@ from typer import Option
 from medfedaug._version import __version__
 from medfedaug.cli.console import say
 from medfedaug.errors import MedFedAugError, warnings_to
-from medfedaug.utils.printable import log_printable, printable_lines
+from medfedaug.utils.printable import printable_lines
 
 app = typer.Typer(
     name="medfedaug",
@@ -29,7 +29,6 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command; print errors that a user can fix as one line, with exit code 2."""
-    log_printable()
     sys.excepthook = _show_traceback
     try:
         with warnings_to(_show_warning), _ends_on_signals():

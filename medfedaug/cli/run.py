@@ -191,6 +191,7 @@ def export(
     from medfedaug.federation.messages.initial_weights import InitialWeights
     from medfedaug.nvflare_jobs import MedFedAugRecipe
     from medfedaug.simulate import usual_settings
+    from medfedaug.utils.event_text import EventLines
 
     options["methods"] = _methods(options, methods, arguments)
     if options["bundle"]:
@@ -219,7 +220,7 @@ def export(
         say(f"training loop {reference} ({note}): sites take part that allow it with")
         say(f"  medfedaug site configure KIT --allow-loop {reference}")
     if initial is not None:
-        for line in initial.summary():
+        for line in EventLines().lines({"event": "init", **initial.report}):
             say(line)
     say(f"augmentation: {settled.augmentation}")
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")

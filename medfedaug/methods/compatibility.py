@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import WORDS, Method
@@ -42,12 +41,6 @@ def constraints(method: Method) -> Constraints:
     ``separate_sites``.
     """
     declared = {name: frozenset(getattr(method, name)) for name in ("requires", "provides", "excludes")}
-    for name, words in declared.items():
-        for word in sorted(words - WORDS.keys()):
-            if not word.startswith(_METHOD):
-                near = get_close_matches(word, WORDS, 1)
-                meant = f"did you mean {near[0]}?" if near else f"the words are {', '.join(WORDS)}"
-                raise ConfigError(f"{method.name}: {name} has the unknown word {word!r}; {meant}")
     alone = {f"{_METHOD}{method.name}", *(["global_model"] if _has(method, "aggregator") else [])}
     shares = any(_has(method, hook) for hook in _SHARING)
     return Constraints(

@@ -24,12 +24,7 @@ class Weights:
 
 
 class DiversifiedSite(FeatureSite):
-    """A site whose loss compares a batch with its diversified version (FedFD Eq. 3-5).
-
-    Args:
-        network: the site's.
-        weights: of the two terms.
-    """
+    """A site whose loss compares a batch with its diversified version (FedFD Eq. 3-5)."""
 
     def __init__(self, network: nn.Module, weights: Weights) -> None:
         super().__init__(network, weights.head)

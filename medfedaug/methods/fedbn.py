@@ -4,8 +4,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from medfedaug.errors import WITH_BATCH_NORM, ConfigError
-from medfedaug.methods.entries import state_entries
 from medfedaug.methods.unseen import KeepsNorms
+from medfedaug.models.substitution import state_entries
 
 # `_NormBase` is the common base of PyTorch's batch and instance norms.
 NORM_LAYERS: tuple[type[nn.Module], ...] = (_NormBase, nn.GroupNorm, nn.LayerNorm)

@@ -14,18 +14,14 @@ from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.class_features import linear_head
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
-from medfedaug.methods.entries import state_entries
 from medfedaug.methods.own_loss import RoundMeans
+from medfedaug.models.substitution import state_entries
 
 
 class Generator(nn.Module):
     """g(z, y): client-agnostic residuals of embeddings, a perceptron of two layers.
 
-    Args:
-        noise: size of z.
-        classes: number of classes; y is given one-hot.
-        hidden: width of the hidden layer.
-        embedding: size of an embedding.
+    ``noise`` is the size of z, y is given one-hot, and ``hidden`` is the width of the hidden layer.
     """
 
     def __init__(self, noise: int, classes: int, hidden: int, embedding: int) -> None:

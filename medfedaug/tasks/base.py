@@ -167,12 +167,7 @@ class Task(ABC):
 
     @abstractmethod
     def outputs(
-        self,
-        network: nn.Module,
-        cases: Iterable[EvaluationCase],
-        transform: Pipeline,
-        device: torch.device,
-        batch_size: int = 16,
+        self, network: nn.Module, cases: Iterable[EvaluationCase], transform: Pipeline, batch_size: int = 16
     ) -> Iterator[tuple[EvaluationCase, Tensor]]:
         """Yield a network's output for each case: the label map of a volume, the logits (K,) of a photograph.
 
@@ -180,7 +175,6 @@ class Task(ABC):
             network: the network, in evaluation mode.
             cases: cases from `evaluation_case`; labels are not used.
             transform: transform of each image.
-            device: the network's device.
             batch_size: images at once.
         """
 
@@ -190,7 +184,6 @@ class Task(ABC):
         network: nn.Module,
         case: EvaluationCase,
         transform: Pipeline,
-        device: torch.device,
         batch_size: int = 16,
         probabilities: bool = False,
     ) -> Prediction:
@@ -261,13 +254,12 @@ class Task(ABC):
         network: nn.Module,
         cases: Iterable[EvaluationCase],
         transform: Pipeline,
-        device: torch.device,
         batch_size: int = 16,
         full: bool = False,
     ) -> dict[str, Any]:
         """Score a network (`scores`); ``full`` computes all of `metrics` by class, not `metric` alone."""
         network.eval()
-        return self.scores(self.outputs(network, cases, transform, device, batch_size), full)
+        return self.scores(self.outputs(network, cases, transform, batch_size), full)
 
     @abstractmethod
     def scores(self, outputs: Iterable[tuple[EvaluationCase, Tensor]], full: bool) -> dict[str, Any]:
@@ -283,6 +275,11 @@ class Task(ABC):
     @abstractmethod
     def scored_classes(self) -> tuple[str, ...]:
         """Classes with a score."""
+
+
+def device_of(network: nn.Module) -> torch.device:
+    """Return the device of a network, the CPU for one without parameters."""
+    return next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
 
 
 def plain_tensor(value: Any) -> Tensor:

@@ -34,7 +34,6 @@ from medfedaug.runs.leftovers import locked
 from medfedaug.utils import plugins
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import remove_unfinished
-from medfedaug.utils.printable import log_printable
 
 _CHECK_PERIOD = 0.05  # seconds between two looks at the answers
 
@@ -44,7 +43,6 @@ class ProtocolController(Controller):
 
     def __init__(self, execution: dict[str, Any] | None) -> None:
         super().__init__(task_check_period=_CHECK_PERIOD)
-        log_printable()
         self.execution = execution or {}
         self._execution = Execution.from_dict(self.execution)
         self._presence = Presence()

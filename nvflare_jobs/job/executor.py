@@ -37,7 +37,7 @@ from medfedaug.nvflare_jobs.job.messages import reply_to_model, request_from_mod
 from medfedaug.nvflare_jobs.job.site_names import SiteNames
 from medfedaug.utils import plugins
 from medfedaug.utils.files import parse_json
-from medfedaug.utils.printable import log_printable, printable
+from medfedaug.utils.printable import printable
 
 _LONGEST = 200
 _ROOT = "rootCA.pem"
@@ -54,7 +54,6 @@ class AnsweringExecutor(Executor):
 
     def __init__(self) -> None:
         super().__init__()
-        log_printable()
         self._site: Site | ComparisonSite | None = None
         self._gate: Gate | None = None
         self._events: EventLog | None = None

@@ -112,7 +112,7 @@ def test_windows_over_a_volume_give_what_a_network_without_a_view_gives():
         Plan(spatial_dims=3, patch_size=(32, 8, 4), overlap=0.5),
         Plan(spatial_dims=3),
     ):
-        logits = SegmentationTask(3, plan=plan).logits(network, image, torch.device("cpu"), 2)
+        logits = SegmentationTask(3, plan=plan).logits(network, image, 2)
         assert torch.equal(logits.argmax(dim=0, keepdim=True), expected)
 
 

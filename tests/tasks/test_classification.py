@@ -172,7 +172,7 @@ def test_plain_images_are_divided_by_255_and_accuracy_counts_hits():
         return data
 
     network = Brightness()
-    scores = task.evaluate(network, cases, transform, torch.device("cpu"), batch_size=2)
+    scores = task.evaluate(network, cases, transform, batch_size=2)
     assert scores["accuracy"] == 0.8
     assert scores["cases"] == {"0": 1.0, "1": 1.0, "2": 0.0, "3": 1.0, "4": 1.0}
     torch.testing.assert_close(network.seen, torch.full((1, 3, 4, 4), 0.8))

@@ -60,7 +60,7 @@ class LocalTraining:
     def __init__(self, model: SiteModel) -> None:
         self.folder, self.network, self.task = model.folder, model.network, model.task
         self.config, self.device, self.parts = model.config, model.device, model.parts
-        self.ahead, self.census = model.machine.ahead, model.census
+        self.census = model.census
         self._patients: Tensor | None = None  # of the batch's images
         self.frozen, self.definition = model.composition.frozen, model.composition.definition
         self.criterion = DeepSupervision(self.network).criterion(self.task.loss)
@@ -100,7 +100,7 @@ class LocalTraining:
         dataset = getattr(loader, "dataset", None)
         if isinstance(dataset, TrainingDataset):
             dataset.drawn.clear()
-        for batch in prefetch(batches, self.ahead, self.device):
+        for batch in prefetch(batches, self.device):
             self.check_stop(should_stop)
             self._patients = self.census.step(_cases(dataset))
             losses.append(self._take_step(optimiser, *on_device(batch, self.device)))

@@ -53,11 +53,10 @@ from medfedaug.models.supervision import DeepSupervision
 from medfedaug.sampling.prefetch import on_device
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks.partial_loss import DISTILLED, PartialLoss
-from medfedaug.utils.validation import check_choice, check_keys
+from medfedaug.utils.validation import check_keys
 
 _log = logging.getLogger(__name__)
 
-_SPLITS = ("validation", "test")
 _CPU = torch.device("cpu")
 _LEAST_GAIN = 1.1  # a smaller gain does not justify the loss of precision
 
@@ -358,7 +357,6 @@ class SiteTrainer(SiteModel):
         Args:
             full: whether all metrics are computed; by default only for the test.
         """
-        check_choice("split", split, _SPLITS)
         if not self.recall_round(round_):
             return self.no_scores()
         if split == "test":

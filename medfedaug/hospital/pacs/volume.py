@@ -11,6 +11,7 @@ import SimpleITK as sitk
 
 from medfedaug.data.io.nifti_file import pack_nifti
 from medfedaug.errors import ReaderError
+from medfedaug.hospital.dicom.bounds import require
 from medfedaug.hospital.dicom.series import compile_series, load_series, scan, select
 from medfedaug.hospital.dicom.volumes import DicomSeries
 from medfedaug.utils.files import private_folder, write_atomic
@@ -35,22 +36,19 @@ def open_volume(
     """
     volumes = scan(folder).series
     used = {file for volume in volumes for file in volume.files}
-    if unused := len([file for file in folder.iterdir() if file not in used]):
-        # A missing first or last slice leaves no gap.
-        raise ReaderError(f"{unused} of its objects cannot be read or are not images")
+    unused = len([file for file in folder.iterdir() if file not in used])
+    # A missing first or last slice leaves no gap.
+    require(not unused, f"{unused} of its objects cannot be read or are not images")
     series = choose_volume(volumes, rule, volume)
-    if rule is None and series.is_localiser:
-        raise ReaderError("it is a localiser (ImageType); --series takes it")
-    if not allow_burned_in and series.burned_in:
-        raise ReaderError("its pixels hold text (BurnedInAnnotation); --allow-burned-in takes it")
-    if not allow_burned_in and series.is_secondary_capture:
-        raise ReaderError("it is a secondary capture, which may hold text; --allow-burned-in takes it")
-    if series.problem:
-        raise ReaderError(_unnamed(series.problem))
-    if series.affine is None:
-        raise ReaderError("its slices do not say where they lie")
-    if series.is_sheared:
-        raise ReaderError("its slices are sheared (a tilted gantry)")
+    require(rule or not series.is_localiser, "it is a localiser (ImageType); --series takes it")
+    text = (series.burned_in or series.is_secondary_capture) and not allow_burned_in
+    kind = (
+        "has text (BurnedInAnnotation)" if series.burned_in else "is a secondary capture, which may have text"
+    )
+    require(not text, f"it {kind}; --allow-burned-in takes it")
+    require(not series.problem, _unnamed(series.problem))
+    require(series.affine is not None, "its slices do not say where they lie")
+    require(not series.is_sheared, "its slices are sheared (a tilted gantry)")
     return series
 
 
@@ -80,15 +78,14 @@ def load_on_grid(channels: Sequence[DicomSeries], grid: DicomSeries) -> list[np.
     outside of their field of view.
     """
     frames = {series.first.frame_of_reference for series in channels} - {""}
-    if len(frames) > 1:
-        raise ReaderError("its channels lie in different frames of reference; register them first")
+    require(len(frames) <= 1, "its channels lie in different frames of reference; register them first")
     try:
         target = load_series(grid)
         images = [target if series is grid else load_series(series) for series in channels]
     except ReaderError as error:
         raise ReaderError(_unnamed(str(error))) from error
-    if len(images) > 1 and any(image.GetNumberOfComponentsPerPixel() > 1 for image in images):
-        raise ReaderError("a channel is in colour; import it by itself")
+    grey = all(image.GetNumberOfComponentsPerPixel() == 1 for image in images)
+    require(grey or len(images) == 1, "a channel is in colour; import it by itself")
     arrays = [sitk.GetArrayFromImage(_on(image, target)).T for image in images]
     return [np.moveaxis(array, 0, -1) if array.ndim > target.GetDimension() else array for array in arrays]
 

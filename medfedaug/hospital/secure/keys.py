@@ -51,13 +51,9 @@ def sealed(key: bytes, text: bytes) -> bytes:
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, text, None)
 
 
-def opened(key: bytes, message: bytes) -> bytes:
-    """Decrypt a message of `sealed`.
-
-    Raises:
-        ValueError: when the message was not sealed with this key, or was changed.
-    """
+def opened(key: bytes, message: bytes, reason: str) -> bytes:
+    """Decrypt a message of `sealed`; `ValueError` with a reason where it was changed or has another key."""
     try:
         return ChaCha20Poly1305(key).decrypt(message[:_NONCE_BYTES], message[_NONCE_BYTES:], None)
     except InvalidTag:
-        raise ValueError("the message was not sealed with this key") from None
+        raise ValueError(reason) from None

@@ -67,7 +67,7 @@ def _volume(site: SiteModel, task: SegmentationTask, chosen: Case, rank: str, sc
     (case,) = task.evaluation_cases(folder, "test")
     image = case.image if case.placement is None else case.placement.back(case.image)
     truth, transform = case.label, site.evaluation_transform()
-    ((_, predicted),) = task.outputs(site.network, [case], transform, site.device, site.config.batch_size)
+    ((_, predicted),) = task.outputs(site.network, [case], transform, site.config.batch_size)
     index = int((truth > 0).sum(dim=(0, 1, 2)).argmax())
     photograph = is_photograph(chosen.image)
     if photograph and len(image) == 3:

@@ -72,11 +72,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 class BatchShare(UnsavedModule):
-    """ρ of one batch norm: a parameter of the network, but no entry of its state dict.
-
-    Args:
-        like: (C,), for the device and the type of the parameter.
-    """
+    """ρ of one batch norm: a parameter of the network, but no entry of its state dict."""
 
     def __init__(self, like: Tensor) -> None:
         super().__init__()
@@ -92,9 +88,6 @@ def mix_instance_norms(net: Network) -> Network:
 
     in training and in evaluation, with the batch norm's γ and β, and ρ in [0, 1] for each channel, 1 at
     first. Modules and state dict stay the same.
-
-    Args:
-        net: changed in place.
 
     Deviations:
         ρ has no effect on features without spatial dimensions, which have no instance statistics.

@@ -104,8 +104,7 @@ class ClassMeanExchange(AggregatorExchange):
 class ClassMeanServer(Aggregator):
     """The server's half: sums of the last layer's rows.
 
-    Args:
-        rows: names of its entries, each with its axis of classes.
+    ``rows`` names its entries, each with its axis of classes.
 
     Attributes:
         sites: the number of sites of the last round that have annotated each class.

@@ -16,7 +16,7 @@ from typing import Any
 from medfedaug.config.run import Execution, RunConfig, asked_settings
 from medfedaug.data.folders import MARKER
 from medfedaug.errors import ConfigError, MedFedAugError, first_line
-from medfedaug.federation.engines import check_device, find_engine
+from medfedaug.federation.engine import check_device, find_engine
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.research.datasets.benchmarks import find_benchmark, find_root, write_federation
 from medfedaug.research.papers.presets import Preset

@@ -14,7 +14,7 @@ from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
-from medfedaug.federation.engines import check_device
+from medfedaug.federation.engine import check_device
 from medfedaug.federation.job_folder import STATISTICS
 from medfedaug.runs.annotated import Annotated
 from medfedaug.runs.finished_run import FinishedRun

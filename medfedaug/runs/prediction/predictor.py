@@ -65,7 +65,7 @@ class Predictor:
         """Predict a case that the model's task has prepared."""
         model = self.model
         return model.task.predict_case(
-            model.network, case, self.transform, model.device, model.config.batch_size, probabilities
+            model.network, case, self.transform, model.config.batch_size, probabilities
         )
 
     def rest(self) -> None:

@@ -70,9 +70,7 @@ def test_the_slice_is_the_one_with_most_truth(trained, phantom_dir):
     view = extreme_cases(trainer, {case.name: 0.5})[0]
     image, truth = trainer.folder.load_case(case, "scale")
     normalised = trainer.evaluation_transform()({"image": image})["image"]
-    predicted = trainer.task.logits(trainer.network, normalised, torch.device("cpu")).argmax(
-        dim=0, keepdim=True
-    )
+    predicted = trainer.task.logits(trainer.network, normalised).argmax(dim=0, keepdim=True)
     sizes = [int(truth[..., z].count_nonzero()) for z in range(truth.shape[-1])]
     largest = sizes.index(max(sizes))
     assert np.array_equal(view.truth, truth[0, :, :, largest].numpy())

@@ -83,7 +83,7 @@ def test_label_maps_are_those_that_the_evaluation_scores(run, slices, phantom_di
     for name, dice in evaluated.items():
         predicted = voxels(out / f"{name}.nii.gz")
         seen = trainer.evaluation_transform()({"image": cases[name].image})["image"]
-        scored = trainer.task.logits(trainer.network, seen, trainer.device).argmax(dim=0)
+        scored = trainer.task.logits(trainer.network, seen).argmax(dim=0)
         np.testing.assert_array_equal(predicted, scored.numpy())
         assert 0 < (predicted == 1).sum() < predicted.size
         truth = voxels(phantom_dir / f"site_C/labels/{name}.nii.gz")
