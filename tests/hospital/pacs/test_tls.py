@@ -143,5 +143,5 @@ def test_a_token_comes_from_a_file_or_the_environment(run, orthanc, tmp_path, mo
         assert code != 0
         assert "a user and a token" in " ".join(err.split())
         code, _, missing = run(*call, "--token-file", tmp_path / "none")
-        assert "not readable as a token" in " ".join(missing.split())
+        assert "none: No such file" in " ".join(missing.split())
     assert not [text for text in (*texts, err) if "of-the-" in str(text)]
