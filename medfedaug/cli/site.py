@@ -78,7 +78,6 @@ def start(kit: Kit, timeout: Timeout = 60.0) -> None:
     """Start a kit, and wait until it runs; at a site, until the server has answered."""
     from medfedaug.nvflare_jobs.kit import kit_start
 
-    open_kit(kit).check_version()
     _carry_out(kit_start.start, kit, timeout)
 
 
@@ -114,7 +113,6 @@ def restart(
         if not sys.stdin.isatty():
             raise ConfigError("nothing is restarted: give --yes to restart while jobs run")
         typer.confirm("Restart?", abort=True)
-    open_kit(kit).check_version()
     _carry_out(kit_start.restart, kit, timeout)
 
 

@@ -27,22 +27,12 @@ from medfedaug.hospital.privacy.account_mark import check_account
 from medfedaug.hospital.privacy.accountant import require_opacus
 from medfedaug.hospital.privacy.policy import OPEN_PROMISE, PrivacyPolicy
 from medfedaug.hospital.privacy.site_settings import SiteSettings
-from medfedaug.nvflare_jobs.kit import allowed
-from medfedaug.nvflare_jobs.kit.kit import (
-    LAUNCHER,
-    Kit,
-    forbid_code,
-    has_component,
-    open_kit,
-    sends_logs,
-    validates_json,
-)
+from medfedaug.nvflare_jobs.kit.kit import Kit, forbid_code, open_kit
 from medfedaug.nvflare_jobs.kit.kit_process import (
     SILENT,
     ProcessRecord,
     changes_at_restart,
     find_process,
-    settings_at_start,
 )
 from medfedaug.nvflare_jobs.kit.kit_status import LEAST_DISK
 from medfedaug.nvflare_jobs.kit.startup import Check, check_startup
@@ -91,35 +81,17 @@ def examine(
 def _kit_files(kit: Kit) -> Iterator[Check]:
     configure = f"medfedaug site configure {kit.path}"
     try:
-        resources, policy = kit.resources(), kit.policy()
-        kit.check_version()
+        missing, roles = kit.missing(), forbid_code(kit.policy())[1]
     except ConfigError as error:
         yield Check("kit", False, str(error), "Correct it, or provision the kit again.")
         return
-    if trouble := allowed.class_trouble(resources, kit.server):
-        yield Check("allow-list", False, trouble, configure)
+    if missing:
+        yield Check("kit", False, f"resources.json lacks {'; '.join(missing)}", configure)
     else:
-        yield Check("allow-list", True, "only the classes of medfedaug's jobs")
-    if validates_json(resources):
-        yield Check("job files", True, "only JSON without variables may configure a job")
-    else:
-        text = "a job in HOCON or YAML can read environment, files and addresses of this machine"
-        yield Check("job files", False, text, f"{configure}, then start the kit again")
-    if missing := kit.lacking_components():
-        names = ", ".join(path.rsplit(".", 1)[1] for path in missing)
-        yield Check("components", False, f"{names}: not in resources.json", configure)
-    if not kit.server:
-        if has_component(resources, LAUNCHER):
-            yield Check("launcher", True, "a job process that dies is started again")
-        else:
-            yield Check("launcher", False, "a job process that dies ends everybody's job", configure)
-        if sends_logs(resources):
-            yield Check("logs", False, "sent to the server: they name cases and files", configure)
-        else:
-            yield Check("logs", True, "stay here")
-    if roles := forbid_code(policy)[1]:
-        text = f"jobs may carry code of {', '.join(roles)}"
-        yield Check("policy", None, text, configure)
+        text = "only medfedaug's jobs, in plain JSON; a process that dies is started again; logs stay here"
+        yield Check("kit", True, text)
+    if roles:
+        yield Check("policy", None, f"jobs may carry code of {', '.join(roles)}", configure)
     else:
         yield Check("policy", True, "jobs may not carry code")
 
@@ -149,7 +121,7 @@ def check_process(kit: Kit) -> Check:
         )
         return Check(name, False, text, restart)
     text = f"runs since {time.strftime('%Y-%m-%d %H:%M', time.localtime(record.started))}"
-    if changes := changes_at_restart(record.settings, settings_at_start(kit.path)):
+    if changes := changes_at_restart(kit.path, record):
         # A renewed certificate takes effect at the next start; until then the old one serves.
         ok = None if all(change.startswith("startup/") for change in changes) else False
         return Check(name, ok, f"{text} with an earlier {', '.join(changes)}", restart)

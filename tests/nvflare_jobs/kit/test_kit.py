@@ -128,25 +128,14 @@ def test_the_servers_kit_gets_the_allow_list_and_a_job_store_of_its_own(run, kit
     assert "a server has no device of its own" in err
 
 
-@pytest.mark.parametrize("command", ["doctor", "start", "restart"])
-def test_a_kit_of_another_version_is_refused_with_both_until_it_is_configured_again(run, kits, command):
+@pytest.mark.parametrize("command", ["start", "restart"])
+def test_a_kit_of_another_version_or_none_is_not_started(run, kits, command):
     kit = kits / "hospital-a"
-    assert run("site", "configure", kit)[0] == 0
+    assert "not configured: run medfedaug site configure" in run.refused("site", command, kit)
+    run.ok("site", "configure", kit)
     values = {**content(kit, "resources.json"), "medfedaug": "9.8.7"}
     (kit / "local/resources.json").write_text(json.dumps(values))
-    arguments = (kit, *(["--offline"] if command == "doctor" else []))
-    code, out, err = run("site", command, *arguments)
-    assert code in (1, 2)
-    assert f"configured by 9.8.7, this is {__version__}" in " ".join((out + err).replace("│", " ").split())
-    assert run("site", "configure", kit)[0] == 0
-    open_kit(kit).check_version()
-
-
-@pytest.mark.parametrize("command", ["start", "restart"])
-def test_a_kit_that_is_not_configured_is_not_started(run, kits, command):
-    code, _, err = run("site", command, kits / "hospital-a")
-    assert code == 2
-    assert "hospital-a: not configured: run medfedaug site configure" in " ".join(err.split())
+    assert f"lacks medfedaug: {__version__}" in run.refused("site", command, kit)
 
 
 def test_a_moved_servers_storage_moves_along(run, kits, tmp_path):
@@ -166,7 +155,7 @@ def test_a_kit_allows_the_classes_of_our_jobs_and_nothing_else(run, kits, name, 
     values = content(kit, "resources.json.default")
     values |= {"class_allow_list": entries, "class_list_enforcement_mode": "warn"}
     (kit / "local/resources.json").write_text(json.dumps(values))
-    assert "not ready: allow-list" in run("site", "doctor", kit, "--offline")[1]
+    assert "class_allow_list: the 2 classes" in run("site", "doctor", kit, "--offline")[1]
     assert "class_allow_list" in run("site", "configure", kit, "--check")[1]
     run.ok("site", "configure", kit)
     now = content(kit, "resources.json")
