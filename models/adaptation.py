@@ -213,16 +213,8 @@ def adapt_batch_norm(net: Network) -> Network:
     """Make every batch norm with running statistics an `AdaptiveBatchNorm`.
 
     The modules stay the same objects, with their hooks, names and entries; only their class changes, as with
-    PyTorch's parametrisations.
-
-    Args:
-        net: the network, changed in place; adaptive batch norms stay as they are.
-
-    Returns:
-        `net` itself, with the same results in training and evaluation.
-
-    Raises:
-        ValueError: when there is no batch norm with running statistics.
+    PyTorch's parametrisations. The network, changed in place and returned, has the same results in training
+    and evaluation. A ValueError is raised when there is no batch norm with running statistics.
     """
     for module in net.modules():
         adaptive = _ADAPTIVE.get(type(module))
@@ -246,11 +238,8 @@ def insert_instance_adapters(net: Network, reduction: int = 16) -> Network:
     not hold them (`instance_adapters` returns them by name).
 
     Args:
-        net: the network, 2D or 3D, changed in place.
+        net: the network, 2D or 3D, changed in place and returned.
         reduction: see `InstanceAdapter`.
-
-    Returns:
-        `net` itself.
 
     Raises:
         ValueError: when the network has no batch norm with running statistics.

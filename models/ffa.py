@@ -278,8 +278,8 @@ class FFALayer(StageLayer):
                 with `variance="direct"` the variance itself (`medfedaug.functional.across_site_variance`).
             gamma_std: the same of the standard deviation, (C,).
         """
-        self.gamma_mean.copy_(gamma_mean)
-        self.gamma_std.copy_(gamma_std)
+        self.gamma_mean.copy_(gamma_mean.view(self.num_channels))  # a number for each channel
+        self.gamma_std.copy_(gamma_std.view(self.num_channels))
 
     @torch.jit.unused
     def start_round(self) -> None:

@@ -81,14 +81,11 @@ def insert_ffa(
     `torch.jit.script`.
 
     Args:
-        net: the network, 2D or 3D, changed in place.
+        net: the network, 2D or 3D, changed in place and returned.
         stages: None for all known stages; or some of them, by 1-based number or by name; or dotted names of
             modules, to augment their output (with the number of channels of the last convolution or
             normalisation inside).
         **ffa: arguments of `FFALayer` other than the number of channels.
-
-    Returns:
-        `net` itself.
 
     Raises:
         ValueError: when the network already has inserted layers, is compiled or scripted, its stages are
@@ -152,13 +149,9 @@ def insert_layers(
 
 
 def remove_ffa(net: Network) -> Network:
-    """Remove all layers that `insert_ffa` inserted.
+    """Remove all layers that `insert_ffa` inserted, in place, and return the network.
 
-    Args:
-        net: the network, changed in place; a network without layers stays as it is.
-
-    Returns:
-        `net` itself, with the modules, hooks and state dict it had before.
+    It has the modules, hooks and state dict that it had before.
 
     Example:
         >>> from monai.networks.nets import UNet
@@ -182,11 +175,9 @@ def remove_layers(net: Network, kind: type[StageLayer] = StageLayer) -> Network:
 
 
 def ffa_layers(net: nn.Module) -> dict[str, FFALayer]:
-    """Return the FFA layers of a network.
+    """Return the FFA layers of a network by name of their stage, in the order of the stages.
 
-    Returns:
-        The layers by name of their stage, in the order of the stages; then layers of the network's own code
-        by the dotted name of the module.
+    Layers of the network's own code follow, by the dotted name of the module.
     """
     return stage_layers(net, FFALayer)
 

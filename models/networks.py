@@ -34,12 +34,7 @@ _NETWORKS: dict[str, Builder] = {}
 
 
 class MonaiNetwork:
-    """Builder of a network of MONAI; its signature has the names of channels and norm.
-
-    Args:
-        cls: the class, or a function that makes the network.
-        **defaults: arguments that replace MONAI's defaults.
-    """
+    """Builder of a network of MONAI by a class, or a function, and arguments instead of MONAI's defaults."""
 
     def __init__(self, cls: Any, **defaults: Any) -> None:
         self.cls, self.defaults = cls, defaults
@@ -82,13 +77,10 @@ class MonaiNetwork:
 
 
 class ClassifierBuilder:
-    """Builder of a classification network that this package names.
+    """Builder of a classification network by a function or class.
 
-    Args:
-        build: the function or class, called with dimensions, channels, classes and further arguments.
-        cls: the class whose signature lists the arguments; by default `build`.
-        names: the arguments of `build` for channels and classes, if it has other names for them.
-        **defaults: arguments that replace the defaults of `cls`.
+    ``cls`` is the class whose signature lists the arguments, by default ``build``; ``names`` are the other
+    names that ``build`` has for channels and classes; ``defaults`` replace the defaults of ``cls``.
     """
 
     task = "classification"
@@ -110,23 +102,13 @@ def built_in_networks() -> tuple[str, ...]:
 
 
 def supervises(name: str) -> bool:
-    """Return whether a network has heads at several levels of its decoder (`medfedaug.models.supervision`).
-
-    Example:
-        >>> supervises("dynunet"), supervises("basicunet")
-        (True, False)
-    """
+    """Return whether a network has heads at several levels (`medfedaug.models.supervision`)."""
     builder = _NETWORKS.get(name) or (find_builder(name)[0] if "." in name else None)
     return isinstance(builder, MonaiNetwork) and builder.cls in SUPERVISED
 
 
 def network_names() -> tuple[str, ...]:
-    """Return the names that `build_network` knows; names from other packages come last.
-
-    Example:
-        >>> "basicunet" in network_names()
-        True
-    """
+    """Return the names that `build_network` knows; names from other packages come last."""
     return (*built_in_networks(), *plugins.names(plugins.NETWORKS, built_in_networks()))
 
 
@@ -210,10 +192,7 @@ def network_definition(
 
     The arguments are as for `build_network`. A norm instead of batch norm becomes the network's argument
     in MONAI's terms. The network is the same, unless group norm has fewer than 8 groups in a layer; to be
-    sure, compare outputs.
-
-    Raises:
-        ValueError: when the network is not a class of MONAI, or `build_network` would refuse it.
+    sure, compare outputs. A network that is not a class of MONAI is refused.
 
     Example:
         >>> sizes = {"spatial_dims": 2, "in_channels": 1, "out_channels": 3}

@@ -39,9 +39,8 @@ class Fit:
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """Return the tensors of a state dict in a file, without executing anything in it.
 
-    Args:
-        path: a file of ``torch.save(net.state_dict(), path)`` or safetensors; a checkpoint may have the state
-            dict under one of the usual keys.
+    The file is of ``torch.save(net.state_dict(), path)`` or safetensors; a checkpoint may have the state dict
+    under one of the usual keys.
     """
     path = Path(path)
     try:

@@ -308,18 +308,15 @@ class SiteFolder(ABC):
         if len(empty) == len(SPLITS):
             raise self.error("lists no case")
         if empty and empty != ["training", "validation"]:
-            raise self.error(
-                f"the split {empty[0]!r} is empty",
-                hint="A site trains with all three splits, or is tested only, with only test cases.",
-            )
+            hint = "A site trains with all three splits, or is tested only, with only test cases."
+            raise self.error(f"the split {empty[0]!r} is empty", hint=hint)
         patients: dict[str, tuple[str, Case]] = {}
         for split in SPLITS:
             for case in (case for case in self.cases[split] if case.patient):
                 other, first = patients.setdefault(case.patient, (split, case))
                 if other != split:
-                    where = f"is in {split}, and in {other} with {own(first.name)}"
-                    problem = f"patient {own(case.patient)} {where}"
-                    raise self.error(problem, case.image, hint=_ONE_SPLIT)
+                    problem = f"patient {own(case.patient)} is in {split}, and in {other} with "
+                    raise self.error(f"{problem}{own(first.name)}", case.image, hint=_ONE_SPLIT)
         files = real_paths(c.image for c in self.listed_cases)
         places: set[tuple[Path, int | None]] = set()
         names: dict[str, Path] = {}
@@ -339,7 +336,7 @@ def is_own_data(sites: Iterable[SiteFolder]) -> bool:
     return not any(site.benchmark for site in sites)
 
 
-def patient_name(entry: object) -> str:
+def patient_name(entry: object = None) -> str:
     """Return a patient's name as text, from an entry of a list; empty for none."""
     return "" if entry is None else str(entry).strip()
 
@@ -371,10 +368,6 @@ def drawn_over_patients(cases: Sequence[Case], limit: int | None, least: int = 1
     patient has an image left out, or at least ``least`` have: other releases are about all cases, and the
     difference is about the patients with images left out. Where neither is possible, all cases are chosen.
 
-    Args:
-        limit: approximate number, of at least ``least`` patients; ``None`` for all.
-        least: smallest number of patients that a value may be about.
-
     Example:
         >>> cases = [Case(n, Path(n), "", patient=n[0]) for n in ("a1", "a2", "a3", "b1", "c1", "c2")]
         >>> [case.name for case in drawn_over_patients(cases, 4)]
@@ -392,12 +385,7 @@ def drawn_over_patients(cases: Sequence[Case], limit: int | None, least: int = 1
 
 
 def weights_by_patient(cases: Sequence[Case]) -> list[float]:
-    """Return a weight for each case: equal for all patients, with sum 1.
-
-    Example:
-        >>> weights_by_patient([Case(n, Path(n), "", patient=n[0]) for n in ("a1", "a2", "b1")])
-        [0.25, 0.25, 0.5]
-    """
+    """Return a weight for each case: equal for all patients, with sum 1."""
     numbers = Counter(case.owner for case in cases)
     return [1 / (len(numbers) * numbers[case.owner]) for case in cases]
 
@@ -412,8 +400,3 @@ def reading(site: str, path: Path) -> Iterator[None]:
         hint = "Replace the file or leave the case out."
         problem = f"cannot be read as an image ({withheld(text)})"
         raise DataError(problem, site=site, path=path, hint=hint) from error
-
-
-def base_folder(root: Path, *names: str) -> Path:
-    """Return the first of some folders below ``root`` that exists, or ``root``: where an archive unpacked."""
-    return next((root / name for name in names if (root / name).is_dir()), root)

@@ -126,14 +126,11 @@ class _DatasetFile:
                 'Add its label map; or write "labelled": [...] with the classes that the label maps have, '
                 "and such a case counts as one without outlines.",
             )
-        for _, case in listed:
-            for name in case.annotated or ():
-                if plain_name(name) not in known:
-                    raise self.error(
-                        f"{LABELLED!r} of {own(case.image.name)} names {name!r}, and 'labels' has "
-                        f"{', '.join(classes[1:])}",
-                        f"Add {name!r} with its value to 'labels', or spell it as there.",
-                    )
+        for case, name in ((c, name) for _, c in listed for name in c.annotated or ()):
+            if plain_name(name) not in known:
+                named = f"{LABELLED!r} of {own(case.image.name)} names {name!r}"
+                hint = f"Add {name!r} with its value to 'labels', or spell it as there."
+                raise self.error(f"{named}, and 'labels' has {', '.join(classes[1:])}", hint)
 
     def labels(self) -> tuple[tuple[str, ...], tuple[int, ...], int | None]:
         """Return the names of the classes, their values (empty for 0, 1, 2, ...), and the ignored value."""

@@ -49,11 +49,6 @@ def federation_classes(sites: Sequence[SiteFolder]) -> tuple[str, ...]:
     return (sites[0].classes[0], *names.values())
 
 
-def unlabelled_sites(sites: Iterable[SiteFolder]) -> list[str]:
-    """Return the names of sites whose training cases have nothing annotated."""
-    return [site.name for site in sites if site.trains and site.partial and not site.annotated("training")]
-
-
 def federation_settings(sites: Sequence[SiteFolder], holdout: Sequence[str] = ()) -> dict[str, Any]:
     """Return the fields of `medfedaug.config.run.RunConfig` that follow from the sites' data."""
     task, channels, classes = check_federation(sites, holdout)
@@ -148,6 +143,6 @@ def _check_names(sites: Sequence[SiteFolder], holdout: Sequence[str]) -> None:
         name = f" ({training[0].name})" if training else ""
         problem = f"a federation needs two sites with training cases, found {len(training)}{name}"
         raise DataError(problem, path=root)
-    if len(unlabelled_sites(training)) == len(training):
+    if all(site.partial and not site.annotated("training") for site in training):
         hint = "List label maps at one site or more, and under labelled what they show."
         raise DataError("no site that trains has outlined anything", path=root, hint=hint)

@@ -86,7 +86,12 @@ def _published(
     for file in (train_list, train_list.with_name(f"{site}_test.json")):
         try:
             entries: Any = parse_json(file.read_text(encoding="utf-8"))
-            lists.append([_listed_case(root, *entry) for entry in entries])
+            lists.append(
+                [
+                    Case(image, root / image, str(label), patient=patient_name(*patient))
+                    for image, label, *patient in entries
+                ]
+            )
         except (OSError, ValueError, TypeError) as error:
             problem = f"not a list of [path, class] or [path, class, patient] ({withheld(error)})"
             raise DataError(problem, site=site, path=file) from error
@@ -98,10 +103,6 @@ def _published(
     split = published_split(*lists)
     _warn_of_order(site, train_list, split)
     return split
-
-
-def _listed_case(root: Path, image: str, label: object, patient: object = None) -> Case:
-    return Case(str(image), root / image, str(label), patient=patient_name(patient))
 
 
 def _warn_of_order(site: str, train_list: Path, split: dict[str, Sequence[Case]]) -> None:

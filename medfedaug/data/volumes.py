@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -23,7 +22,6 @@ from medfedaug.data.io.base import Header
 from medfedaug.data.io.formats import format_of, is_lossy, is_photograph, read_header
 from medfedaug.data.io.label_maps import label_bits
 from medfedaug.data.preparation.decoded_cache import decoded
-from medfedaug.errors import DataError
 from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
@@ -92,10 +90,8 @@ class VolumeFolder(SiteFolder):
         assert first is not None
         number = first.channels
         if self.channel_names and len(self.channel_names) != number:
-            raise self.error(
-                f"names {len(self.channel_names)} channels; the images have {number}",
-                hint="Correct channel_names, or modality, in dataset.json.",
-            )
+            problem = f"names {len(self.channel_names)} channels; the images have {number}"
+            raise self.error(problem, hint="Correct channel_names, or modality, in dataset.json.")
         compare_axes(self.name, self.upright_axes())
         check_copies([self])
         return len(self.federation_channels) or number
@@ -234,16 +230,8 @@ class VolumeFolder(SiteFolder):
 
     def load_label(self, case: Case) -> torch.Tensor:
         """Return the label map, (1, H, W, D), uint8, above 256 classes int32; 0 for an unknown class."""
-        return self.load_shown(case)[0]
-
-    def load_shown(self, case: Case) -> tuple[torch.Tensor, tuple[str, ...]]:
-        """Return `load_label`, and the classes that the case shows in full: none where a voxel is unknown."""
         label = self._label_or_unknown(case)
-        if self.annotation is None:
-            return label, self.classes[1:]
-        known = label != self.annotation.unknown
-        annotated = compress(self.classes[1:], self.annotated_set(case, self.classes)[1:])
-        return label * known, tuple(annotated) if bool(known.all()) else ()
+        return label if self.annotation is None else label * (label != self.annotation.unknown)
 
     def _label_or_unknown(self, case: Case) -> torch.Tensor:
         """Return the class of each voxel; `Annotation.unknown` for an unknown class and without label map."""
@@ -284,11 +272,9 @@ class VolumeFolder(SiteFolder):
         unknown = [value for value in values if value not in classes]
         if unknown:
             text = ", ".join(f"{value:g}" for value in unknown[:5])
-            raise self.error(
-                f"holds the label values {text}, dataset.json names {[*classes]}",
-                _label(case),
-                hint="Write label images without loss, as PNG." if is_lossy(_label(case)) else "",
-            )
+            problem = f"holds the label values {text}, dataset.json names {[*classes]}"
+            hint = "Write label images without loss, as PNG." if is_lossy(_label(case)) else ""
+            raise self.error(problem, _label(case), hint=hint)
         if self.label_values:
             ordered, places = torch.tensor(classes, dtype=label.dtype).sort()
             label = places[torch.bucketize(label, ordered)]
@@ -325,20 +311,6 @@ class VolumeFolder(SiteFolder):
 def is_black_and_white(path: Path, values: Collection[float]) -> bool:
     """Return whether a label image is a mask of drawing programs, in which 255 is the class 1."""
     return is_photograph(path) and _WHITE in values and {*values} <= {0, _WHITE}
-
-
-def listed_sites(root: Path, data_set: str, names: Sequence[str]) -> list[SiteFolder]:
-    """Return the sites of a published data set, and no others, from folders with a ``dataset.json``."""
-    folders = sorted(path.parent for path in root.glob("*/dataset.json"))
-    for folder in folders:
-        if folder.name not in names:
-            raise DataError(
-                f"no site of {data_set}, whose sites are {', '.join(names)}",
-                site=folder.name,
-                path=folder,
-                hint="Train on sites of your own with `medfedaug simulate --data DIR`.",
-            )
-    return [VolumeFolder.open(folder) for folder in folders]
 
 
 def _size(shape: Iterable[int]) -> str:

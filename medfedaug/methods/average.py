@@ -14,11 +14,8 @@ from medfedaug.methods.contexts import Payload, shapes_of
 class AverageServer(ServerExchange):
     """The server's half: the average of the sites' tensors, with the weights of the models.
 
-    Methods that compute weights at the end of a round, such as FedDG-GA, do not change the
-    weights of this average.
-
-    Args:
-        tensors: an example of a site's tensors, for their shapes. An entry ``running_var`` is a variance.
+    Methods that compute weights at the end of a round, such as FedDG-GA, do not change the weights of this
+    average. ``tensors`` is an example of a site's tensors; an entry ``running_var`` is a variance.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -51,8 +48,7 @@ class AverageServer(ServerExchange):
 class AveragedParameters(SitePart, SiteExchange):
     """The site's half of an `AverageServer` of parameters that are not entries of the network's state dict.
 
-    Args:
-        parameters: by key; the run's optimiser trains them with the network.
+    The run's optimiser trains them with the network.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:

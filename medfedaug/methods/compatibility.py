@@ -18,12 +18,8 @@ _SHARING = ("local_entries", "before_training", "every_round", "aggregator")
 class Constraints:
     """Words that a part of a run requires, provides and excludes: a method, network, loss or option.
 
-    Args:
-        name: the part, as in an error.
-        requires: words of `medfedaug.methods.base.WORDS`, or ``method:NAME``.
-        provides: the same.
-        excludes: the same.
-        hint: advice for a refused combination; by default to leave one of the two out.
+    Words are those of `medfedaug.methods.base.WORDS`, or ``method:NAME``. ``hint`` is advice for a refused
+    combination, by default to leave one of the two out.
     """
 
     name: str

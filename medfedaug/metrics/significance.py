@@ -15,10 +15,6 @@ P = TypeVar("P", bound=Hashable)
 def t_two_sided(t: float, df: float) -> float:
     """Return the probability that a Student's t variable is at least as far from zero as ``t``.
 
-    Args:
-        t: the statistic; infinite values are allowed.
-        df: degrees of freedom, at least 1.
-
     Example:
         >>> round(t_two_sided(2.776, df=4), 4)
         0.05
@@ -82,14 +78,9 @@ def mean_interval(
 
 
 def interval_ends(metric: Metric, values: Sequence[tuple[float, Hashable]]) -> dict[str, float]:
-    """Return the ends of the 95% interval of a metric's mean by their names in results.
+    """Return ``NAME_low`` and ``NAME_high``, the 95% interval of a metric's mean, from values and patients.
 
-    Args:
-        metric: the metric of the scores.
-        values: scores, each with its patient.
-
-    Returns:
-        ``NAME_low`` and ``NAME_high``; empty for fewer than two patients with a score.
+    For fewer than two patients the result is empty.
     """
     scores, patients = [score for score, _ in values], [patient for _, patient in values]
     ends = mean_interval(scores, metric.largest, patients=patients)

@@ -61,12 +61,9 @@ def evaluate_model(
 ) -> dict[str, Any]:
     """Score a global model on the images of sites, with each site's normalisation.
 
-    `open_model` describes the arguments. ``split`` is ``"test"`` or ``"validation"``.
-
     Returns:
-        The split; ``sites``, ``mean``, ``worst`` and ``disparity`` as under ``test`` in ``results.json``; and
-        under ``scored`` the model of each site's scores
-        (`medfedaug.runs.finished_run.FinishedRun.whose`).
+        The split, ``"test"`` or ``"validation"``; ``sites``, ``mean``, ``worst`` and ``disparity`` as under
+        ``test`` in ``results.json``; and under ``scored`` the model of each site's scores.
     """
     run = FinishedRun.open(model, state=state)
     sites: dict[str, Any] = {}

@@ -95,9 +95,6 @@ class FinishedRun(RecordedRun):
         Its input is an image from the run's data pipeline: scaled, and normalised where a method of the run
         normalises, as in `LoadedRun.predict`. It gets the layers or weights of a site, where the run left
         some at the sites.
-
-        Raises:
-            ConfigError: for a site that took no part in the run, or without a site where the model needs one.
         """
         known = {*self.record.get("sites", {}), *self.record.get("unseen", ()), *self.sites_with_layers}
         if site and site not in known:
@@ -110,11 +107,7 @@ class FinishedRun(RecordedRun):
 
     @contextmanager
     def scoring(self, model: SiteModel) -> Iterator[nn.Module]:
-        """Yield the network that scores a site's cases, from the model of `at_site`.
-
-        Raises:
-            ConfigError: where layers of the model stay at the sites, and `state` has none of this site.
-        """
+        """Yield the network that scores a site's cases, from the model of `at_site`."""
         if not model.recall(self.local_state(model.name)):
             keeping = [m.name for m in self.composition.methods if m.local_entries(model.network)]
             sites = ", ".join(self.sites_with_layers)
@@ -141,11 +134,7 @@ class FinishedRun(RecordedRun):
         return UNSEEN if site in self.record.get("unseen", ()) else f"{GLOBAL} (no site of the run)"
 
     def local_state(self, site: str) -> LocalState | None:
-        """Read a site's state with this model, after its last training round; ``None`` for none.
-
-        Raises:
-            MedFedAugError: when its file is damaged.
-        """
+        """Read a site's state with this model, after its last training round; ``None`` for none."""
         states = read_local_states(self.state / site / f"{self.record['run']}.pt")
         last = max((round_ for round_ in states if round_ <= self.round), default=0)
         return states.get(last)

@@ -24,11 +24,7 @@ __all__ = ["find_runs", "load_run"]
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """Return the folders of runs: each path that is a run's folder, otherwise all runs below it, sorted.
-
-    Raises:
-        DataError: when a path is not a finished run and contains none.
-    """
+    """Return the folders of runs: each path that is a run's folder, otherwise all runs below it, sorted."""
     folders: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir() or (path / RESULTS).exists():
@@ -47,9 +43,6 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
     """Read and check a run from its folder or its ``results.json``.
 
     Without a test metric for comparisons, the run has the one that chose the round.
-
-    Raises:
-        DataError: naming the file and the error.
     """
     file = Path(path)
     if file.is_dir() or file.suffix != ".json":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -37,10 +37,6 @@ class ModelScore:
         worst = min(tests, key=lambda test: (not test.warning, test.value is not None, test.value or 0.0))
         more = f"; the lowest of {len(tests)} models" if len(tests) > 1 else ""
         return cls(f"{worst.text}{more}", worst.warning)
-
-    def record(self) -> dict[str, str]:
-        """Return the content for ``predictions.json``."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

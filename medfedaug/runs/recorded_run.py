@@ -47,11 +47,7 @@ class RecordedRun(Mapping[str, Any]):
     def open(cls, model: str | Path) -> Self:
         """Read a run's record, and check by their hashes that its files belong to it.
 
-        Args:
-            model: the folder of a run, for its ``global_model.pt``, or a model of it.
-
-        Raises:
-            ConfigError: naming the file.
+        ``model`` is the folder of a run, for its ``global_model.pt``, or a model of it.
         """
         path = Path(model)
         file = path / GLOBAL_MODEL if path.is_dir() else path
@@ -172,9 +168,7 @@ class RecordedRun(Mapping[str, Any]):
     def test_table(self) -> list[dict[str, Any]]:
         """Test scores as rows, ready for ``pandas.DataFrame``: one for each site, and one for their mean.
 
-        Returns:
-            ``site``, ``trained`` (``None`` in the row of the mean), and a column for each metric; ``None``
-            where a site has no score.
+        The columns are ``site``, ``trained`` (``None`` in the row of the mean), and each metric.
         """
         test = self.record.get("test", {})
         mean = test.get("mean", {})

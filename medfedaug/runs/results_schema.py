@@ -38,31 +38,19 @@ def check_record(record: Any) -> None:
 
 
 def check_recorded(record: Any) -> None:
-    """Check that a record has all entries that a command needs that uses the run's model.
-
-    Raises:
-        ValueError: naming the first entry that is missing or of another kind.
-    """
+    """Check that a record has all entries that a command needs that uses the run's model."""
     _USED(record, "")
     check_record(record)
 
 
 def check_finished(record: Any) -> None:
-    """Check that a record has all entries of a finished run.
-
-    Raises:
-        ValueError: naming the first entry that is missing or of another kind.
-    """
+    """Check that a record has all entries of a finished run."""
     _FINISHED(record, "")
     check_record(record)
 
 
 def check_evaluation(content: Any) -> None:
-    """Check that the results of an evaluation have the structure of this release.
-
-    Raises:
-        ValueError: naming the first entry of another kind, or an unknown model.
-    """
+    """Check that the results of an evaluation have the structure of this release."""
     _EVALUATION(content, "")
     for site, scores in content["sites"].items():
         for model in scores:

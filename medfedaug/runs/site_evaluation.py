@@ -28,17 +28,13 @@ def evaluate_sites(
     and its personal model, if sites keep entries or state of the run.
 
     Args:
-        model: see `medfedaug.runs.finished_run.FinishedRun.open`.
+        model: see `medfedaug.runs.finished_run.FinishedRun.open`, also for ``state``.
         data_dir: the folder that holds the sites' folders.
         local: the folder of a run in which each site trained by itself (``single``).
         device: the sites' device.
-        state: the folder of its sites' state, see there.
 
     Returns:
         The content of ``evaluation.json``.
-
-    Raises:
-        MedFedAugError: one line that names the mistake and its place.
     """
     run, alone = FinishedRun.open(model, state=state), FinishedRun.open(local)
     _check(run, alone)

@@ -171,7 +171,7 @@ def test_a_federation_in_which_nobody_outlined_anything_is_refused(sites):
 def test_a_listed_class_that_no_case_shows_is_refused(sites):
     for label in (sites / "A" / "labels").iterdir():
         nib.save(nib.Nifti1Image(np.ones((16, 16, 3), np.uint8), np.eye(4)), label)
-    with pytest.raises(DataError, match=r"site A.*no label map has 'Spleen'.*labelled"):
+    with pytest.raises(DataError, match=r"site A.*'Spleen' as outlined, but no label map has it.*labelled"):
         check_voxels(find_sites(sites))
 
 

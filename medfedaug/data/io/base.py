@@ -77,10 +77,7 @@ class Header:
         return self.axes if nearest.min() > _UPRIGHT else ""
 
     def distance(self, other: Header) -> float:
-        """Return the largest distance of a corner from its place in another header of the same shape, mm.
-
-        0 where a header has no affine.
-        """
+        """Return the largest distance, mm, of a corner from its place in a header of the same shape."""
         if self.affine is None or other.affine is None or np.array_equal(self.affine, other.affine):
             return 0.0
         corners = np.array([(*corner, 1) for corner in product(*((0, n - 1) for n in self.shape))])

@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 def label_bits(classes: int) -> int:
-    """Return the bits of a label: 8, or 16 for more than 256 classes.
-
-    Example:
-        >>> label_bits(256), label_bits(257)
-        (8, 16)
-    """
+    """Return the bits of a label: 8, or 16 for more than 256 classes."""
     return 8 if classes <= 2**8 else 16
 
 

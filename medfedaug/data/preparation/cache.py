@@ -59,14 +59,9 @@ class StoredCase:
 class CaseCache:
     """Cache of prepared cases: the first in memory, the others in files.
 
-    Cases are read in random order, so that dropping one for another would save no work.
-
-    Args:
-        machine: limit on memory, and folder of the files. A site's folder stays, and serves later processes.
-        place: moves a tensor of a name to the device that needs it, where it stays in memory.
-
-    Attributes:
-        num_bytes: size of the tensors in memory.
+    Cases are read in random order, so that dropping one for another would save no work. ``machine`` limits
+    the memory, and has the folder of the files, which serves later processes. ``place`` moves a tensor of a
+    name to the device that needs it, where it stays in memory.
     """
 
     def __init__(

@@ -22,23 +22,14 @@ _SKEW = 0.02  # deviation of lengths and cosine of directions, beyond rounding
 
 @dataclass(frozen=True, eq=False)
 class DicomSeries:
-    """Slices of a series that make one volume, in their order.
+    """Slices of a series that make one volume, in their order."""
 
-    Args:
-        first: the header of one of its files.
-        slices: along their normal, or by InstanceNumber where they have no positions.
-        part: text that distinguishes it from other volumes of the series; empty for the only one.
-        problem: reason why it cannot be read; empty where it can.
-        remarks: sentences for the user.
-        burned_in: whether a header says that its pixels hold text.
-    """
-
-    first: DicomInstance
-    slices: tuple[DicomSlice, ...]
-    part: str = ""
-    problem: str = ""
-    remarks: tuple[str, ...] = ()
-    burned_in: bool = False
+    first: DicomInstance  # header of one of its files
+    slices: tuple[DicomSlice, ...]  # along their normal, or by InstanceNumber without positions
+    part: str = ""  # text that distinguishes it from other volumes of the series
+    problem: str = ""  # reason why it cannot be read
+    remarks: tuple[str, ...] = ()  # sentences for the user
+    burned_in: bool = False  # a header says that the pixels hold text
 
     @property
     def uid(self) -> str:

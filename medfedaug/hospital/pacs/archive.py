@@ -14,12 +14,10 @@ import ssl
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from medfedaug.config.options import File, Settings, setting, settings
@@ -42,6 +40,8 @@ MOST_FOUND = 10_000
 """Studies of a search, and series of a study."""
 MOST_OBJECTS = 100_000
 """Objects of a series."""
+ATTEMPTS = 3
+"""Times that a request is made before it counts as failed."""
 LONGEST_VALUE = 1024
 """Characters of a value in an answer."""
 
@@ -51,16 +51,12 @@ _COUNT = re.compile(r"[0-9]{1,9}")
 _LIBRARIES = ("dicomweb_client", "highdicom", "pydicom", "pynetdicom", "urllib3")
 
 
-class _ArchiveProblem(MedFedAugError):
-    """Problem with an archive; ``timed_out`` where it is silent or cannot be reached."""
+class ArchiveError(MedFedAugError):
+    """The archive cannot be used; ``timed_out`` where it is silent or cannot be reached."""
 
     def __init__(self, text: str, *, timed_out: bool = False) -> None:
         self.timed_out = timed_out
         super().__init__(text)
-
-
-class ArchiveError(_ArchiveProblem):
-    """The archive cannot be used: it does not answer, or refuses."""
 
 
 class RequestRefused(ArchiveError):
@@ -71,7 +67,7 @@ class UnusableAnswer(RequestRefused):
     """The archive answers one request with unusable data; others may succeed."""
 
 
-class FetchError(_ArchiveProblem):
+class FetchError(RequestRefused):
     """One series cannot be fetched; others may be."""
 
 
@@ -182,9 +178,6 @@ class Access(Settings):
     PANEL: ClassVar[str] = "The archive"
 
     timeout: float = setting(60.0, "Seconds that the archive may be silent.", above=0, rare=True)
-    attempts: int = setting(
-        3, "Times that a request is made before it counts as failed.", at_least=1, flags=None
-    )
     user: str | None = setting(
         None,
         "User of DICOMweb; the password is in MEDFEDAUG_PACS_PASSWORD. Basic authentication.",
@@ -239,8 +232,8 @@ class Access(Settings):
 class Archive(ABC):
     """Source of DICOM objects.
 
-    Methods may be called from several threads at once. Its context manager closes it at the end, and keeps
-    DICOM libraries from logging values of headers. A search raises `RequestRefused` where the archive refuses
+    Methods may be called from several threads at once. Its context manager closes it at the end, and DICOM
+    libraries no longer log values of headers. A search raises `RequestRefused` where the archive refuses
     it, and `ArchiveError` where the archive does not answer.
 
     Attributes:
@@ -248,7 +241,6 @@ class Archive(ABC):
     """
 
     place: str
-    _quiet: AbstractContextManager[None]
 
     def find_studies(self, query: StudyQuery) -> list[ArchiveStudy]:
         """Find the studies that match, sorted by UID."""
@@ -303,15 +295,13 @@ class Archive(ABC):
         """Close connections."""
 
     def __enter__(self) -> Archive:
-        self._quiet = quiet_libraries()
-        self._quiet.__enter__()
+        for name in _LIBRARIES:
+            warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-        self._quiet.__exit__(kind, error, trace)
 
 
 def require_pacs(*modules: str) -> None:
@@ -330,23 +320,6 @@ def valid_uid(text: str) -> bool:
         (True, False)
     """
     return len(text) <= _LONGEST_UID and _UID.fullmatch(text) is not None
-
-
-@contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """Keep DICOM libraries in all threads from writing values of headers into logs and warnings."""
-    loggers = [logging.getLogger(name) for name in _LIBRARIES]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        for name in _LIBRARIES:
-            warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL + 1)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
 
 
 _MOST_SILENT = 3
@@ -368,10 +341,10 @@ class Patience:
         with self._lock:
             self._answered, self._silent = True, 0
 
-    def problem(self, error: ArchiveError | FetchError) -> str:
+    def problem(self, error: ArchiveError) -> str:
         """Return the reason why a study failed; raise where the archive is given up."""
         if not error.timed_out and not isinstance(error, UnusableAnswer):
-            if isinstance(error, ArchiveError) and not isinstance(error, RequestRefused):
+            if not isinstance(error, RequestRefused):
                 raise error
             self.heard()
             return str(error)

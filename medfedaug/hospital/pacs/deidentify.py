@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pydicom
 from dicomanonymizer.dicomfields_selector import dicom_anonymization_database_selector
@@ -209,7 +209,7 @@ class Deidentifier:
             dataset = pydicom.dcmread(file)
             self.clean(dataset, patient=patient, study=study)
             target = folder / f"{dataset.SOPInstanceUID}.dcm"
-            write_atomic(target, partial(_write, dataset), private=True)
+            write_atomic(target, partial(dataset.save_as, enforce_file_format=True), private=True)
             written.append(target)
         return written
 
@@ -263,8 +263,12 @@ class Deidentifier:
         if int(element.tag) in _removed_by_standard():
             return False
         if element.VR == "SQ":
+            inner = TABLE if name == "ModalityLUTSequence" else kept - {"PixelData"}
             for item in element.value:
-                self._clean_item(item, TABLE if name == "ModalityLUTSequence" else kept - {"PixelData"})
+                if any(value in item for value in _CODE_VALUES):
+                    _clean_code(item)
+                else:
+                    self._clean(item, inner)
         elif element.VR == "UI":
             element.value = _each(element.value, self._successor)
         elif element.VR in _WORDS:
@@ -273,12 +277,6 @@ class Deidentifier:
         else:
             return element.VR in _NUMBERS
         return True
-
-    def _clean_item(self, item: Dataset, kept: frozenset[str]) -> None:
-        if any(value in item for value in _CODE_VALUES):
-            _clean_code(item)
-            return
-        self._clean(item, kept)
 
     def _successor(self, uid: Any) -> str:
         return str(uid) if str(uid) in UID_dictionary or not uid else self._new_uid(str(uid))
@@ -322,10 +320,6 @@ def _file_meta(dataset: Dataset) -> FileMetaDataset:
     meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID
     meta.ImplementationClassUID = PYDICOM_IMPLEMENTATION_UID
     return meta
-
-
-def _write(dataset: Dataset, file: IO[bytes]) -> None:
-    pydicom.dcmwrite(file, dataset, enforce_file_format=True)
 
 
 def _clean_pixels(dataset: Dataset) -> None:

@@ -28,7 +28,6 @@ from medfedaug.hospital.pacs.archive import (
     Archive,
     ArchiveError,
     ArchiveSeries,
-    FetchError,
     Patience,
     StudyQuery,
 )
@@ -239,7 +238,7 @@ class _Job:
         except ReaderError as error:
             self.result.problems[case] = str(error)
             shutil.rmtree(self.state / _FETCHING / case)
-        except (FetchError, ArchiveError) as error:
+        except ArchiveError as error:
             # Its fetched objects stay, and the next call asks for the missing ones alone.
             self.result.problems[case] = self.patience.problem(error)
         else:

@@ -31,8 +31,7 @@ def open_volume(
 ) -> DicomSeries:
     """Open the only volume of a fetched series, or the one that a regular expression names.
 
-    Raises:
-        ReaderError: where it is not a volume, or may not be used; names no value of a header but sizes.
+    An error names no value of a header but sizes.
     """
     volumes = scan(folder).series
     used = {file for volume in volumes for file in volume.files}
@@ -53,11 +52,7 @@ def open_volume(
 
 
 def choose_volume(volumes: Sequence[DicomSeries], rule: str | None, volume: str | None) -> DicomSeries:
-    """Return the only volume of a series, or the one that a regular expression names.
-
-    Raises:
-        ReaderError: where it is not one; names what distinguishes the volumes.
-    """
+    """Return the only volume of a series, or the one that a regular expression names."""
     chosen = [*volumes] if len(volumes) == 1 else select(volumes, rule).chosen
     if len(volumes) > 1 and (pattern := compile_series(volume, "--volume")) is not None:
         chosen = [one for one in volumes if pattern.search(one.part)]

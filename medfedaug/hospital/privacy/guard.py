@@ -42,11 +42,7 @@ def spend_budget(
     releases: int = 1,
     rate: float = 1.0,
 ) -> float:
-    """Enter releases with noise in a site's ledger; return ε of all its releases.
-
-    Raises:
-        PrivacyRefused: when they would exceed the budget of the policy, or the ledger cannot be used.
-    """
+    """Enter releases with noise in a site's ledger; return ε of all its releases, or refuse them."""
     assert policy.epsilon is not None
     try:
         epsilon = ledger.spend(noise, policy.delta, policy.epsilon, identities(), releases, rate)

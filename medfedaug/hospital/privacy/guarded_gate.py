@@ -46,8 +46,6 @@ _log = logging.getLogger(__name__)
 
 _PERIOD = 1.0
 """Seconds between two checks of a job's approval."""
-_MOST_WAITING = 20
-"""Configurations that wait for an approval; another one replaces the oldest."""
 
 
 class GuardedGate(Gate):
@@ -129,13 +127,6 @@ class GuardedGate(Gate):
 
     def _wait(self, entry: JobEntry, should_stop: Callable[[], bool]) -> None:
         short = entry.hash[:12]
-        for oldest in self.book.limit_waiting(_MOST_WAITING):
-            _log.warning(
-                "site %s: %s configurations wait for approval, and one more came: %s, the oldest, is refused",
-                self.site,
-                _MOST_WAITING,
-                oldest.hash[:12],
-            )
         _log.warning(
             "site %s: job %s waits until it is approved here: %s %s",
             self.site,
@@ -143,15 +134,13 @@ class GuardedGate(Gate):
             self.approve,
             short,
         )
-        while (now := self.book.known(entry.hash)) is not None and now.verdict != APPROVED:
+        while (now := self.book.find(entry.hash)).verdict != APPROVED:
             self._check_refused(now)
             if should_stop():
                 raise MedFedAugError(
                     f"site {self.site}: the job ended before its configuration {short} was approved"
                 )
             time.sleep(_PERIOD)
-        if now is None:
-            raise JobRefused(self.site, f"{_MOST_WAITING} later configurations wait for approval")
 
     def _check_verdict(self, config: RunConfig | ComparisonConfig) -> JobEntry:
         """Apply the administrator's verdict even without approval."""

@@ -45,31 +45,17 @@ SELECT DISTINCT cases FROM members LEFT JOIN patients USING (identity) WHERE {_O
 
 @dataclass(frozen=True)
 class Release:
-    """Release of a site: values that leave it.
-
-    Args:
-        job: the identifier of the job.
-        method: the method that sends it; ``"model"`` for weights, ``"task"`` for scores and counts,
-            ``"masks"`` for keys and shares of secure aggregation.
-        kind: ``"weights"``, ``"statistics"``, ``"masked weights and statistics"``, ``"numbers"``,
-            ``"scores"``, ``"message"``, or the kind of key or share.
-        shape: a short description of the content.
-        split: the split of its cases, ``"training"``, ``"validation"`` or ``"test"``; empty for no cases.
-        count: the number of these cases.
-        noise: the noise multiplier; 0 without noise.
-        digest: SHA-256 of the content.
-        site: the site's name in the job.
-    """
+    """Release of a site: values that leave it."""
 
     job: str
-    method: str
-    kind: str
-    shape: str
-    split: str = ""
-    count: int = 0
-    noise: float = 0.0
-    digest: str = ""
-    site: str = ""
+    method: str  # or "model" for weights, "task" for scores and counts, "masks" for keys and shares
+    kind: str  # such as "weights", "statistics", "scores"
+    shape: str  # short description of the content
+    split: str = ""  # of its cases
+    count: int = 0  # of these cases
+    noise: float = 0.0  # noise multiplier
+    digest: str = ""  # SHA-256 of the content
+    site: str = ""  # its name in the job
 
 
 @dataclass(frozen=True)

@@ -41,40 +41,21 @@ CREATE TABLE sums (time REAL NOT NULL, job TEXT NOT NULL, round INTEGER NOT NULL
 
 @dataclass(frozen=True)
 class SumRules:
-    """Rules for the sums that a site takes part in.
+    """Rules for the sums that a site takes part in."""
 
-    Args:
-        least: the least number of sites in a sum, this one included, and in a difference of sums.
-        known: the names of the federation's sites; ``None`` for all sites with a certificate seen so far.
-        share: the share of the known sites that must take part.
-        most_sets: the largest number of different sets of sites in the sums of one job; ``None`` for no
-            limit.
-    """
-
-    least: int = 2
-    known: tuple[str, ...] | None = None
-    share: float = 0.0
-    most_sets: int | None = None
-
-    def floor(self, known: int) -> int:
-        """Return the number of known sites that must take part."""
-        # Rounded, against floating point errors of the product.
-        return math.ceil(round(self.share * known, 9))
+    least: int = 2  # sites in a sum, this one included, and in a difference of sums
+    known: tuple[str, ...] | None = None  # the federation's sites; by default those that were met
+    share: float = 0.0  # of the known sites that must take part
+    most_sets: int | None = None  # different sets of sites in the sums of one job
 
 
 @dataclass(frozen=True)
 class ModelSketch:
-    """A sketch of a model; distances of sketches approximate those of models.
+    """A sketch of a model; distances of sketches approximate those of models."""
 
-    Args:
-        layout: the hash of names and shapes; models of different layouts are not compared.
-        step: the length of the site's training step.
-        image: sums, with random signs, of random parts of the model's numbers (a count sketch).
-    """
-
-    layout: str
-    step: float
-    image: NDArray[np.float64]
+    layout: str  # hash of names and shapes; models of different layouts are not compared
+    step: float  # length of the site's training step
+    image: NDArray[np.float64]  # sums, with random signs, of random parts of the model's numbers
 
     @classmethod
     def of(cls, key: bytes, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> ModelSketch:
@@ -144,11 +125,7 @@ class SumHistory(Database):
             _check(connection, new, rules)
 
     def enter(self, new: OpenedSum, rules: SumRules) -> None:
-        """Check and enter a sum, before anything leaves that opens it.
-
-        Raises:
-            ValueError: with the reason; nothing is then entered.
-        """
+        """Check and enter a sum, before anything leaves that opens it."""
         with self.opened() as connection:
             _check(connection, new, rules)
             sketch, sites = new.sketch, json.dumps(sorted(new.sites))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -289,7 +290,8 @@ class SiteMasks:
             known = frozenset({self.site, *self.rules.known})
         else:
             known = self.history.meet(self.signer.project, {self.site, *names})
-        present, floor = len(known & set(names)), self.rules.floor(len(known))
+        # Rounded, against floating point errors of the product.
+        present, floor = len(known & set(names)), math.ceil(round(self.rules.share * len(known), 9))
         require(
             present >= floor,
             f"there are {what} of {present} of the {len(known)} sites that it knows, and {floor} are needed "
@@ -302,19 +304,13 @@ class SiteMasks:
 
 @dataclass
 class RoundMasking:
-    """Masks for one site's numbers of one round, for a single use.
-
-    Attributes:
-        weight: the site's weight in the mean of the models.
-        total: the sum of the weights of the sites that dealt shares.
-        sites: the sites that dealt shares, this one included.
-    """
+    """Masks for one site's numbers of one round, for a single use."""
 
     _masks: SiteMasks
     _round: _Round
-    weight: float
-    total: float
-    sites: list[str]
+    weight: float  # of the site in the mean of the models
+    total: float  # of the weights of the sites that dealt shares
+    sites: list[str]  # that dealt shares, this one included
 
     def mask(self, words: Words, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Words:
         """Add the site's own mask, and add or subtract the masks shared with other sites."""

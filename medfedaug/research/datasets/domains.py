@@ -9,12 +9,12 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from medfedaug.data.base import Case, SiteFolder, base_folder, reading
+from medfedaug.data.base import Case, SiteFolder, reading
 from medfedaug.data.images import ImageFolder, cases_of_classes, class_cases, published_split, visible_folders
 from medfedaug.data.splits import split_by_class
 from medfedaug.errors import ConfigError
 from medfedaug.research.datasets.pickles import load_arrays
-from medfedaug.research.datasets.published import Benchmark
+from medfedaug.research.datasets.published import Benchmark, base_folder
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
 

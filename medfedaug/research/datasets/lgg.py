@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from medfedaug.data.base import Case, SiteFolder, base_folder
+from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.splits import split_patients
-from medfedaug.data.volumes import VolumeFolder, listed_sites
-from medfedaug.research.datasets.published import Benchmark
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.research.datasets.published import Benchmark, base_folder, listed_sites
 
 _INSTITUTIONS = ("CS", "DU", "EZ", "FG", "HT")  # as in the patients' names, TCGA_CS_4941
 _CLASSES = ("background", "FLAIR abnormality")

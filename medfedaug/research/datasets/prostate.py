@@ -10,12 +10,13 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from medfedaug.data.base import Case, SiteFolder, base_folder, reading
+from medfedaug.data.base import Case, SiteFolder, reading
 from medfedaug.data.preparation.decoded_cache import decoded
-from medfedaug.data.splits import fold_patients, split_patients
+from medfedaug.data.splits import split_patients
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.research.datasets.published import Benchmark
+from medfedaug.research.datasets.folds import fold_patients
+from medfedaug.research.datasets.published import Benchmark, base_folder
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
 
@@ -114,7 +115,7 @@ def prostate_mri(
             comparison with published numbers only.
         neighbours: three-slice input, as in the papers.
         fraction: of the training cases. At least 32 published slices remain, as in FedFA's code.
-        folds: number of folds instead of the patients' split (`medfedaug.data.splits.fold_patients`), or 0.
+        folds: number of folds (`fold_patients`) instead of the patients' split, or 0.
         fold: number of the test fold, from 1.
         fold_seed: of the shuffle before the patients are dealt to the folds.
     """

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.volumes import listed_sites
-from medfedaug.research.datasets.published import Benchmark
+from medfedaug.research.datasets.published import Benchmark, listed_sites
 
 _CAMERAS = ("AVWIDE", "CHASEDB1", "DRIVE", "STARE", "VEVIO")
 

@@ -87,11 +87,9 @@ class FedHarmoSite(SitePart, SiteExchange):
         for batches in self.context.case_batches():
             # The batches are padded. A transform in place of Ψ measures each image before.
             measuring = self._measuring = _Amplitudes()
-            try:
-                for _ in batches:
-                    pass
-            finally:
-                self._measuring = None
+            for _ in batches:
+                pass
+            self._measuring = None
             sizes |= measuring.sums.keys()
             if len(sizes) > 1:
                 first, second = sorted(sizes)[:2]

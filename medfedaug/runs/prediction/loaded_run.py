@@ -15,14 +15,7 @@ __all__ = ["LoadedRun", "load_run"]
 
 
 def load_run(folder: str | Path, *, state: str | Path | None = None) -> LoadedRun:
-    """Open a finished run, to look at its results and to use its model.
-
-    Args:
-        folder: the folder of a run, or a model in it (`FinishedRun.open`).
-        state: the folder with the sites' state; by default the folder ``state`` of the run.
-
-    Raises:
-        ConfigError: naming the error and its place.
+    """Open a finished run, to look at its results and to use its model (`FinishedRun.open`).
 
     Example:
         In a notebook::

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,6 @@ def predict_images(
 
     Returns:
         The content of ``predictions.json``; ``failed`` has the cases that could not be predicted.
-
-    Raises:
-        MedFedAugError: naming the error and its place, before any prediction; `StorageError` also later.
     """
     images, out, options = Path(images), Path(out), options or PredictionOptions()
     origins = tuple(Origin.of(run, options.site, options.statistics) for run in models.runs)
@@ -159,9 +156,6 @@ class _Job:
             record.resume(earlier, states)
         good = self.readable(record, cases)
         todo = [name for name in good if name not in record.cases]
-        if todo and uses_given_images(run, self.origin):
-            self.drop_damaged(record, good)
-            todo = [name for name in todo if name in good]
         record.pending = {name: planned[name] for name in todo}
         self.tell({"event": "start", "cases": len(cases), "there": len(good) - len(todo), "todo": len(todo)})
         if not todo:
@@ -218,7 +212,7 @@ class _Job:
             "classes": list(config.classes),
             "network": config.network,
             "methods": [method["name"] for method in config.methods],
-            "test": self.models.score(self.origin.site).record(),
+            "test": asdict(self.models.score(self.origin.site)),
             **({"borrowed": self.borrowed} if self.borrowed else {}),
             "models": [os.path.abspath(run.model.parent) for run in self.models.runs],
             "versions": software_versions(),
@@ -238,12 +232,17 @@ class _Job:
         """Return the cases that can be read and that the model takes; record the others as failed."""
         scaling = str(self.run.record.get("input", {}).get("scaling", ""))
         photographs = {"fixed": True, "each volume": False}.get(scaling) if self.dense else True
+        decoded = uses_given_images(self.run, self.origin) and not cases.keys() <= record.cases.keys()
+        task = self.run.composition.task()
         good: dict[str, Case] = {}
-        for name, case in cases.items():
+        for number, (name, case) in enumerate(cases.items()):
             try:
                 if name in self.given.unclear:
                     raise DataError(self.given.unclear[name], path=case.image)
                 check_given(self.folder, case, self.run.config, photographs)
+                if decoded:
+                    self.tell({"event": "reading", "case": name, "number": number, "of": len(cases)})
+                    task.evaluation_case(self.folder, case, labelled=False)
             except DataError as error:
                 self.failed(record, case, error)
             else:
@@ -251,17 +250,6 @@ class _Job:
         if self.dense:
             self.objects.check(good.values())
         return good
-
-    def drop_damaged(self, record: Predictions, good: dict[str, Case]) -> None:
-        """Decode all cases; remove damaged ones from ``good``, and record them as failed."""
-        task = self.run.composition.task()
-        for number, (name, case) in enumerate(list(good.items())):
-            self.tell({"event": "reading", "case": name, "number": number, "of": len(good)})
-            try:
-                task.evaluation_case(self.folder, case, labelled=False)
-            except DataError as error:
-                self.failed(record, case, error)
-                del good[name]
 
     def prepare(self, good: dict[str, Case]) -> list[Predictor]:
         """Prepare the models at the images' place; all normalise with the same pair of the images."""
@@ -273,7 +261,7 @@ class _Job:
             pair = predictors[0].model.statistics(composition.statistics_over) if shared else None
             predictors.append(Predictor.prepare(run, origin, folder, self.options.device, pair))
             if len(self.models.runs) > 1:
-                predictors[-1].rest()
+                predictors[-1].model.network.to("cpu")
         return predictors
 
     @property

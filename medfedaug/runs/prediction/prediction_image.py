@@ -90,7 +90,8 @@ def draw_classified(image: Tensor, probabilities: Mapping[str, float]) -> Figure
 
 
 def write_picture(path: Path, figure: Figure) -> None:
-    """Write a figure as PNG."""
+    """Write a figure as PNG, and make its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, lambda file: figure.savefig(file, format="png", dpi=_DPI, metadata={"Software": None}))
 
 

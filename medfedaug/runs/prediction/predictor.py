@@ -15,7 +15,7 @@ from medfedaug.federation.site.model import SiteModel
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
 from medfedaug.statistics import ChannelStatistics
-from medfedaug.tasks import EvaluationCase, Prediction
+from medfedaug.tasks import Prediction
 from medfedaug.transforms import FedRDNd
 from medfedaug.utils.printable import counted
 
@@ -61,17 +61,6 @@ class Predictor:
             return {"of": self.origin.source, **statistics}
         return {"of": f"the {counted(count, 'image')} given", **statistics, "file": STATISTICS}
 
-    def predict(self, case: EvaluationCase, *, probabilities: bool) -> Prediction:
-        """Predict a case that the model's task has prepared."""
-        model = self.model
-        return model.task.predict_case(
-            model.network, case, self.transform, model.config.batch_size, probabilities
-        )
-
-    def rest(self) -> None:
-        """Move the network off its device, for the other models of an ensemble."""
-        self.model.network.to("cpu")
-
 
 def predictions(
     predictors: Sequence[Predictor], folder: SiteFolder, case: Case, *, probabilities: bool
@@ -86,7 +75,9 @@ def predictions(
         if prepared is None or model.task.key != key:  # members with the same plan share the prepared case
             key, prepared = model.task.key, model.task.evaluation_case(folder, case, labelled=False)
         model.network.to(model.device)
-        prediction = predictor.predict(prepared, probabilities=probabilities)
+        prediction = model.task.predict_case(
+            model.network, prepared, predictor.transform, model.config.batch_size, probabilities
+        )
         if len(predictors) > 1:
-            predictor.rest()
+            model.network.to("cpu")
         yield prediction

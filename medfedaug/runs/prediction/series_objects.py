@@ -26,12 +26,7 @@ class PlainSegments:
 class SeriesObjects:
     """Writes nothing else; `medfedaug.hospital.dicom.prediction_objects.DicomObjects` does for DICOM.
 
-    Args:
-        models: the models.
-        origin: the origin of the images.
-        options: settings.
-        folder: the images.
-        further: identities of the images' series after the first, by case and channel.
+    ``further`` has the identities of the images' series after the first, by case and channel.
     """
 
     models: Ensemble
@@ -52,13 +47,7 @@ class SeriesObjects:
         return []
 
     def segments(self, case: Case, classes: tuple[str, ...], notes: Mapping[str, str]) -> Segments:
-        """Return the classes of a label map, for the format of the image.
-
-        Args:
-            case: the case.
-            classes: the run's classes.
-            notes: descriptions, by class.
-        """
+        """Return the classes of a label map, with notes by class, for the format of the image."""
         return PlainSegments(classes)
 
     def write(self, out: Path, case: Case, label: Tensor, file: str, segments: Segments) -> None:
