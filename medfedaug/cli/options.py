@@ -169,6 +169,8 @@ def read_groups(file: Path, groups: Sequence[type[Settings]]) -> dict[type, dict
         file: an object with fields of all classes; or a record that holds it under ``config``.
         groups: the classes; a field of the first one may hold one of the others.
     """
+    if file.exists() and not file.is_file():
+        raise ConfigError(f"{file}: not a file")  # a pipe would wait for ever
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, yaml.YAMLError) as error:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -113,19 +112,11 @@ def check_kind(request: Enrolment, kind: Kind) -> None:
         raise ConfigError(f"{request.path}: {request.name} asks to be {request.kind}, and not {kind}{advice}")
 
 
-def sign(
-    request: Enrolment, project: str | Path, out: str | Path | None = None, days: int | None = None
-) -> Path:
-    """Sign a request whose fingerprint was compared."""
-    folder = Path(project)
-    target = Path(out) if out else request.path.with_name(f"{request.name}.signed.zip")
-    validity = ("--valid-days", str(days)) if days else ()
-    arguments = ("-c", folder / CA, "--profile", folder / PROFILE, "--out", target, *validity)
-    with tempfile.TemporaryDirectory() as work:
-        copy = Path(shutil.copy(request.path, work))  # nobody can exchange it
-        if read_request(copy).fingerprint != request.fingerprint:
-            raise ConfigError(f"{request.path}: is not the request that was compared")
-        _nvflare("cert", "approve", copy, *arguments)
+def sign(request: Enrolment, project: str | Path) -> Path:
+    """Sign a request whose fingerprint was compared; the answer is beside it."""
+    folder, target = Path(project), request.path.with_name(f"{request.name}.signed.zip")
+    options = ("-c", folder / CA, "--profile", folder / PROFILE, "--out", target)
+    _nvflare("cert", "approve", request.path, *options)
     with (folder / SIGNED).open("a") as log:
         log.write(f"{request.name} {request.fingerprint}\n")
     return target
@@ -161,8 +152,6 @@ def accept(answer: Enrolment, requests: str | Path, kit: str | Path) -> bool:
         raise ConfigError(f"{folder}: no request of {answer.name} is open; name its folder with --requests")
     before = kit / "startup.before"
     renews = (kit / "startup").is_dir()
-    if kit.exists() and not renews:
-        raise ConfigError(f"{kit} exists and is not a kit; choose another folder")
     private_folder(kit.absolute().parent)
     # In the same folder: a rename is atomic, and the key stays on this file system.
     with tempfile.TemporaryDirectory(dir=kit.absolute().parent, prefix=".enrol-") as work:
@@ -183,11 +172,9 @@ def accept(answer: Enrolment, requests: str | Path, kit: str | Path) -> bool:
 
 def _owner(kit: Path) -> str:
     """Return the participant in a kit's certificate; empty where none can be read."""
-    for path in sorted((kit / "startup").glob("*.crt")):
-        with suppress(OSError, ValueError):
-            subject = x509.load_pem_x509_certificate(path.read_bytes()).subject
-            names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-            return printable(str(names[0].value) if names else "")[:100]
+    for path in (kit / "startup").glob("*.crt"):
+        subject = x509.load_pem_x509_certificate(path.read_bytes()).subject
+        return printable(subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)[:100]
     return ""
 
 
@@ -240,6 +227,8 @@ def _entries(path: str | Path, part: str) -> dict[str, Any]:
 
 
 def _part(path: str | Path, name: str) -> bytes:
+    if Path(path).exists() and not Path(path).is_file():
+        raise ConfigError(f"{path}: not a file")  # a pipe would wait for ever
     try:
         with zipfile.ZipFile(path) as opened, opened.open(name) as file:
             return file.read(_LARGEST)  # a larger one cannot be read as what it should be

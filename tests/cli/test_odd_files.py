@@ -35,3 +35,4 @@ def test_a_pipe_is_not_waited_for(run, kit, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     refused(run("site", "configure", kit, "--config", pipe), "not a file")
+    refused(run("enrol", "sign", pipe), "not a file")

@@ -20,15 +20,6 @@ def content(kit: Path, name: str) -> dict:
     return json.loads((kit / "local" / name).read_text())
 
 
-def test_the_project_has_four_hospitals_and_needs_no_open_port_at_any(provisioned):
-    hospitals = {f"hospital-{letter}" for letter in "abcd"}
-    assert hospitals < {path.name for path in provisioned.iterdir()}
-    for name in hospitals:
-        startup = json.loads((provisioned / name / "startup/fed_client.json").read_text())
-        assert startup["client"]["connection_security"] == "mtls"
-        assert startup["servers"][0]["service"]["target"] == "fl-server.example.org:8002"
-
-
 def test_a_sites_kit_gets_what_is_missing_and_keeps_the_rest(run, kits, tmp_path):
     kit, data = kits / "hospital-a", tmp_path / "data"
     data.mkdir()
