@@ -123,11 +123,7 @@ def _carry_out(action: Callable[[Path, float], str], kit: Path, timeout: float) 
 
 
 def doctor(
-    kit: Annotated[
-        Path | None,
-        Argument(metavar="[KIT]", help="An NVFlare kit; without one, software and device are checked."),
-    ] = None,
-    data: Annotated[Path | None, Option(help="The data folder, instead of the kit's.")] = None,
+    kit: Kit,
     offline: Annotated[bool, Option("--offline", help="Do not connect to the server.")] = False,
     health: Annotated[bool, Option("--health", help="Check only that the process works.")] = False,
 ) -> None:
@@ -136,14 +132,12 @@ def doctor(
     The exit code is 1 if it is not ready.
     """
     if health:
-        if kit is None:
-            raise ConfigError("--health needs the kit: medfedaug site doctor KIT --health")
         _check_health(kit)
         return
     from medfedaug.nvflare_jobs.kit.doctor import examine
 
     with err_console.status("looking"):
-        checks = examine(kit, data, connect=not offline)
+        checks = examine(kit, connect=not offline)
     table = Table("check", "verdict")
     for title in ("found", "what to do"):
         table.add_column(title, overflow="fold")  # cut paths and commands are of no use

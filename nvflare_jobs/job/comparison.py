@@ -65,14 +65,8 @@ class ComparisonExecutor(AnsweringExecutor):
     """Run the trainings of a comparison at a site, with at most ``threads`` CPU threads."""
 
     def __init__(self, config: dict[str, Any], threads: int = 0) -> None:
-        super().__init__()
-        self.config = config
-        self.threads = threads
+        super().__init__(config, threads)
         self._comparison = ComparisonConfig.from_dict(config)
-
-    def job_settings(self) -> dict[str, Any]:
-        """Return the settings of all trainings in the job."""
-        return self.config
 
     def open_site(self, name: str, settings: SiteSettings, gate: Gate, events: EventLog) -> ComparisonSite:
         """Open the site, whose gate admits the comparison as a whole."""

@@ -43,37 +43,29 @@ __all__ = ["Check", "examine"]
 _LABEL_TIME = 30.0  # seconds for which label maps are read
 
 
-def examine(
-    kit: str | Path | None = None, data: str | Path | None = None, *, connect: bool = False
-) -> list[Check]:
+def examine(kit: str | Path, *, connect: bool = False) -> list[Check]:
     """Check software, device, data, kit and disk of a site, or of the server where the kit is the server's.
 
-    The checks are in the order in which problems should be solved. ``data`` is by default the folder of the
-    kit's settings, or of ``MEDFEDAUG_DATA``; ``connect`` connects to a site's server.
+    The checks are in the order in which problems should be solved. ``connect`` connects to a site's server.
     """
-    opened = open_kit(kit) if kit is not None else None
+    opened = open_kit(kit)
     packages = ("medfedaug", "nvflare", "torch", "monai")
     versions = [f"{package} {metadata.version(package)}" for package in packages]
     checks = [Check("versions", True, ", ".join([*versions, f"Python {platform.python_version()}"]))]
-    if opened is not None:
-        checks += check_startup(opened.path, connect=connect)
-        checks += _kit_files(opened)
-        checks += [_modes(opened), check_process(opened)]
-    else:
-        checks.append(Check("kit", None, "not looked at", "Name it: medfedaug site doctor KIT."))
+    checks += check_startup(opened.path, connect=connect)
+    checks += [*_kit_files(opened), _modes(opened), check_process(opened)]
     try:
-        settings = SiteSettings.load(opened.path if opened else None)
+        settings = SiteSettings.load(opened.path)
     except ConfigError as error:
         return [*checks, Check("settings", False, str(error), "Correct it, or run medfedaug site configure.")]
     checks += map(_plugin, settings.plugins)
     checks += map(_bundle, settings.bundles.values())
-    if opened is not None and opened.server:
+    if opened.server:
         return [*checks, _disk("disk", opened.path)]
-    checks.append(_device(settings.device))
-    checks += _data(opened, Path(data) if data else settings.data, settings)
+    assert settings.state is not None  # a kit always has one
+    checks += [_device(settings.device), *_data(opened, settings)]
     checks += [*_noise(settings.privacy), *_leaves(settings.privacy)]
-    checks += [Check("jobs", True, settings.jobs.describe())] if opened else []
-    checks += [_disk("state folder", settings.state)] if settings.state else []
+    checks += [Check("jobs", True, settings.jobs.describe()), _disk("state folder", settings.state)]
     # All prepared images may fit into memory, so that a full disk is no failure.
     return [*checks, _disk("prepared images", settings.cache or Path(tempfile.gettempdir()), low=None)]
 
@@ -175,12 +167,11 @@ def _device(name: str) -> Check:
     return Check("device", True, f"{name} ({gpus})" if name.startswith("cuda") else name)
 
 
-def _data(kit: Kit | None, folder: Path | None, settings: SiteSettings) -> Iterator[Check]:
-    name = kit.name if kit else ""
+def _data(kit: Kit, settings: SiteSettings) -> Iterator[Check]:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", MedFedAugWarning)
-            site = open_site(resolve_data_folder(name, folder), name=name or None)
+            site = open_site(resolve_data_folder(kit.name, settings.data), name=kit.name)
             channels = site.check_files()
     except MedFedAugError as error:
         yield Check("data", False, str(error), "medfedaug site configure --data DIR names the folder.")
@@ -191,7 +182,7 @@ def _data(kit: Kit | None, folder: Path | None, settings: SiteSettings) -> Itera
     for warning in caught:
         if issubclass(warning.category, MedFedAugWarning):
             yield Check("data", None, str(warning.message))
-    if kit is not None and not site.published:
+    if not site.published:
         ledger = kit.ledger()
 
         def named() -> str:

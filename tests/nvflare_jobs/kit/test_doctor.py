@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import nibabel
 import numpy as np
 import pytest
-import torch
 from benchmark_files import write_volume
 
 from medfedaug.errors import ConfigError
@@ -189,19 +188,6 @@ def test_what_is_wrong_is_found(kit, request, spoil, name, words):
 def test_a_full_disk_is_found(kit, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
     assert [check.name for check in examine(kit) if not check.ok] == ["state folder", "prepared images"]
-
-
-def test_without_a_kit_the_data_alone_are_looked_at(make_site, monkeypatch):
-    data = make_site("A", channels=2, cases=(0, 0, 2))
-    checks = examine(data=data)
-    assert the(checks, "kit").ok is None
-    assert "channels: 2" in the(checks, "data").found
-    assert the(checks, "number of images").ok is True
-    assert "state folder" not in verdicts(checks)
-    assert the(checks, "device").ok is (True if torch.cuda.is_available() else None)
-    write_volume(data / "images/0.nii.gz", torch.zeros(16, 16, 9).numpy())
-    monkeypatch.setenv("MEDFEDAUG_DATA", str(data))
-    assert "its image 16 x 16 x 9" in the(examine(), "data").found
 
 
 def test_a_folder_that_is_no_kit_is_refused(tmp_path):
