@@ -238,20 +238,11 @@ class Kit:
 
 def open_kit(path: str | Path) -> Kit:
     """Open the kit of a server or of a site."""
-    path = Path(path)
-    if not path.is_dir():
-        raise ConfigError(f"{path}: no such folder")
-    startup = path / "startup"
-    for file, server in (("fed_server.json", True), ("fed_client.json", False)):
-        if (startup / file).is_file():
-            if not (path / "local").is_dir():
-                raise ConfigError(f"{path}: the kit has no folder 'local'; provision it again")
-            return Kit(path, server)
-    if (startup / "fed_admin.json").is_file():
-        raise ConfigError(f"{path}: is an administrator's kit; name the server's or a site's")
+    for kind in ("server", "client"):
+        if (Path(path) / f"startup/fed_{kind}.json").is_file():
+            return Kit(Path(path), server=kind == "server")
     raise ConfigError(
-        f"{path}: is not an NVFlare kit (no startup/fed_client.json or fed_server.json); name the folder "
-        "that holds 'startup' and 'local'"
+        f"{path}: not an NVFlare kit of a server or a site; name the folder that holds 'startup' and 'local'"
     )
 
 

@@ -188,8 +188,3 @@ def test_what_is_wrong_is_found(kit, request, spoil, name, words):
 def test_a_full_disk_is_found(kit, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
     assert [check.name for check in examine(kit) if not check.ok] == ["state folder", "prepared images"]
-
-
-def test_a_folder_that_is_no_kit_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="not an NVFlare kit"):
-        examine(tmp_path)

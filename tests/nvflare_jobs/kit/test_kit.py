@@ -182,12 +182,9 @@ def test_a_site_with_an_account_runs_no_code_of_jobs(kits):
     assert not any(permitted(policy, role, "byoc") for role in policy["permissions"])
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("nowhere", "no such folder"), (".", "not an NVFlare kit"), ("lead@example.org", "administrator's kit")],
-)
-def test_a_folder_that_is_no_sites_kit_is_refused(kits, name, words):
-    with pytest.raises(ConfigError, match=words):
+@pytest.mark.parametrize("name", ["nowhere", ".", "lead@example.org"])
+def test_a_folder_that_is_no_sites_kit_is_refused(kits, name):
+    with pytest.raises(ConfigError, match="not an NVFlare kit of a server or a site"):
         open_kit(kits / name)
 
 
