@@ -54,7 +54,7 @@ from medfedaug.runs.results_schema import check_finished
 from medfedaug.statistics import save_statistics
 from medfedaug.utils.files import parse_json, remove_unfinished, write_json
 from medfedaug.utils.layers import added_module
-from medfedaug.utils.validation import not_known
+from medfedaug.utils.validation import check_choice
 
 __all__ = ["Simulation", "configure", "run_simulation", "simulate"]
 
@@ -92,10 +92,8 @@ def usual_settings(task: str, settings: Mapping[str, Any], *, own_data: bool) ->
     if not settings.get("bundle"):
         return {**task_defaults(task, settings.get("plan"), own_data=own_data), **settings}
     fixed = bundle_run_settings(allow(settings["bundle"]))
-    if settings.get("plan", Plan()) not in (Plan(), fixed["plan"]):
-        raise ConfigError("a plan follows from the transforms of the Bundle; leave it out")
-    for name in ("network", "optimizer"):
-        if settings.get(name, fixed[name]) != fixed[name]:
+    for name in ("network", "optimizer", "plan"):
+        if settings.get(name, fixed[name]) not in (fixed[name], Plan()):
             raise ConfigError(f"{name} follows from the Bundle; leave it out")
     return {**fixed, **settings, "bundle": fixed["bundle"], "plan": fixed["plan"]}
 
@@ -168,8 +166,7 @@ class Simulation:
         of_run, of_execution = _names(RunConfig) - of_this - {"methods"}, _names(Execution)
         known = of_run | of_execution | of_this
         for name in settings:
-            if name not in known:
-                raise ConfigError(f"{name} {not_known(name, sorted({*known, 'methods'}))}")
+            check_choice("the setting", name, sorted({*known, "methods"}))
         options = {name: value for name, value in settings.items() if name in of_this}
         chosen = {name: value for name, value in settings.items() if name in of_run}
         if config is not None and (chosen or methods != "fedavg"):
@@ -317,8 +314,6 @@ class _Prepared:
 def _prepare(asked: Simulation) -> _Prepared:
     """Check that data, settings, methods and engine go together, before anything is written."""
     out, config, engine = asked.out, asked.config, find_engine(asked.engine)
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is not a folder")
     check_device(asked.device)
     sites = asked.sites or find_sites(asked.data, limit=config.limit)
     if asked.resume and server_checkpoint(out / STATE).exists():

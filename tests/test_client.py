@@ -280,7 +280,7 @@ def test_a_loop_that_leaves_out_the_transform_sends_nothing(scripted, script, da
     server.finish_preparation()
     reply = site.answer(server.start_round(["site_A"]))
     left_out = (
-        "site site_A: the script's loop trained in round 1 without federation.transform, in which fedrdn "
+        "site site_A, round 1: the script's loop trained without federation.transform, in which fedrdn "
         "changes the training images; put it at the end of the transforms of the training data"
     )
     assert reply.error == (left_out if transform == "None" else "")
@@ -301,7 +301,7 @@ def test_a_loop_is_checked_with_one_batch_and_without_nvflare(checked, script, m
     ("parts", "methods", "problem"),
     [
         ({"transform": "None"}, "fedrdn", "without federation.transform, in which fedrdn changes"),
-        ({"after": ""}, "fedavg", "took no step in round 1; it has to call step()"),
+        ({"after": ""}, "fedavg", "took no step; it has to call step()"),
         ({}, "scaffold", "scaffold corrects the gradients: call before_step()"),
         ({"first": "raise OSError('no such disk')"}, "fedavg", "OSError: no such disk"),
         ({"join": 'network, "fedbn"'}, "fedavg", "the script takes part with fedbn, and the job's methods"),

@@ -27,11 +27,8 @@ def group_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
         The runs of each label, sorted by seed, fold and held-out site.
 
     Raises:
-        ConfigError: without a run, when metrics differ, an experiment is given twice, or several folds of a
-            seed tested the same case of a site.
+        ConfigError: when metrics differ, or an experiment or a test case of a seed is given twice.
     """
-    if not runs:
-        raise ConfigError("no run given")
     first = runs[0]
     for run in runs:
         if run.metric != first.metric:
@@ -77,10 +74,8 @@ def _check_folds(members: Sequence[Run]) -> None:
             for case in run.case_scores.get(site, {}):
                 other = tested.setdefault((run.seed, site, case), run)
                 if other is not run:
-                    raise ConfigError(
-                        f"{other.path} and {run.path} both test case {case} of site {site}: folds test every "
-                        "case once"
-                    )
+                    problem = f"{other.path} and {run.path} both test case {case} of site {site}"
+                    raise ConfigError(f"{problem}: folds test every case once")
 
 
 @dataclass(frozen=True)

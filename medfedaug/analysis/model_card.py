@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from medfedaug.analysis.document import Block, Document, Section, Table
+from medfedaug.analysis.document import Block, Document, Table
 from medfedaug.analysis.page import check_page, write_page
 from medfedaug.analysis.text_table import number
 from medfedaug.config.run import DEFAULT_LOSSES, job_hash
@@ -72,13 +72,13 @@ class _Card:
             f"shared no images, with {', '.join(method['name'] for method in config.methods)}."
         )
         sections = (
-            Section("Use", _USE),
-            Section("Training data", self.data()),
-            Section("Training", self.training()),
-            Section("Scores", self.scores()),
-            Section("Not tested", self.unknown()),
-            Section("Privacy", self.privacy()),
-            Section("Identity", self.identity()),
+            ("Use", _USE),
+            ("Training data", self.data()),
+            ("Training", self.training()),
+            ("Scores", self.scores()),
+            ("Not tested", self.unknown()),
+            ("Privacy", self.privacy()),
+            ("Identity", self.identity()),
         )
         return Document(title, lead, sections)
 
@@ -99,7 +99,7 @@ class _Card:
             Table(_DATA, tuple(rows)),
             f"Patients and studies are those of the training. A training sample is {sample}. Voxel "
             "sizes are medians along x, y and z.",
-            f"Input: {self.input()}.",
+            f"Input: {recorded_input(self.record)}.",
         ]
         if self.config.channel_names:
             blocks.append(f"Channels, in this order: {', '.join(self.config.channel_names)}.")
@@ -121,9 +121,6 @@ class _Card:
     def edges(self, site: str) -> str:
         rows = self.spacings().get(site)
         return " x ".join(f"{edge:.3g}" for edge in rows[1]) if rows else _NOTHING
-
-    def input(self) -> str:
-        return str(recorded_input(self.record))
 
     def training(self) -> tuple[Block, ...]:
         config = self.config

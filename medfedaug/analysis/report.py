@@ -44,7 +44,6 @@ def write_report(
 
     Args:
         run_dirs: the runs' folders, folders that contain them at any depth, or loaded runs.
-        out_html: the page to write; an existing page is replaced.
         data: the folder with the sites' folders, or with a benchmark's files. The page then also shows the
             test case on which methods differ most, and for the first run of each method the worst and the
             best case of each site.
@@ -99,7 +98,7 @@ def _page(
     page.add(body, "p", answer(scores), **{"class": "answer"})
     if len({site for run in runs for site in run.sites}) <= MOST_SITES and any(run.sites for run in runs):
         caption = "A line is the 95% interval of the mean over a site's test patients, from three on."
-        page.figure(body, partial(site_scores, groups), "Test score by site and method", caption)
+        page.figure(body, site_scores(groups), "Test score by site and method", caption)
     example = page.add(body, "section")
     for note in (_lead(runs), *notes, *_oversized(runs), *_stalled(runs), *_late(runs)):
         if isinstance(note, str):
@@ -186,7 +185,7 @@ def _curves(body: ET.Element, groups: dict[str, list[Run]]) -> None:
     caption += f" Model: {', '.join(f'{label} {model}' for label, model in scored.items())}."
     if any(len(members) > 1 for members in groups.values()):
         caption += " Several runs of a method: their mean, in a band from the lowest to the highest."
-    page.figure(section, partial(learning_curves, runs), "Validation score by round", caption)
+    page.figure(section, learning_curves(runs), "Validation score by round", caption)
 
 
 def _traffic(body: ET.Element, groups: dict[str, list[Run]]) -> None:
@@ -232,7 +231,7 @@ def _gamma(body: ET.Element, groups: dict[str, list[Run]]) -> None:
     )
     for label, run in runs.items():
         page.add(section, "h3", f"{label}, {run.name}")
-        page.figure(section, partial(gamma_by_layer, run), f"γ by layer, {label}")
+        page.figure(section, gamma_by_layer(run), f"γ by layer, {label}")
 
 
 def _plan(section: ET.Element, groups: dict[str, list[Run]]) -> None:

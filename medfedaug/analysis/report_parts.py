@@ -4,24 +4,13 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from medfedaug.runs.run import Run
 from medfedaug.utils.layers import added_modules
 
 Groups = Mapping[str, Sequence[Run]]
 """The result of `medfedaug.analysis.grouping.group_runs`."""
-
-
-class Verdict(Protocol):
-    """The verdict of a comparison: its word, what it lacks if it is open, and the sites that carry it."""
-
-    @property
-    def word(self) -> str: ...
-    @property
-    def lacking(self) -> tuple[str, ...]: ...
-    @property
-    def carried(self) -> Mapping[str, float | None]: ...
 
 
 class ReportParts:

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from medfedaug.analysis.grouping import Tested, group_runs, unscored_notes, whole_seeds
-from medfedaug.analysis.report_parts import Groups, Verdict, report_parts
+from medfedaug.analysis.report_parts import Groups, report_parts
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at
@@ -69,7 +69,7 @@ class Row:
         difference: ``mean`` minus the reference's, over the common seeds; ``None`` without any.
         baseline: marks the reference of other rows.
         test: comparison of ``mean`` with the reference's, with enough common seeds.
-        verdict: the verdict of the comparison with the reference; ``None`` without a reference.
+        verdict: `medfedaug.research.comparison.verdict.Verdict`; ``None`` without a reference.
         other_input: marks an input that is scaled differently from the reference's.
         model: owner of the model behind the scores, except at unseen sites.
     """
@@ -83,7 +83,7 @@ class Row:
     difference: float | None = None
     baseline: bool = False
     test: PairedTest | None = None
-    verdict: Verdict | None = None
+    verdict: Any = None
     input: Input = SCALED
     other_input: bool = False
     model: str = NOT_RECORDED
@@ -175,11 +175,7 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
     verdict is that of `medfedaug.analysis.report_parts.ReportParts.compare`.
 
     Args:
-        runs: finished runs of one metric.
         reference: the methods that all others are compared with, joined by commas.
-
-    Raises:
-        ConfigError: as `medfedaug.analysis.grouping.group_runs`.
     """
     groups = group_runs(runs)
     runs = [run for members in groups.values() for run in members]

@@ -1,4 +1,4 @@
-"""`TextTable`: one table as Markdown, CSV, LaTeX or on the terminal."""
+"""`TextTable`: one table as Markdown, CSV or on the terminal."""
 
 import csv
 import io
@@ -63,33 +63,11 @@ class TextTable:
         writer.writerows(records)
         return stream.getvalue()
 
-    def latex(self) -> str:
-        """Return a ``tabular`` for the ``booktabs`` package."""
-
-        def line(cells: Sequence[str]) -> str:
-            return "  " + " & ".join(_latex(cell) for cell in cells) + r" \\"
-
-        columns = "l" + "r" * (len(self.header) - 1)
-        heading, *body = self.cells()
-        return "\n".join(
-            [
-                *(f"% {printable(note)}" for note in self.notes),
-                rf"\begin{{tabular}}{{{columns}}}",
-                r"  \toprule",
-                line(heading),
-                r"  \midrule",
-                *(line(cells) for cells in body),
-                r"  \bottomrule",
-                r"\end{tabular}",
-                "",
-            ]
-        )
-
     def save(self, stem: str | Path) -> None:
-        """Write ``stem.md``, ``stem.csv`` and ``stem.tex``; create the folder if it is missing."""
+        """Write ``stem.md`` and ``stem.csv``; create the folder if it is missing."""
         stem = Path(stem)
         stem.parent.mkdir(parents=True, exist_ok=True)
-        for suffix, text in ((".md", self.markdown()), (".csv", self.csv()), (".tex", self.latex())):
+        for suffix, text in ((".md", self.markdown()), (".csv", self.csv())):
             stem.with_name(stem.name + suffix).write_text(text, encoding="utf-8")
 
     def rich(self, without: Collection[str] = (), room: int = 0) -> RichTable:
@@ -157,22 +135,3 @@ def _widths(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
 def _markdown(text: str) -> str:
     # Escapes what breaks a table; brackets of intervals and underscores of names stay readable.
     return plain_markdown(text, "\\|<`").replace("](", "]\\(").replace("][", "]\\[")
-
-
-def _latex(text: str) -> str:
-    escapes = {
-        **{c: f"\\{c}" for c in "&%$#_{}"},
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "±": r"$\pm$",
-        "×": r"$\times$",
-        "Δ": r"$\Delta$",
-        "<": r"$<$",
-        ">": r"$>$",
-        "–": "--",
-        "†": r"$\dagger$",
-        "‡": r"$\ddagger$",
-        "\n": " ",
-    }
-    return "".join(escapes.get(character, character) for character in text)

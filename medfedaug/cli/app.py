@@ -1,5 +1,7 @@
 """The application that the commands join, and its entry point."""
 
+import atexit
+import gc
 import signal
 import sys
 import threading
@@ -30,6 +32,7 @@ app = typer.Typer(
 def main() -> None:
     """Run the command; print errors that a user can fix as one line, with exit code 2."""
     sys.excepthook = _show_traceback
+    atexit.register(_end_quickly)
     try:
         with warnings_to(_show_warning), _ends_on_signals():
             _command()()
@@ -41,6 +44,12 @@ def main() -> None:
             raise
         say(f"medfedaug: {error.filename}: {error.strerror}", "red", err=True)
         raise SystemExit(2) from error
+
+
+def _end_quickly() -> None:
+    """Leave all memory to the system: Python would look for garbage for over a second when it ends."""
+    if "triton" not in sys.modules:  # it would report its objects as leaks
+        gc.freeze()
 
 
 @cache

@@ -16,7 +16,7 @@ from medfedaug.cli.progress import SweepProgress, resumable
 from medfedaug.errors import RunFailed, warn
 
 if TYPE_CHECKING:
-    from medfedaug.research.papers.preset import Preset
+    from medfedaug.research.papers.presets import Preset
     from medfedaug.research.sweeps.experiment import Experiment
     from medfedaug.research.sweeps.search import Choices
     from medfedaug.research.sweeps.workers import Workers

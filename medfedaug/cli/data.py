@@ -39,7 +39,7 @@ def phantom(
         bool, Option("--labelled-apart", help="Each site outlines other structures; truth/ has all.")
     ] = False,
     unlabelled: Annotated[list[str] | None, Option(metavar="SITE", help="Site without outlines.")] = None,
-    sparse: Annotated[float, Option(help="Share of outlined slices in training.")] = 1.0,
+    sparse: Annotated[float, Option(min=0, max=1, help="Share of outlined slices in training.")] = 1.0,
 ) -> None:
     """Write a multi-site MRI phantom: NIfTI volumes, label maps and a dataset.json per site."""
     from medfedaug.data.phantom import SPACINGS, make_phantom

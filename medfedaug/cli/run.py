@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -13,7 +14,7 @@ import typer
 from typer import Option
 
 from medfedaug.cli.catalogue import check_methods, check_network
-from medfedaug.cli.console import err_console, print_scores, say
+from medfedaug.cli.console import err_console, print_scores, say, starting
 from medfedaug.cli.options import (
     Assignments,
     Bundle,
@@ -83,13 +84,20 @@ def simulate(
     options, arguments = _settings(
         given, methods, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
     )
-    with err_console.status("starting"):
+    # In a process that has computed before, OpenMP may have threads, and a fork would hang.
+    prepares = engine == "nvflare" and not check and "torch" not in sys.modules
+    with starting():
         from medfedaug.data.sites import describe_federation, num_patients
         from medfedaug.federation.job_folder import REPORT
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
         from medfedaug.metrics.predicted_volumes import oversized_in
         from medfedaug.runs.input_scaling import recorded_input
         from medfedaug.simulate import Simulation, run_simulation
+
+        if prepares:
+            from medfedaug.nvflare_jobs.simulator import forked_simulator, simulator  # noqa: F401, for the fork
+    if prepares:
+        forked_simulator.prepare()
 
     options["methods"] = _methods(options, methods, arguments)
     for name in ("in_channels", "channel_names", "classes"):  # these follow from the data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 from medfedaug.data.annotation import Annotation
 from medfedaug.data.io.formats import file_states
 from medfedaug.errors import DataError, ReaderError, first_line, own, withheld
-from medfedaug.utils.files import real_paths
 
 if TYPE_CHECKING:
     import torch
@@ -317,11 +317,10 @@ class SiteFolder(ABC):
                 if other != split:
                     problem = f"patient {own(case.patient)} is in {split}, and in {other} with "
                     raise self.error(f"{problem}{own(first.name)}", case.image, hint=_ONE_SPLIT)
-        files = real_paths(c.image for c in self.listed_cases)
-        places: set[tuple[Path, int | None]] = set()
+        places: set[tuple[str, int | None]] = set()
         names: dict[str, Path] = {}
         for case in self.listed_cases:
-            place = (files[case.image], case.index)
+            place = (os.path.realpath(case.image), case.index)
             if place in places:
                 raise self.error("listed more than once", case.image, hint=_ONE_SPLIT)
             if case.name in names:

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from medfedaug.methods.arguments import NotNegative, Share
-from medfedaug.methods.average import AverageServer
+from medfedaug.methods.average import AverageServer, check_variances
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
 from medfedaug.methods.diversification import DiversifiedSite, Reduction, Weights
@@ -92,9 +92,7 @@ class FedFDSite(DiversifiedSite, SiteExchange):
         return shared_entries(self.network)
 
     def check(self, payload: Payload) -> None:
-        for name in self.norms:
-            if bool((payload[entry_key(name, "running_var")] < 0).any()):
-                raise ValueError(f"a negative variance of {name}")
+        check_variances(payload)
 
     def apply(self, payload: Payload) -> None:
         for name, norm in self.norms.items():

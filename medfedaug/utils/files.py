@@ -9,7 +9,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -110,21 +110,6 @@ def _system_error(error: BaseException | None) -> OSError | None:
     return error
 
 
-def real_paths(paths: Iterable[Path]) -> dict[Path, Path]:
-    """Resolve the links of paths, each folder once; unlike `Path.resolve`, this takes a link to itself."""
-    folders: dict[Path, str] = {}
-    resolved: dict[Path, Path] = {}
-    for path in paths:
-        parent = path.parent
-        if parent not in folders:
-            folders[parent] = os.path.realpath(parent)
-        target = os.path.join(folders[parent], path.name)
-        if os.path.islink(target) or path.name in ("", ".."):
-            target = os.path.realpath(path)
-        resolved[path] = Path(target)
-    return resolved
-
-
 def sha256(path: str | os.PathLike[str]) -> str:
     """Return the SHA-256 of a file, read in pieces."""
     digest = hashlib.sha256()
@@ -202,21 +187,14 @@ def version_mark(kind: str, version: int) -> dict[str, Any]:
 
 
 def parse_versioned(text: str, kind: str, version: int) -> dict[str, Any]:
-    """Return the entries of a file that `write_versioned` wrote.
-
-    Example:
-        >>> parse_versioned('{"format": "medfedaug.statistics", "version": 2}', "statistics", 1)
-        Traceback (most recent call last):
-        ValueError: version is 2, this release reads 1
-    """
+    """Return the entries of a file that `write_versioned` wrote."""
     return check_version(parse_json(text), kind, version)
 
 
 def check_version(content: Any, kind: str, version: int) -> dict[str, Any]:
     """Check the kind and version of a file's content, and return the content."""
-    if not isinstance(content, dict) or content.get("format") != f"medfedaug.{kind}":
-        raise ValueError(f'not a {kind} file: expected "format": "medfedaug.{kind}"')
-    recorded = content.get("version")
-    if isinstance(recorded, bool) or recorded != version:
-        raise ValueError(f"version is {recorded!r}, this release reads {version}")
+    mark = version_mark(kind, version)
+    found = {key: content.get(key) for key in mark} if isinstance(content, dict) else {}
+    if found != mark:
+        raise ValueError(f"not a {kind} file of this release: expected {mark}, got {found}")
     return content

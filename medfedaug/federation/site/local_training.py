@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.config.run import RunConfig, learning_rate
-from medfedaug.errors import DataError, MedFedAugError
+from medfedaug.errors import MedFedAugError
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
 from medfedaug.methods.base import Step, Targets, overridden
@@ -155,24 +155,9 @@ class LocalTraining:
                     torch.cuda.manual_seed(seed)
             yield
 
-    def _forward(self, inputs: Tensor) -> Tensor:
-        try:
-            outputs: Tensor = self.network(inputs)
-            return outputs
-        except ValueError as error:
-            if len(inputs) > 1:
-                raise
-            raise DataError(
-                f"{self.config.network} cannot be trained with a batch of a single image ({error})",
-                site=self.folder.name,
-                path=self.folder.path,
-                hint="Batch norm needs two values a channel: add training images, or take another norm, "
-                'for instance --network-args \'{"norm": "layer"}\'.',
-            ) from error
-
     def _backward(self, inputs: Tensor, targets: Tensor, mixed: Targets) -> tuple[Step, Tensor]:
         """Compute the gradients of the whole loss, instead of earlier ones."""
-        outputs = self._forward(inputs)
+        outputs: Tensor = self.network(inputs)
         if self.census.strict and self._patients is not None and outputs.requires_grad:
             outputs.register_hook(self.census.gradients)
         step = Step(

@@ -180,16 +180,17 @@ class LoopTraining(LocalTraining):
         self.loop.train(round_)
         self.census.all_steps()  # the site has read the script, and allows it
         self.check_stop(should_stop)
+        problem = ""
         if not self.steps:
-            raise MedFedAugError(
-                f"site {self.folder.name}: the script's loop took no step in round {round_.number}; it has "
-                "to call step() after each step of its optimiser"
+            problem = "took no step; it has to call step() after each step of its optimiser"
+        elif not self.transform.used and self.transforming:
+            problem = (
+                f"trained without federation.transform, in which {', '.join(self.transforming)} changes the "
+                "training images; put it at the end of the transforms of the training data"
             )
-        if not self.transform.used and self.transforming:
+        if problem:
             raise MedFedAugError(
-                f"site {self.folder.name}: the script's loop trained in round {round_.number} without "
-                f"federation.transform, in which {', '.join(self.transforming)} changes the training images; "
-                "put it at the end of the transforms of the training data"
+                f"site {self.folder.name}, round {round_.number}: the script's loop {problem}"
             )
         if self._normalising and isinstance(self.transform.first, Tensor) and not self._compared:
             self._compared = True

@@ -17,13 +17,9 @@ def retina_vessels(root: Path) -> list[SiteFolder]:
     Each is a folder with a ``dataset.json`` whose rows name their patients.
 
     Raises:
-        FileNotFoundError: without any site.
         DataError: for another site.
     """
-    sites = listed_sites(root, "the retinal vessels", _CAMERAS)
-    if not sites:
-        raise FileNotFoundError(2, "no site", str(root / _CAMERAS[0] / "dataset.json"))
-    return sites
+    return listed_sites(root, "the retinal vessels", _CAMERAS)
 
 
 BENCHMARKS = {

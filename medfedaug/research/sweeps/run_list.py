@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.config.plan import PLAN_FIELDS, Plan, planning_settings
-from medfedaug.config.run import RunConfig, task_defaults
+from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.federation import federation_settings
 from medfedaug.errors import ConfigError
@@ -19,6 +19,7 @@ from medfedaug.research.datasets.benchmarks import check_options, find_benchmark
 from medfedaug.research.papers.axes import Axis, Comparison, shown
 from medfedaug.research.papers.presets import Preset
 from medfedaug.research.sweeps.planned import PlannedRun
+from medfedaug.utils.validation import is_number
 
 # Settings that a sweep or the data decide.
 _DECIDED = (
@@ -65,29 +66,16 @@ def plan(
     that stops early has compared all its methods. A value or site that is named twice runs once.
 
     Args:
-        preset: the protocol.
         root: the folder with the data set's files, or a folder that contains it under the data set's name.
-        methods: combinations of methods.
-        seeds: number of seeds; they are 0, 1, ...
         axes: settings that take several values. An argument of a method applies to the combinations that
             contain the method.
         also: further methods, each with its own settings.
         holdout: sites to leave out in turn, or ``"all"``; ``"none"`` overrides a preset with held-out sites.
-        folds: number of folds by patient; 0 for none.
-        scale: share of the preset's rounds.
-        limit: largest number of cases per split and site.
         init: a file with initial weights, which `run_all` needs too.
     """
-    if seeds < 1:
-        raise ConfigError(f"at least one seed is needed, got {seeds}")
-    if not 0 < scale <= 1:
-        raise ConfigError(f"scale is a share of the rounds, above 0 and at most 1, got {scale}")
-    options = find_benchmark(preset.benchmark).options
     comparisons = [Comparison(tuple(methods), tuple(axes)), *also]
     for comparison in comparisons:
         check_axes(comparison.axes, comparison.methods, preset.benchmark)
-    if folds and "folds" not in options:
-        raise ConfigError(f"folds are of patients, and {preset.benchmark} has none")
     first_fold = {"folds": folds} if folds else {}  # checks that there are enough patients
     data = {**preset.data, **first_fold}
     sites = open_benchmark(preset.benchmark, find_root(root, preset.benchmark), limit=limit, **data)
@@ -101,35 +89,17 @@ def plan(
         for text in comparison.methods
         for chosen in _combinations([a for a in comparison.axes if a.method in ("", *_named(text))])
     ]
-    return _checked(_unique(runs), preset, sites, init)
-
-
-def _unique(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Return each run once; refuse different runs with one folder."""
-    by_folder: dict[Path, PlannedRun] = {}
+    unique: dict[Path, PlannedRun] = {}  # without values and sites that are named twice
     for run in runs:
-        if by_folder.setdefault(run.folder, run) != run:
-            raise ConfigError(
-                f"two runs would be in one folder, {run.folder}: its name leaves out the settings in which "
-                "they differ; run one of them with another --out"
-            )
-    return list(by_folder.values())
+        unique.setdefault(run.folder, run)
+    return _checked([*unique.values()], preset, sites, init)
 
 
 def check_axes(axes: Sequence[Axis], methods: Sequence[str], benchmark: str) -> None:
-    """Check that each setting is known and set once.
-
-    Args:
-        axes: the settings.
-        methods: combinations of methods, of which one must contain the method of a ``METHOD.ARG``.
-        benchmark: the data set, whose options are settings too.
-    """
-    named = [axis.name for axis in axes]
+    """Check that each setting is of a run, of the data set, or of one of the methods."""
     present = {name for text in methods for name in _named(text)}
     known = (*_SETTABLE, *PLAN_FIELDS, *find_benchmark(benchmark).options)
     for axis in axes:
-        if named.count(axis.name) > 1:
-            raise ConfigError(f"{axis.name} is set twice; give its values together, separated by commas")
         if axis.method and axis.method not in present:
             raise ConfigError(f"--set {axis.name}: {axis.method} is not among the methods")
         if not axis.method and axis.name not in known:
@@ -260,7 +230,7 @@ class _Draft:
         return True
 
     def _choose_fraction(self, value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not is_number(value):
             raise ConfigError(f"fraction is a share of the training cases, as in 1/6, got {value!r}")
         # A share of the paper's training cases, which may be a share itself.
         whole = self.data.get("fraction", find_benchmark(self.preset.benchmark).options["fraction"])
@@ -274,9 +244,6 @@ class _Draft:
         if planning := config.get("planning"):  # planning keeps the varied settings
             names = (*planning.get("given", ()), *chosen)
             config["planning"] = planning_settings(names, planning.get("memory"))
-        if preset.follows:
-            defaults = task_defaults(preset.task, Plan.from_dict(config.get("plan", {})))
-            config |= {name: defaults[name] for name in preset.follows if name not in chosen}
         # The preset's arguments are of its own network.
         other = "network" in chosen and chosen["network"] != preset.config["network"]
         arguments = {} if other else preset.config.get("network_args", {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,6 @@ from medfedaug.federation.job_folder import STATISTICS
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
-from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import Prediction
 from medfedaug.transforms import FedRDNd
 from medfedaug.utils.printable import counted
@@ -36,10 +34,9 @@ class Predictor:
         origin: Origin,
         folder: SiteFolder,
         device: str,
-        statistics: ChannelStatistics | None = None,
     ) -> Predictor:
         """Build the network, with the statistics and layers of the images' place."""
-        model = run.at_site(origin.site, folder, device, statistics=origin.pair or statistics)
+        model = run.at_site(origin.site, folder, device, statistics=origin.pair)
         if not model.recall(run.local_state(origin.site)):
             raise ConfigError(
                 "the model needs layers that each site keeps, and a place that did not train has none: give "
@@ -61,23 +58,10 @@ class Predictor:
             return {"of": self.origin.source, **statistics}
         return {"of": f"the {counted(count, 'image')} given", **statistics, "file": STATISTICS}
 
-
-def predictions(
-    predictors: Sequence[Predictor], folder: SiteFolder, case: Case, *, probabilities: bool
-) -> Iterator[Prediction]:
-    """Predict a case with one model after the other.
-
-    The models are within `SiteModel.scoring` and in evaluation mode.
-    """
-    key, prepared = "", None
-    for predictor in predictors:
-        model = predictor.model
-        if prepared is None or model.task.key != key:  # members with the same plan share the prepared case
-            key, prepared = model.task.key, model.task.evaluation_case(folder, case, labelled=False)
-        model.network.to(model.device)
-        prediction = model.task.predict_case(
-            model.network, prepared, predictor.transform, model.config.batch_size, probabilities
+    def predict(self, folder: SiteFolder, case: Case, *, probabilities: bool) -> Prediction:
+        """Predict a case within `SiteModel.scoring`, in evaluation mode."""
+        model = self.model
+        prepared = model.task.evaluation_case(folder, case, labelled=False)
+        return model.task.predict_case(
+            model.network, prepared, self.transform, model.config.batch_size, probabilities
         )
-        if len(predictors) > 1:
-            model.network.to("cpu")
-        yield prediction
