@@ -4,7 +4,6 @@ import json
 import xml.etree.ElementTree as ET
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
@@ -36,7 +35,6 @@ def write_report(
     data: str | Path | None = None,
     device: str = "auto",
     notes: Sequence[str | Sequence[Sequence[str]]] = (),
-    reduced: str = "",
     evaluations: Sequence[Mapping[str, Any]] = (),
     reference: str = BASELINE,
 ) -> Path:
@@ -49,8 +47,6 @@ def write_report(
             best case of each site.
         device: the device of the models, with ``data``.
         notes: paragraphs that a reader must know first, and tables as lines of cells, the headings first.
-        reduced: how all runs are reduced, compared with the full experiment
-            (`medfedaug.analysis.text_table.TextTable`).
         evaluations: contents of ``evaluation.json``, which come first; with them no run is needed.
         reference: the methods that all others are compared with, joined by commas.
 
@@ -76,7 +72,7 @@ def write_report(
         if data is not None:
             add = report_parts().add_images
             images = partial(add, data=Path(data), device=device)
-        html = _page(runs, images, notes, reduced, evaluations, reference)
+        html = _page(runs, images, notes, evaluations, reference)
     page.write_page(html, out)
     return out
 
@@ -85,16 +81,14 @@ def _page(
     runs: Sequence[Run],
     images: Callable[[ET.Element, Groups, ET.Element], None] | None,
     notes: Sequence[str | Sequence[Sequence[str]]],
-    reduced: str,
     evaluations: Sequence[Mapping[str, Any]],
     reference: str,
 ) -> ET.Element:
     groups, parts = group_runs(runs), report_parts()
     members = [*chain.from_iterable(groups.values())]
     several = f"{len(groups)} methods" if len(groups) > 4 else ", ".join(groups)
-    title = f"Federated training: {several}" + (f" (REDUCED: {reduced})" if reduced else "")
-    html, body = page.start_page(title)
-    scores = replace(summary_table(runs, reference), reduced=reduced)
+    html, body = page.start_page(f"Federated training: {several}")
+    scores = summary_table(runs, reference)
     page.add(body, "p", answer(scores), **{"class": "answer"})
     if len({site for run in runs for site in run.sites}) <= MOST_SITES and any(run.sites for run in runs):
         caption = "A line is the 95% interval of the mean over a site's test patients, from three on."
@@ -110,9 +104,9 @@ def _page(
     page.text_table(page.start_section(body, f"{members[0].title} on the test cases"), scores)
     silent = scores.nothing_learned or (scores.untrained and not any(row.verdict for row in scores.rows))
     if len(groups) > 1 and not silent:
-        parts.add_comparisons(body, members, reduced, reference)
+        parts.add_comparisons(body, members, reference)
     section = page.start_section(body, "All metrics, worst site and spread over sites", folded=True)
-    page.text_table(section, replace(metric_table(members), reduced=reduced))
+    page.text_table(section, metric_table(members))
     for append in (_curves, _traffic, _gamma):
         append(body, groups)
     if images is not None:

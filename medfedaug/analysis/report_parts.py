@@ -32,7 +32,7 @@ class ReportParts:
         """Return the rule of the verdicts in a few sentences."""
         return ""
 
-    def add_comparisons(self, body: ET.Element, runs: Sequence[Run], reduced: str, reference: str) -> None:
+    def add_comparisons(self, body: ET.Element, runs: Sequence[Run], reference: str) -> None:
         """Append comparisons by patient."""
 
     def add_evaluations(self, body: ET.Element, evaluations: Sequence[Mapping[str, Any]]) -> None:

@@ -22,7 +22,7 @@ MOST_SITES = 12  # in text; CSV has all of them
 RESOLUTION = "could see"
 _TESTED = ("low", "high", "p", "detectable")
 _COLUMNS = {"method", "model", "seeds", "folds", "held_out", "input", "mean", "difference", "verdict"}
-_COLUMNS |= {"reduced", *_TESTED}
+_COLUMNS |= {*_TESTED}
 
 
 @dataclass(frozen=True)

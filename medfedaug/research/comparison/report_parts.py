@@ -2,7 +2,6 @@
 
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,9 @@ class ComparedRuns(ReportParts):
         """Return the rule of the verdicts."""
         return rule(reference, cases)
 
-    def add_comparisons(self, body: ET.Element, runs: Sequence[Run], reduced: str, reference: str) -> None:
+    def add_comparisons(self, body: ET.Element, runs: Sequence[Run], reference: str) -> None:
         """Append comparisons by patient."""
-        pairs = replace(patient_table(runs, reference), reduced=reduced)
+        pairs = patient_table(runs, reference)
         cases = compared_metric(runs).cases
         section = page.start_section(body, f"Paired by {cases.removesuffix('s')}", folded=True)
         if pairs.rows:
