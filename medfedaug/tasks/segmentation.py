@@ -19,8 +19,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.checks.site_checks import check_classes
 from medfedaug.data.preparation.cache import StoredCase
-from medfedaug.data.preparation.preparation import Placement, Preparation
-from medfedaug.data.preparation.resizing import resize_in_plane
+from medfedaug.data.preparation.preparation import Placement, Preparation, resize_in_plane
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
