@@ -160,10 +160,6 @@ class Settings:
         if isinstance(values, ArgsKwargs):
             names = [entry.name for entry in dataclasses.fields(cls)]  # type: ignore[arg-type]
             arguments = {**dict(zip(names, values.args, strict=False)), **(values.kwargs or {})}
-            hints = hints_of(cls)  # type: ignore[arg-type]
-            for name, value in arguments.items():
-                if Path not in kinds_of(hints.get(name)):  # a folder may have any name
-                    check_plain(f"{cls.TITLE}{name}", value)  # first: later messages repeat it
             arguments = {name: _prepared(cls, name, value) for name, value in arguments.items()}
             values = ArgsKwargs(values.args[len(names) :], arguments)
         try:
@@ -219,6 +215,8 @@ def default_of(entry: dataclasses.Field[Any]) -> Any:
 def _prepared(cls: type[Settings], name: str, value: Any) -> Any:
     """Turn JSON into the types of pydantic, and refuse what pydantic lets through."""
     entry, kind = _fields(cls).get(name), hints_of(cls).get(name)  # type: ignore[arg-type]
+    if Path not in kinds_of(kind):  # a folder may have any name
+        check_plain(f"{cls.TITLE}{name}", value)  # first: later messages repeat it
     if entry is None or kind is None:  # pydantic names it
         return value
     if isinstance(kind, type) and issubclass(kind, Settings) and not isinstance(value, kind):

@@ -103,8 +103,10 @@ def predict_studies(
         )
         pseudonyms = studies.pseudonyms or state
         plans = plan_import(archive, wanted, Pseudonyms.of_site(pseudonyms).of, settings, tell)
-        if studies.pseudonyms is not None:
-            _leave_out_withdrawn(plans, pseudonyms)
+        withdrawn = StudyList(pseudonyms).withdrawn if studies.pseudonyms is not None else {}
+        for plan in plans:
+            if plan.patient in withdrawn:
+                plan.problem = "the patient was withdrawn"
         job = _Job(
             archive=archive,
             out=out,
@@ -131,14 +133,6 @@ def predict_studies(
             job.result.problems |= {case: failed[case]["error"] for case in fetched if case in failed}
         job.finish(together=uses_given_images(run, origin))
         return job.result
-
-
-def _leave_out_withdrawn(plans: Sequence[StudyPlan], folder: Path) -> None:
-    """Refuse studies of withdrawn patients, by the import's list in the folder of the site's key."""
-    withdrawn = StudyList(folder).withdrawn
-    for plan in plans:
-        if plan.patient in withdrawn:
-            plan.problem = "the patient was withdrawn"
 
 
 def _check_options(config: RunConfig, studies: StudyOptions) -> None:
