@@ -15,7 +15,7 @@ from typer import Option
 from medfedaug.cli.archive_options import DicomWeb, Dimse, archive_access
 from medfedaug.cli.console import Table, out_console, say
 from medfedaug.cli.options import Config, Given, named_pairs, takes
-from medfedaug.cli.progress import ImportProgress, resumable
+from medfedaug.cli.progress import CaseProgress, resumable
 from medfedaug.config.machine import Machine
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access
@@ -87,14 +87,14 @@ def import_(
     pseudonyms = Pseudonyms.of_site(state_folder)
     access = archive_access(given)
     with resumable(), open_archive(dicomweb=dicomweb, dimse=dimse, folder=folder, access=access) as source:
-        with ImportProgress() as progress:
+        with CaseProgress("importing") as progress:
             plans = plan_import(source, wanted, pseudonyms.of, settings, progress.show)
         _print(plans)
         if json is not None:
             write_json(json, [_row(plan) for plan in plans])
         if dry_run:
             return
-        with ImportProgress() as progress:
+        with CaseProgress("importing") as progress:
             outcome = import_studies(
                 source,
                 plans,

@@ -72,7 +72,7 @@ def predict(
 
     wanted, access = read_studies(studies), archive_access(given)
     with (
-        CaseProgress() as progress,
+        CaseProgress("predicting") as progress,
         resumable(),
         open_archive(dicomweb=dicomweb, dimse=dimse, access=access) as source,
     ):

@@ -276,12 +276,9 @@ class SegmentationTask(Task):
     ) -> Tensor:
         """Return the network's output with the voxels of the file, (K, X, Y, Z), along the prepared axes.
 
-        Args:
-            network: the network, in evaluation mode.
-            image: the prepared volume, (C, X, Y, Z), after the transforms of the methods.
-            batch_size: slices or windows at once.
-            placement: place of the prepared volume in the grid of the file, if it was moved.
-            plane: pixels of the prepared volume's slices, if ``image`` has been resized to `image_size`.
+        ``image`` is the prepared volume, (C, X, Y, Z), after the transforms of the methods; ``batch_size``
+        counts slices or windows. ``placement`` is the place of the prepared volume in the grid of the file,
+        if it was moved; ``plane`` are the pixels of its slices, if ``image`` has the size `image_size`.
         """
         plain = plain_tensor(image).to(device_of(network))
         if self.plan.spatial_dims == 3:

@@ -97,9 +97,8 @@ class SiteTrainer(SiteModel):
         privacy: Privacy | None = None,
         threads: int = 0,
         machine: Machine | None = None,
-        statistics: ChannelStatistics | None = None,
     ) -> None:
-        super().__init__(config, data, device, threads=threads, machine=machine, statistics=statistics)
+        super().__init__(config, data, device, threads=threads, machine=machine)
         self.privacy = privacy or Privacy()
         self.min_patients = self.privacy.min_patients
         self.memory = RoundMemory("", Path(state_dir) if state_dir is not None else None)

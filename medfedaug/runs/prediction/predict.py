@@ -1,11 +1,15 @@
 """Predict new images with a finished model: label maps on the images' grids, or classes."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from monai.transforms import Compose
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.formats import SERIES, files_of, is_dicom
@@ -15,6 +19,7 @@ from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
 from medfedaug.federation.engine import check_device
 from medfedaug.federation.job_folder import STATISTICS
+from medfedaug.federation.site.model import SiteModel
 from medfedaug.runs.annotated import Annotated
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.folder import only_process
@@ -24,9 +29,11 @@ from medfedaug.runs.prediction.case_writer import CaseWriter
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predictions_file import Predictions
-from medfedaug.runs.prediction.predictor import Predictor
 from medfedaug.runs.prediction.series_objects import SeriesObjects, series_objects
 from medfedaug.statistics import save_statistics
+from medfedaug.tasks import Prediction
+from medfedaug.transforms import FedRDNd
+from medfedaug.utils.printable import counted
 from medfedaug.utils.versions import software_versions
 
 __all__ = ["Event", "predict_images", "uses_given_images"]
@@ -93,6 +100,49 @@ def uses_given_images(run: FinishedRun, origin: Origin) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
+class _Predictor:
+    """The model of a run with its statistics and layers at the images' place."""
+
+    run: FinishedRun
+    origin: Origin
+    model: SiteModel
+    transform: Compose
+
+    @classmethod
+    def prepare(cls, run: FinishedRun, origin: Origin, folder: SiteFolder, device: str) -> _Predictor:
+        """Build the network, with the statistics and layers of the images' place."""
+        model = run.at_site(origin.site, folder, device, statistics=origin.pair)
+        if not model.recall(run.local_state(origin.site)):
+            raise ConfigError(
+                "the model needs layers that each site keeps, and a place that did not train has none: give "
+                f"--site NAME, one of {', '.join(run.sites_with_layers) or 'none'} in {run.state} (--state "
+                "names another folder), or train with the method's argument unseen"
+            )
+        return cls(run, origin, model, model.evaluation_transform())
+
+    def statistics(self, count: int) -> dict[str, Any] | None:
+        """Return the pair that normalises the images, and its source; ``None`` where no method normalises."""
+        normalizer = next((t.normalizer for t in self.transform.transforms if isinstance(t, FedRDNd)), None)
+        if normalizer is None or normalizer.pair is None:
+            return None
+        mean, std = (values.tolist() for values in normalizer.pair)
+        statistics = {"mean": mean, "std": std, "intensity": self.run.composition.intensity}
+        if normalizer.average:
+            return {"of": "the average of the federation's sites", **statistics}
+        if self.origin.pair is not None:
+            return {"of": self.origin.source, **statistics}
+        return {"of": f"the {counted(count, 'image')} given", **statistics, "file": STATISTICS}
+
+    def predict(self, folder: SiteFolder, case: Case, *, probabilities: bool) -> Prediction:
+        """Predict a case within `SiteModel.scoring`, in evaluation mode."""
+        model = self.model
+        prepared = model.task.evaluation_case(folder, case, labelled=False)
+        return model.task.predict_case(
+            model.network, prepared, self.transform, model.config.batch_size, probabilities
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class _Job:
     """Cases, settings and destination of one call."""
 
@@ -152,7 +202,7 @@ class _Job:
             record.write()
             return record
         folder = replace(self.folder, cases={**self.folder.cases, "test": tuple(good.values())})
-        predictor = Predictor.prepare(run, self.origin, folder, self.options.device)
+        predictor = _Predictor.prepare(run, self.origin, folder, self.options.device)
         reference = DriftReference.of(run)
         used = predictor.statistics(len(good))
         record.agree("statistics", used)
@@ -288,7 +338,7 @@ class _Job:
         record: Predictions,
         case: Case,
         state: Sequence[Any],
-        predictor: Predictor,
+        predictor: _Predictor,
         reference: DriftReference,
     ) -> None:
         """Predict a case and write its files, or record its failure."""
@@ -315,7 +365,7 @@ class _Job:
         self.on_case(case.name)
         self.tell({"event": "predicted", "case": case.name})
 
-    def unlike(self, case: Case, predictor: Predictor, reference: DriftReference) -> list[str]:
+    def unlike(self, case: Case, predictor: _Predictor, reference: DriftReference) -> list[str]:
         warnings = []
         if "intensity" in reference.sources:
             preparation = predictor.model.task.preparation
