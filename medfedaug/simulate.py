@@ -28,8 +28,7 @@ from medfedaug.data.sites import check_voxels, find_sites
 from medfedaug.errors import ConfigError, RunFailed, first_line, warn
 from medfedaug.federation import FederationServer
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.engine import Engine, FederationRun
-from medfedaug.federation.engines import check_device, find_engine
+from medfedaug.federation.engine import Engine, FederationRun, check_device, find_engine
 from medfedaug.federation.job_folder import FINAL_MODEL, HASHES, RESULTS, STATE, STATISTICS, file_hashes
 from medfedaug.federation.messages.checkpoint import server_checkpoint
 from medfedaug.federation.messages.initial_weights import InitialWeights
@@ -55,7 +54,7 @@ from medfedaug.runs.results_schema import check_finished
 from medfedaug.statistics import save_statistics
 from medfedaug.utils.files import parse_json, remove_unfinished, write_json
 from medfedaug.utils.layers import added_module
-from medfedaug.utils.validation import not_known
+from medfedaug.utils.validation import check_choice
 
 __all__ = ["Simulation", "configure", "run_simulation", "simulate"]
 
@@ -93,10 +92,8 @@ def usual_settings(task: str, settings: Mapping[str, Any], *, own_data: bool) ->
     if not settings.get("bundle"):
         return {**task_defaults(task, settings.get("plan"), own_data=own_data), **settings}
     fixed = bundle_run_settings(allow(settings["bundle"]))
-    if settings.get("plan", Plan()) not in (Plan(), fixed["plan"]):
-        raise ConfigError("a plan follows from the transforms of the Bundle; leave it out")
-    for name in ("network", "optimizer"):
-        if settings.get(name, fixed[name]) != fixed[name]:
+    for name in ("network", "optimizer", "plan"):
+        if settings.get(name, fixed[name]) not in (fixed[name], Plan()):
             raise ConfigError(f"{name} follows from the Bundle; leave it out")
     return {**fixed, **settings, "bundle": fixed["bundle"], "plan": fixed["plan"]}
 
@@ -113,7 +110,7 @@ class Simulation:
             round.
         config: the run; channels and classes are taken from the data.
         sites: sites that are open already, with the ``limit`` of ``config``; by default those of ``data``.
-        engine: its name (`medfedaug.federation.engines.find_engine`): ``"nvflare"``, ``"inprocess"``, or the
+        engine: its name (`medfedaug.federation.engine.find_engine`): ``"nvflare"``, ``"inprocess"``, or the
             name of a package's engine; without effect where all images are in one place.
         device: the sites' device.
         overwrite: replace the results of an earlier run, finished or not.
@@ -169,8 +166,7 @@ class Simulation:
         of_run, of_execution = _names(RunConfig) - of_this - {"methods"}, _names(Execution)
         known = of_run | of_execution | of_this
         for name in settings:
-            if name not in known:
-                raise ConfigError(f"{name} {not_known(name, sorted({*known, 'methods'}))}")
+            check_choice("the setting", name, sorted({*known, "methods"}))
         options = {name: value for name, value in settings.items() if name in of_this}
         chosen = {name: value for name, value in settings.items() if name in of_run}
         if config is not None and (chosen or methods != "fedavg"):
@@ -180,9 +176,7 @@ class Simulation:
         limit = config.limit if config is not None else chosen.get("limit")
         options["sites"] = options.get("sites") or find_sites(Path(data), limit=limit)
         if given := {name: value for name, value in settings.items() if name in of_execution}:
-            if "execution" in options:
-                raise ConfigError(f"execution has all its settings: leave out {next(iter(given))}")
-            options["execution"] = Execution(**given)
+            options["execution"] = replace(options.get("execution", Execution()), **given)
         if config is None:
             config = configure(options["sites"], methods=_specified(methods), **chosen)
         folder = Path("runs", ",".join(str(method["name"]) for method in config.methods))
@@ -320,8 +314,6 @@ class _Prepared:
 def _prepare(asked: Simulation) -> _Prepared:
     """Check that data, settings, methods and engine go together, before anything is written."""
     out, config, engine = asked.out, asked.config, find_engine(asked.engine)
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is not a folder")
     check_device(asked.device)
     sites = asked.sites or find_sites(asked.data, limit=config.limit)
     if asked.resume and server_checkpoint(out / STATE).exists():

@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 
 from medfedaug.utils.files import parse_versioned, write_versioned
+from medfedaug.utils.structure import count, entries, list_of, map_of, number
 
 __all__ = [
     "SIGMA_FLOOR",
     "ChannelStatistics",
     "average_moments",
     "channel_statistics",
-    "check_intensity",
     "image_moments",
     "load_statistics",
     "save_statistics",
@@ -51,18 +51,14 @@ _VERSION = 1
 # Between these, (x - mean) / std stays far inside float32 for any image that a file can hold.
 _LARGEST = 1e15
 _SMALLEST = 1e-15
+_NUMBERS = {"mean": list_of(number), "std": list_of(number), "count": count}
+_ENTRIES = entries(_NUMBERS, needed=tuple(_NUMBERS))
 
 
-def _vector(value: Any, name: str) -> Tensor:
-    try:
-        if isinstance(value, Tensor):
-            value = value.detach().cpu().numpy()
-        vector = torch.from_numpy(np.array(value, dtype=np.float64))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{name} is not a sequence of numbers: {value!r}") from error
-    if vector.ndim != 1 or vector.numel() == 0:
-        raise ValueError(f"expected {name} of shape (C,) with C >= 1, got {list(vector.shape)}")
-    return vector
+def _vector(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
+    return torch.from_numpy(np.array(value, dtype=np.float64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,12 +84,11 @@ class ChannelStatistics:
     count: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", _vector(self.mean, "mean"))
-        object.__setattr__(self, "std", _vector(self.std, "std"))
-        if self.mean.shape != self.std.shape:
-            raise ValueError(
-                f"mean and std differ in their number of channels: {len(self.mean)} and {len(self.std)}"
-            )
+        object.__setattr__(self, "mean", _vector(self.mean))
+        object.__setattr__(self, "std", _vector(self.std))
+        if self.mean.shape != self.std.shape or self.mean.ndim != 1 or not len(self.mean):
+            shapes = f"{list(self.mean.shape)} and {list(self.std.shape)}"
+            raise ValueError(f"expected mean and std of one shape (C,), got {shapes}")
 
     @property
     def num_channels(self) -> int:
@@ -106,19 +101,14 @@ class ChannelStatistics:
         return tuple(torch.nonzero(self.std <= SIGMA_FLOOR * self.mean.abs()).flatten().tolist())
 
     def validate(self, site: str = "") -> ChannelStatistics:
-        """Check that images can be normalised with these statistics.
+        """Check that images can be normalised with these statistics, and return them.
 
-        A channel may be constant if another one is not: `usable_pairs` chooses its pair.
-
-        Args:
-            site: name of the site, for the error message.
-
-        Returns:
-            The object itself.
+        A channel may be constant if another one is not: `usable_pairs` chooses its pair. ``site`` is for the
+        error message.
 
         Raises:
             ValueError: when a mean or standard deviation is not finite or above 1e15, a standard deviation is
-                negative, all are 0, or the count is not a positive integer; names the site and the channel.
+                negative, all are 0, or the count is not positive; names the site and the channel.
         """
         where = f"site '{site}': " if site else ""
         for channel, (mean, std) in enumerate(zip(self.mean.tolist(), self.std.tolist(), strict=True)):
@@ -129,7 +119,7 @@ class ChannelStatistics:
                     f"{where}standard deviation of channel {channel} is {std}, expected a positive finite "
                     "number (images that are constant in every channel cannot be normalised)"
                 )
-        if isinstance(self.count, bool) or not isinstance(self.count, (int, np.integer)) or self.count < 1:
+        if self.count < 1:
             raise ValueError(f"{where}count is {self.count!r}, expected a positive integer")
         return self
 
@@ -139,32 +129,18 @@ class ChannelStatistics:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], site: str = "") -> ChannelStatistics:
-        """Build validated statistics from JSON types.
-
-        Args:
-            values: a mapping with "mean", "std" and "count".
-            site: name of the site, for the error message.
+        """Build validated statistics from JSON types; ``site`` is for the error message.
 
         Raises:
-            ValueError: when a key is missing or unknown, or a value is invalid; names the site.
+            ValueError: when an entry is missing or invalid; names the site.
         """
         where = f"site '{site}': " if site else ""
-        if not isinstance(values, Mapping):
-            raise ValueError(f"{where}expected a mapping with mean, std and count, got {values!r}")
-        if set(values) != {"mean", "std", "count"}:
-            raise ValueError(f"{where}expected the keys count, mean and std, got {sorted(map(str, values))}")
-        for name in ("mean", "std"):
-            entries = values[name]
-            # `true` and "1.0" would otherwise pass for numbers.
-            if isinstance(entries, (list, tuple)) and any(
-                isinstance(v, (bool, str)) or v is None for v in entries
-            ):
-                raise ValueError(f"{where}{name} is not a sequence of numbers: {entries!r}")
+        if missing := [name for name in _NUMBERS if name not in values]:
+            raise ValueError(f"{where}lacks {missing[0]}")
         try:
-            statistics = cls(values["mean"], values["std"], values["count"])
+            return cls(values["mean"], values["std"], values["count"]).validate()
         except ValueError as error:
             raise ValueError(f"{where}{error}") from error
-        return statistics.validate(site)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ChannelStatistics):
@@ -217,20 +193,12 @@ def channel_statistics(images: Iterable[Any]) -> ChannelStatistics:
 
 
 def image_moments(image: Any) -> dict[str, Tensor]:
-    """Return ``mean`` and ``std`` of one image, (C,) float64 each: the terms of `channel_statistics`.
-
-    Raises:
-        ValueError: as `channel_statistics`.
-    """
+    """Return ``mean`` and ``std`` of one image, (C,) float64 each: the terms of `channel_statistics`."""
     return _image_statistics(image, 0)
 
 
 def average_moments(moments: Iterable[Mapping[str, Tensor]]) -> ChannelStatistics:
-    """Return channel statistics from the images' `image_moments`, to the bit as `channel_statistics`.
-
-    Raises:
-        ValueError: when there is no image, or the number of channels changes; names the image's position.
-    """
+    """Return channel statistics from the images' `image_moments`, to the bit as `channel_statistics`."""
     mean = std = torch.zeros(0, dtype=torch.float64)
     count = 0
     for image in moments:
@@ -246,17 +214,12 @@ def average_moments(moments: Iterable[Mapping[str, Tensor]]) -> ChannelStatistic
 
 
 def _image_statistics(image: Any, index: int) -> dict[str, Tensor]:
+    # `as_subclass` drops a MetaTensor's metadata. NumPy's conversion also reads big-endian files and unsigned
+    # types that torch lacks.
     if isinstance(image, Tensor):
-        if image.is_complex():
-            raise ValueError(f"image {index} has dtype {image.dtype}, expected real numbers")
-        # `as_subclass` drops a MetaTensor's metadata.
         voxels = image.detach().as_subclass(Tensor).cpu()
     else:
-        array = np.asarray(image)
-        if array.dtype.kind not in "biuf":
-            raise ValueError(f"image {index} has dtype {array.dtype}, expected real numbers")
-        # NumPy's conversion also reads big-endian files and unsigned types that torch lacks.
-        voxels = torch.from_numpy(array.astype(np.float64, order="C"))
+        voxels = torch.from_numpy(np.asarray(image).astype(np.float64, order="C"))
     if voxels.ndim < 2 or voxels.numel() == 0:
         raise ValueError(f"image {index}: expected shape (C, *spatial), got {list(voxels.shape)}")
     pairs = torch.stack([_channel_moments(channel) for channel in voxels])
@@ -332,8 +295,7 @@ def save_statistics(
         intensity: scale of the images, ``"raw"`` or ``"scale"``.
 
     Raises:
-        ValueError: when there is no site, a site's statistics are invalid, or channel counts differ; names
-            the site.
+        ValueError: when there is no site, or channel counts differ; names the site.
         StorageError: when the file cannot be written.
 
     Example:
@@ -343,24 +305,27 @@ def save_statistics(
         >>> load_statistics(path)["DU"]
         ChannelStatistics(mean=[0.5], std=[0.25], count=12)
     """
-    _check_sites(statistics)
+    _check_alike(statistics)
     sites = {site: values.to_dict() for site, values in statistics.items()}
     metadata = {"intensity": intensity} if intensity else {}
     write_versioned(path, _KIND, _VERSION, {**metadata, "sites": sites})
 
 
-def load_statistics(path: str | os.PathLike[str]) -> dict[str, ChannelStatistics]:
+def load_statistics(
+    path: str | os.PathLike[str], intensity: str | None = None
+) -> dict[str, ChannelStatistics]:
     """Read the statistics of a federation.
 
     Args:
         path: a file that `save_statistics` wrote.
+        intensity: scale of the images that the statistics must be of; ``None`` for any.
 
     Returns:
         The statistics of each site, by its name, in the order of the file.
 
     Raises:
         ValueError: when the file is not such a file, its version is not known, or the statistics of a site
-            are invalid; names the file and the site.
+            are invalid or of another scale; names the file and the site.
         FileNotFoundError: when the file does not exist; names the command that makes it.
     """
     path = Path(path)
@@ -368,39 +333,23 @@ def load_statistics(path: str | os.PathLike[str]) -> dict[str, ChannelStatistics
         message = f"no such file; `medfedaug statistics --data DIR --out {path}` makes it"
         raise FileNotFoundError(errno.ENOENT, message, str(path))
     try:
-        sites = parse_versioned(path.read_text(encoding="utf-8"), _KIND, _VERSION).get("sites")
-        if not isinstance(sites, dict):
-            raise ValueError('expected "sites" to be a mapping from site to statistics')
-        statistics = {
-            site: ChannelStatistics.from_dict(values, site=site or "''") for site, values in sites.items()
-        }
-        _check_sites(statistics)
+        content = parse_versioned(path.read_text(encoding="utf-8"), _KIND, _VERSION)
+        entries({"sites": map_of(_ENTRIES)}, needed=("sites",))(content, "")
+        if (found := content.get("intensity")) not in (None, intensity) and intensity:
+            raise ValueError(f"its statistics are of {found} images, not of {intensity} ones")
+        sites = {site: ChannelStatistics.from_dict(values, site) for site, values in content["sites"].items()}
+        _check_alike(sites)
     except ValueError as error:  # JSON and Unicode errors are ValueErrors
         raise ValueError(f"{path}: {error}") from error
-    return statistics
+    return sites
 
 
-def check_intensity(path: str | os.PathLike[str], intensity: str) -> None:
-    """Check that the statistics of a file are not of images of another intensity.
-
-    Raises:
-        ValueError: naming both.
-    """
-    found = parse_versioned(Path(path).read_text(encoding="utf-8"), _KIND, _VERSION).get("intensity")
-    if found not in (None, intensity):
-        raise ValueError(f"{path}: its statistics are of {found} images, not of {intensity} ones")
-
-
-def _check_sites(statistics: Mapping[str, ChannelStatistics]) -> None:
+def _check_alike(statistics: Mapping[str, ChannelStatistics]) -> None:
+    """Check that there are sites, and that all have the same channels."""
     if not statistics:
         raise ValueError("no site with statistics")
     first = next(iter(statistics))
     for site, values in statistics.items():
-        if not isinstance(site, str) or not site:
-            raise ValueError(f"expected the name of a site, got {site!r}")
-        if not isinstance(values, ChannelStatistics):
-            raise ValueError(f"site '{site}': expected ChannelStatistics, got {type(values).__name__}")
-        values.validate(site)
         if values.num_channels != statistics[first].num_channels:
             raise ValueError(
                 f"site '{site}' has {values.num_channels} channels, "

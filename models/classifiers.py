@@ -10,11 +10,9 @@ from torch import Tensor, nn
 
 
 class StagedClassifier(nn.Module):
-    """Convolutional stages in sequence, then a classifier.
+    """Convolutional stages in sequence, each with its pooling if it has one, then a classifier.
 
-    Args:
-        stages: the stages; each ends with its pooling, if it has one.
-        head: maps the features of the last stage, (B, C, *spatial), to logits, (B, classes).
+    ``head`` maps the features of the last stage, (B, C, *spatial), to logits, (B, classes).
     """
 
     def __init__(self, stages: Sequence[nn.Module], head: nn.Module) -> None:

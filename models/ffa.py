@@ -68,8 +68,6 @@ class FFALayer(StageLayer):
             1). "continue": none, as in the paper's public code.
         bias_correction: let `statistics` remove the share of the start values. Only with `running="reset"`:
             continued statistics would be corrected again in every round.
-        synchronise: share the statistics of batches between processes of `torch.distributed`. ``False`` if
-            each process trains its own network.
 
     Attributes:
         num_active_batches: calls since the running statistics were reset in which the layer was active.
@@ -124,28 +122,24 @@ class FFALayer(StageLayer):
         variance: str = "adaptive",
         running: str = "reset",
         bias_correction: bool = False,
-        synchronise: bool = True,
     ) -> None:
         super().__init__(num_channels)
-        if not 0.0 <= prob <= 1.0:
-            raise ValueError(f"prob is {prob}, expected a probability")
-        if not 0.0 <= momentum < 1.0:
-            raise ValueError(f"momentum is {momentum}, expected a number in [0, 1)")
-        if not eps >= 0.0:
-            raise ValueError(f"eps is {eps}, expected a number that is not negative")
-        if variance not in _VARIANCES:
-            raise ValueError(f"variance is '{variance}', expected one of {', '.join(_VARIANCES)}")
-        if running not in _RUNNING:
-            raise ValueError(f"running is '{running}', expected one of {', '.join(_RUNNING)}")
-        if bias_correction and running != "reset":
-            raise ValueError('bias_correction needs running="reset"')
+        for fits, wrong in (
+            (0.0 <= prob <= 1.0, f"prob is {prob}, expected a probability"),
+            (0.0 <= momentum < 1.0, f"momentum is {momentum}, expected a number in [0, 1)"),
+            (eps >= 0.0, f"eps is {eps}, expected a number that is not negative"),
+            (variance in _VARIANCES, f"variance is '{variance}', expected one of {', '.join(_VARIANCES)}"),
+            (running in _RUNNING, f"running is '{running}', expected one of {', '.join(_RUNNING)}"),
+            (not bias_correction or running == "reset", 'bias_correction needs running="reset"'),
+        ):
+            if not fits:
+                raise ValueError(wrong)
         self.prob = float(prob)
         self.momentum = float(momentum)
         self.eps = float(eps)
         self.variance = variance
         self.running = running
         self.bias_correction = bias_correction
-        self.synchronise = bool(synchronise)
 
         self.register_buffer("running_mean", torch.zeros(num_channels), persistent=False)
         self.register_buffer("running_std", torch.ones(num_channels), persistent=False)
@@ -168,7 +162,7 @@ class FFALayer(StageLayer):
         self._check(x)
         together = False
         if not torch.jit.is_scripting():
-            together = self._together()
+            together = several_processes()
         if x.shape[0] == 1 and self.variance != "random" and not together:
             return x
 
@@ -208,7 +202,7 @@ class FFALayer(StageLayer):
         if torch.compiler.is_compiling() or self.variance == "random":
             return
         if len(x) == 1:
-            if not self._together():
+            if not several_processes():
                 warn("FFA layers do nothing with a batch of one image, which has no variance over the batch")
         elif x.shape[2:].numel() < _FEW_POSITIONS:
             name, size = f" {self.stage}" if self.stage else "", " x ".join(map(str, x.shape[2:]))
@@ -218,10 +212,6 @@ class FFALayer(StageLayer):
                 hint="Larger images help, or no layer after the last stages: stages=[1, 2, 3], on the "
                 "command line --set 'fedfa.stages=[1,2,3]'.",
             )
-
-    @torch.jit.unused
-    def _together(self) -> bool:
-        return self.synchronise and several_processes()
 
     @torch.jit.unused
     def _gather(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
@@ -287,20 +277,9 @@ class FFALayer(StageLayer):
             gamma_mean: modulated variance of the mean, (C,) (`medfedaug.functional.student_t_modulation`);
                 with `variance="direct"` the variance itself (`medfedaug.functional.across_site_variance`).
             gamma_std: the same of the standard deviation, (C,).
-
-        Raises:
-            ValueError: when a shape is not (C,), or a value is negative or not finite.
         """
-        for name, value in (("gamma_mean", gamma_mean), ("gamma_std", gamma_std)):
-            if tuple(value.shape) != (self.num_channels,):
-                raise ValueError(
-                    f"FFA layer {self.stage}: expected {name} of shape ({self.num_channels},), "
-                    f"got {tuple(value.shape)}"
-                )
-            if not bool(torch.isfinite(value).all()) or bool((value < 0).any()):
-                raise ValueError(f"FFA layer {self.stage}: {name} has values that are negative or not finite")
-        self.gamma_mean.copy_(gamma_mean)
-        self.gamma_std.copy_(gamma_std)
+        self.gamma_mean.copy_(gamma_mean.view(self.num_channels))  # a number for each channel
+        self.gamma_std.copy_(gamma_std.view(self.num_channels))
 
     @torch.jit.unused
     def start_round(self) -> None:

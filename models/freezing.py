@@ -12,12 +12,8 @@ def freeze(net: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
 
     Parameters that match get no gradient. For batch norms whose running statistics match, call `hold_norms`.
 
-    Args:
-        net: changed in place.
-        patterns: such as ``"encoder.*"``; a star stands for any text, dots included.
-
-    Returns:
-        The entries that match, and other names of the same tensors.
+    Patterns are such as ``"encoder.*"``; a star stands for any text, dots included. The result is the entries
+    that match, and other names of the same tensors.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 1))
@@ -45,9 +41,7 @@ def freeze(net: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
 def hold_norms(net: nn.Module, frozen: frozenset[str]) -> None:
     """Let batch norms with frozen running statistics use these in training, without updating them.
 
-    Args:
-        net: the network, in training mode. The next call of `net.train()` undoes it.
-        frozen: the entries that `freeze` returned.
+    ``frozen`` are the entries that `freeze` returned. The next call of `net.train()` undoes it.
     """
     for path, module in net.named_modules():
         if isinstance(module, _BatchNorm) and f"{path}.running_mean".lstrip(".") in frozen:

@@ -58,7 +58,6 @@ class FFAArguments(TypedDict, total=False):
     variance: str
     running: str
     bias_correction: bool
-    synchronise: bool
 
 
 def insert_ffa(
@@ -82,14 +81,11 @@ def insert_ffa(
     `torch.jit.script`.
 
     Args:
-        net: the network, 2D or 3D, changed in place.
+        net: the network, 2D or 3D, changed in place and returned.
         stages: None for all known stages; or some of them, by 1-based number or by name; or dotted names of
             modules, to augment their output (with the number of channels of the last convolution or
             normalisation inside).
         **ffa: arguments of `FFALayer` other than the number of channels.
-
-    Returns:
-        `net` itself.
 
     Raises:
         ValueError: when the network already has inserted layers, is compiled or scripted, its stages are
@@ -121,21 +117,15 @@ def insert_layers(
     """Insert a layer after each stage of a network's encoder; a stage may have several kinds of layers.
 
     Args:
-        net: the network, 2D or 3D, changed in place.
+        net: the network, 2D or 3D, changed in place, and returned.
         kind: the layer.
-        stages: as for `insert_ffa`.
+        stages: as for `insert_ffa`, with the same errors.
         **args: arguments of the layer other than the number of channels.
-
-    Returns:
-        `net` itself.
-
-    Raises:
-        ValueError: as `insert_ffa`.
     """
     if any(_is_inserted(layer, kind) for layer in net.modules()):
         raise ValueError(f"the network already has {kind.kind} layers: remove them first")
     _check_changeable(net, kind)
-    chosen = _choose_stages(net, stages)
+    chosen = choose_stages(net, stages)
     reference = next(net.parameters(), None)
     layers = [kind(stage.channels, **args) for stage in chosen]
     targets = [net.get_submodule(stage.module) for stage in chosen]
@@ -159,13 +149,9 @@ def insert_layers(
 
 
 def remove_ffa(net: Network) -> Network:
-    """Remove all layers that `insert_ffa` inserted.
+    """Remove all layers that `insert_ffa` inserted, in place, and return the network.
 
-    Args:
-        net: the network, changed in place; a network without layers stays as it is.
-
-    Returns:
-        `net` itself, with the modules, hooks and state dict it had before.
+    It has the modules, hooks and state dict that it had before.
 
     Example:
         >>> from monai.networks.nets import UNet
@@ -177,15 +163,7 @@ def remove_ffa(net: Network) -> Network:
 
 
 def remove_layers(net: Network, kind: type[StageLayer] = StageLayer) -> Network:
-    """Remove all inserted layers of a kind, by default of every kind.
-
-    Args:
-        net: the network, changed in place.
-        kind: the layer.
-
-    Returns:
-        `net` itself.
-    """
+    """Remove all inserted layers of a kind, by default of every kind, from a network in place."""
     for module in list(net.modules()):
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             for key, hook in list(hooks.items()):
@@ -197,11 +175,9 @@ def remove_layers(net: Network, kind: type[StageLayer] = StageLayer) -> Network:
 
 
 def ffa_layers(net: nn.Module) -> dict[str, FFALayer]:
-    """Return the FFA layers of a network.
+    """Return the FFA layers of a network by name of their stage, in the order of the stages.
 
-    Returns:
-        The layers by name of their stage, in the order of the stages; then layers of the network's own code
-        by the dotted name of the module.
+    Layers of the network's own code follow, by the dotted name of the module.
     """
     return stage_layers(net, FFALayer)
 
@@ -236,15 +212,13 @@ def _host_path(target: nn.Module, side: str) -> str:
     path: list[str] = []
     host = target
     while isinstance(host, _CONTAINERS):
-        children = list(host.named_children())
-        if not children:
-            raise ValueError("cannot insert a layer into a container without modules")
-        name, host = children[-1 if side == "output" else 0]
+        name, host = list(host.named_children())[-1 if side == "output" else 0]
         path.append(name)
     return ".".join(path)
 
 
-def _choose_stages(net: nn.Module, stages: Sequence[int | str] | None) -> list[Stage]:
+def choose_stages(net: nn.Module, stages: Sequence[int | str] | None) -> list[Stage]:
+    """Return stages of a network by number, counted from 1, name or name of a module; by default all."""
     known = known_stages(net)
     if stages is None:
         if known is None:
@@ -254,38 +228,25 @@ def _choose_stages(net: nn.Module, stages: Sequence[int | str] | None) -> list[S
                 f"line --set 'METHOD.stages=[...]', for example: {_candidates(net)}"
             )
         return known
-    by_name = {stage.name: stage for stage in known or []}
+    choices: dict[int | str, Stage] = {stage.name: stage for stage in known or []}
+    choices.update(enumerate(known or [], start=1))
+    modules = dict(net.named_modules())
     chosen: list[Stage] = []
     for entry in stages:
-        if isinstance(entry, int):
-            if known is None or not 1 <= entry <= len(known):
-                raise ValueError(_unknown(net, entry, known))
-            chosen.append(known[entry - 1])
-        elif entry in by_name:
-            chosen.append(by_name[entry])
+        width = output_channels(modules[entry]) if entry and entry in modules else None
+        if entry in choices:
+            chosen.append(choices[entry])
+        elif width is not None:
+            chosen.append(Stage(str(entry), str(entry), "output", width))
         else:
-            module = dict(net.named_modules()).get(entry) if isinstance(entry, str) and entry else None
-            if module is None:
-                raise ValueError(_unknown(net, entry, known))
-            name = str(entry)
-            width = output_channels(module)
-            if width is None:
-                kind = type(module).__name__
-                raise ValueError(f"stage '{entry}': the number of channels of {kind} is not known")
-            chosen.append(Stage(name, name, "output", width))
+            raise ValueError(
+                f"stage {entry!r} of {type(net).__name__} is unknown, or its number of channels is; choose "
+                f"from {', '.join([*map(str, choices), 'modules such as'])} {_candidates(net)}"
+            )
     names = [stage.name for stage in chosen]
-    if not names:
-        raise ValueError("stages is empty")
-    if len(set(names)) != len(names):
-        raise ValueError(f"a stage occurs twice in {names}")
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"stages must be different, and at least one: {names}")
     return chosen
-
-
-def _unknown(net: nn.Module, entry: Any, known: list[Stage] | None) -> str:
-    choice = "modules are for example:"
-    if known is not None:
-        choice = f"known: 1 to {len(known)}, {', '.join(stage.name for stage in known)}, or a module such as"
-    return f"unknown stage {entry!r} of {type(net).__name__}, {choice} {_candidates(net)}"
 
 
 def _candidates(net: nn.Module) -> str:

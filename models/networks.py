@@ -9,7 +9,6 @@ from monai.networks import nets
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from medfedaug.errors import ConfigError
 from medfedaug.models.classifiers import SwinClassifier, ViTClassifier, alexnet, digits_cnn, lenet5
 from medfedaug.models.supervision import SUPERVISED, supervision_arguments
 from medfedaug.utils import plugins
@@ -35,12 +34,7 @@ _NETWORKS: dict[str, Builder] = {}
 
 
 class MonaiNetwork:
-    """Builder of a network of MONAI; its signature has the names of channels and norm.
-
-    Args:
-        cls: the class, or a function that makes the network.
-        **defaults: arguments that replace MONAI's defaults.
-    """
+    """Builder of a network of MONAI by a class, or a function, and arguments instead of MONAI's defaults."""
 
     def __init__(self, cls: Any, **defaults: Any) -> None:
         self.cls, self.defaults = cls, defaults
@@ -64,11 +58,8 @@ class MonaiNetwork:
         sizes = {("spatial_dims",): spatial_dims, _IN_CHANNELS: in_channels, _OUT_CHANNELS: out_channels}
         for names, value in sizes.items():
             name = self._name(names)
-            if name is None:
-                raise ValueError(
-                    f"{self.cls.__name__} has no argument {names[0]}; only networks with arguments for the "
-                    "dimensions, the channels and the classes can be named"
-                )
+            if name is None:  # a class with other arguments may do anything with those it knows
+                raise ValueError(f"{self.cls.__name__} has no argument {names[0]}, and cannot be named")
             if name in args:
                 raise ValueError(f"{name} follows from the data; leave it out")
             values[name] = value
@@ -76,39 +67,20 @@ class MonaiNetwork:
             values.setdefault("img_size", image_size)
         if "pretrained" in self.parameters:  # some networks have it on by default
             values["pretrained"] = False
-        self._check(values)
+        sized = self.parameters.get("img_size")
+        if sized is not None and sized.default is sized.empty and "img_size" not in values:
+            raise ValueError(f"{self.cls.__name__} needs images of one size: --image-size")
         return values
-
-    def _check(self, values: Mapping[str, Any]) -> None:
-        unknown = [name for name in values if name not in self.parameters]
-        if unknown:
-            raise ValueError(
-                f"{self.cls.__name__} has no argument {unknown[0]}; it takes {', '.join(self.parameters)}"
-            )
-        missing = [
-            name
-            for name, parameter in self.parameters.items()
-            if parameter.default is parameter.empty and name not in values
-        ]
-        if missing:
-            raise ValueError(
-                f"{self.cls.__name__} needs the argument {missing[0]}: "
-                f"--network-args '{{\"{missing[0]}\": ...}}'"
-                + (", or images of one size (--image-size)" if missing[0] == "img_size" else "")
-            )
 
     def _name(self, names: tuple[str, ...]) -> str | None:
         return next((name for name in names if name in self.parameters), None)
 
 
 class ClassifierBuilder:
-    """Builder of a classification network that this package names.
+    """Builder of a classification network by a function or class.
 
-    Args:
-        build: the function or class, called with dimensions, channels, classes and further arguments.
-        cls: the class whose signature lists the arguments; by default `build`.
-        names: the arguments of `build` for channels and classes, if it has other names for them.
-        **defaults: arguments that replace the defaults of `cls`.
+    ``cls`` is the class whose signature lists the arguments, by default ``build``; ``names`` are the other
+    names that ``build`` has for channels and classes; ``defaults`` replace the defaults of ``cls``.
     """
 
     task = "classification"
@@ -130,23 +102,13 @@ def built_in_networks() -> tuple[str, ...]:
 
 
 def supervises(name: str) -> bool:
-    """Return whether a network has heads at several levels of its decoder (`medfedaug.models.supervision`).
-
-    Example:
-        >>> supervises("dynunet"), supervises("basicunet")
-        (True, False)
-    """
+    """Return whether a network has heads at several levels (`medfedaug.models.supervision`)."""
     builder = _NETWORKS.get(name) or (find_builder(name)[0] if "." in name else None)
     return isinstance(builder, MonaiNetwork) and builder.cls in SUPERVISED
 
 
 def network_names() -> tuple[str, ...]:
-    """Return the names that `build_network` knows; names from other packages come last.
-
-    Example:
-        >>> "basicunet" in network_names()
-        True
-    """
+    """Return the names that `build_network` knows; names from other packages come last."""
     return (*built_in_networks(), *plugins.names(plugins.NETWORKS, built_in_networks()))
 
 
@@ -216,8 +178,6 @@ def build_network(
     """
     builder, norm, args = _resolve(name, norm, image_size, args, supervised)
     net = builder(spatial_dims=spatial_dims, in_channels=in_channels, out_channels=out_channels, **args)
-    if not isinstance(net, nn.Module):
-        raise ValueError(f"'{name}' gives {type(net).__name__}, and a torch.nn.Module is needed")
     if norm is not None and not any(isinstance(m, _BatchNorm) for m in net.modules()):
         raise ValueError(f"'{name}' has no batch norm that could be replaced: leave norm out")
     if norm is not None and norm != "batch":
@@ -232,10 +192,7 @@ def network_definition(
 
     The arguments are as for `build_network`. A norm instead of batch norm becomes the network's argument
     in MONAI's terms. The network is the same, unless group norm has fewer than 8 groups in a layer; to be
-    sure, compare outputs.
-
-    Raises:
-        ValueError: when the network is not a class of MONAI, or `build_network` would refuse it.
+    sure, compare outputs. A network that is not a class of MONAI is refused.
 
     Example:
         >>> sizes = {"spatial_dims": 2, "in_channels": 1, "out_channels": 3}
@@ -247,9 +204,7 @@ def network_definition(
     if not isinstance(builder, MonaiNetwork) or not inspect.isclass(builder.cls):
         raise ValueError(f"'{name}' is not a class of MONAI")
     if norm in _MONAI_NORMS:
-        if builder.norm_argument is None:
-            raise ValueError(f"{builder.cls.__name__} of MONAI has no argument for its norm")
-        args[builder.norm_argument] = _MONAI_NORMS[norm]
+        args[builder.norm_argument or "norm"] = _MONAI_NORMS[norm]
     return {"_target_": f"{nets.__name__}.{builder.cls.__name__}", **builder.arguments(**args)}
 
 
@@ -265,8 +220,6 @@ def _resolve(
     if norm is not None and norm not in _NORMS:
         raise ValueError(f"unknown norm '{norm}', known: {', '.join(_NORMS)}")
     if norm is not None and norm_argument:
-        if norm_argument in args:
-            raise ValueError(f"norm and {norm_argument} say the same thing: leave one of them out")
         args = {**args, norm_argument: "batch"}
     check_arguments(args if built_in else {key: args[key] for key in args if key == "pretrained"})
     if supervised:
@@ -281,7 +234,7 @@ def find_builder(name: str) -> tuple[Builder, bool]:
     """Return the builder of a named network, and whether it belongs to this package."""
     plugin = plugins.find(plugins.NETWORKS, name, built_in_networks())
     if plugin is not None:
-        return network_builder(plugin), False
+        return plugin.load(), False
     if name in _NETWORKS:
         return _NETWORKS[name], True
     if "." in name:
@@ -290,14 +243,6 @@ def find_builder(name: str) -> tuple[Builder, bool]:
         f"'{name}' {not_known(name, network_names())}, and MONAI's by class path, for instance "
         "monai.networks.nets.HighResNet"
     )
-
-
-def network_builder(plugin: plugins.Plugin) -> Builder:
-    """Return the function or class by which a package builds a network."""
-    builder: Builder = plugin.load()
-    if not callable(builder):
-        raise ConfigError(f"{plugin.what}: {builder!r} cannot be called to build a network")
-    return builder
 
 
 def _replace_batch_norm(net: nn.Module, norm: str) -> None:

@@ -27,11 +27,7 @@ def rows_of_all(rows: Tensor) -> Tensor:
     Gradients flow back to the process of a row, as with `torch.nn.SyncBatchNorm`: averaged over processes by
     `DistributedDataParallel`, they are the gradients of the mean of all losses.
 
-    Args:
-        rows: (B, N).
-
-    Returns:
-        (sum of all B, N), the same in every process; the values of ``rows`` keep their bits.
+    Rows are (B, N), the result is (sum of all B, N), the same in every process; the values keep their bits.
     """
     return _not_compiled(_gather)(rows)
 

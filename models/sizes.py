@@ -56,17 +56,14 @@ def check_size(net: nn.Module, size: Sequence[int]) -> None:
         Traceback (most recent call last):
         ValueError: images must have sizes that are multiples of 4 x 4, not 32 x 30
     """
-    multiple = size_multiple(net, len(size))
+    multiple, needed = size_multiple(net, len(size)), ""
     if isinstance(net, _STRICT) and any(n % m for n, m in zip(size, multiple, strict=True)):
-        raise ValueError(f"images must have sizes that are multiples of {_by(multiple)}, not {_by(size)}")
+        needed = f"sizes that are multiples of {_by(multiple)}"
     if isinstance(net, UNETR):
-        made_for = _made_for(net)
-        if made_for != tuple(size):
-            raise ValueError(f"images must have the size {_by(made_for)}, not {_by(size)}")
-
-
-def _made_for(net: UNETR) -> tuple[int, ...]:
-    return tuple(n * m for n, m in zip(net.feat_size, net.patch_size, strict=True))
+        made_for = tuple(n * m for n, m in zip(net.feat_size, net.patch_size, strict=True))
+        needed = "" if made_for == tuple(size) else f"the size {_by(made_for)}"
+    if needed:
+        raise ValueError(f"images must have {needed}, not {_by(size)}")
 
 
 def _by(size: Sequence[int]) -> str:

@@ -17,9 +17,6 @@ class StageLayer(nn.Module):
     Attributes:
         stage: name of the stage; empty until the layer is inserted.
         stage_index: position among the inserted layers, counted from 1; 0 for a layer in a network's code.
-
-    Raises:
-        ValueError: when `num_channels` is below 1.
     """
 
     kind: ClassVar[str]
@@ -29,8 +26,6 @@ class StageLayer(nn.Module):
 
     def __init__(self, num_channels: int) -> None:
         super().__init__()
-        if num_channels < 1:
-            raise ValueError(f"num_channels is {num_channels}, expected at least 1")
         self.num_channels = num_channels
         self.stage = ""
         self.stage_index = 0

@@ -175,19 +175,6 @@ def known_stages(net: nn.Module) -> list[Stage] | None:
     return None
 
 
-def find_stage(net: nn.Module, stage: int | str = -1) -> Stage:
-    """Return a stage of a network by its number, counted from 1, or its name; -1 is the last."""
-    stages = known_stages(net)
-    if not stages:
-        raise ValueError(f"the stages of {type(net).__name__} are not known")
-    if stage == -1:
-        return stages[-1]
-    for number, candidate in enumerate(stages, start=1):
-        if stage in (number, candidate.name):
-            return candidate
-    raise ValueError(f"no stage {stage!r}; known: {', '.join(candidate.name for candidate in stages)}")
-
-
 def supported_networks() -> tuple[str, ...]:
     """Names of the network classes whose stages are known."""
     return tuple(cls.__name__ for cls in _STAGES)

@@ -45,6 +45,18 @@ def shared_by_name(net: nn.Module, entries: Mapping[str, Tensor]) -> dict[str, T
     return {key: entries[names[key]] for key in entries}
 
 
+def state_entries(network: nn.Module, types: tuple[type[nn.Module], ...]) -> frozenset[str]:
+    """Return the state-dict keys of modules of some types.
+
+    A word in the key does not tell the type: ``"bn" in key`` misses ``downsample.1.weight``.
+    """
+    owned: set[str] = set()
+    for prefix, module in network.named_modules():
+        if isinstance(module, types):
+            owned.update(f"{prefix}.{key}" if prefix else key for key in module.state_dict())
+    return frozenset(owned)
+
+
 def trained_entries(net: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trainable parameters of a network that are entries of its state dict, by name."""
     entries = net.state_dict().keys()

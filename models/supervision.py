@@ -43,9 +43,8 @@ def supervision_arguments(network: Any, args: Mapping[str, Any]) -> dict[str, An
 def network_heads(net: nn.Module, output: Any) -> list[Tensor]:
     """Return the heads in the output of a network, (B, K, *spatial) each, the finest first.
 
-    Args:
-        output: a tensor; a list or tuple of tensors, finest first (BasicUNetPlusPlus: finest last); or the
-            stack of DynUNet in training, (B, heads, K, *spatial).
+    The output is a tensor; a list or tuple of tensors, finest first (BasicUNetPlusPlus: finest last); or the
+    stack of DynUNet in training, (B, heads, K, *spatial).
     """
     if isinstance(output, Tensor):
         stacked = isinstance(net, DynUNet) and net.training and net.deep_supervision

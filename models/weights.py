@@ -1,5 +1,6 @@
-"""Pre-trained weights: read a state dict and find the entries that fit a network."""
+"""Files of tensors, and pre-trained weights: the entries of a state dict that fit a network."""
 
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor
 
 from medfedaug.errors import ConfigError, first_line
-from medfedaug.models.tensor_files import load_tensors
 
 # Keys under which training scripts save a state dict.
 _WITHIN = ("state_dict", "model_state_dict", "model", "network", "net")
@@ -39,27 +39,40 @@ class Fit:
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """Return the tensors of a state dict in a file, without executing anything in it.
 
-    Args:
-        path: a file of ``torch.save(net.state_dict(), path)`` or safetensors; a checkpoint may have the state
-            dict under one of the usual keys.
+    The file is of ``torch.save(net.state_dict(), path)`` or safetensors; a checkpoint may have the state dict
+    under one of the usual keys.
     """
     path = Path(path)
     try:
-        if path.suffix == ".safetensors":
-            return safetensors.torch.load_file(path)
-        content = load_tensors(path)
+        content = safetensors.torch.load_file(path) if path.suffix == ".safetensors" else load_tensors(path)
+        for name in _WITHIN:
+            content = content[name] if isinstance(content.get(name), Mapping) else content
+        tensors = {str(name): value.detach() for name, value in content.items() if _is_dense(value)}
+        if not tensors:
+            raise ValueError("no tensors by name")
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
     except Exception as error:  # a damaged file fails anywhere between zip and pickle
         raise ConfigError(f"{path}: not a state dict ({first_line(error)}). {_REMEDY}") from error
-    for name in _WITHIN:
-        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
-            content = content[name]
-    entries = content.items() if isinstance(content, Mapping) else ()
-    tensors = {str(name): value.detach() for name, value in entries if _is_dense(value)}
-    if not tensors:
-        raise ConfigError(f"{path}: not a state dict (no tensors by name). {_REMEDY}")
     return tensors
+
+
+def load_tensors(path: Path) -> Any:
+    """Load a file of `torch.save` on the CPU.
+
+    PyTorch does not verify the checksums of a file's parts: a flipped bit would change a weight.
+
+    Raises:
+        OSError: when the file cannot be read.
+        ValueError: when a part differs from its checksum.
+        Exception: of any kind, for a damaged file.
+    """
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"damaged: {damaged} differs from its checksum")
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _is_dense(value: Any) -> bool:

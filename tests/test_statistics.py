@@ -9,7 +9,7 @@ import pytest
 import torch
 from monai.data import MetaTensor
 
-from medfedaug.data.preparation.resizing import resize_in_plane
+from medfedaug.data.preparation.preparation import resize_in_plane
 from medfedaug.statistics import (
     ChannelStatistics,
     channel_statistics,
@@ -72,9 +72,6 @@ def test_tensors_and_metatensors_are_read_and_left_alone():
         ([np.array([[np.inf, -np.inf]])], "image 0 has voxels that are not finite"),
         ([np.ones(4)], r"image 0: expected shape \(C, \*spatial\), got \[4\]"),
         ([np.ones((1, 0))], r"image 0: expected shape \(C, \*spatial\), got \[1, 0\]"),
-        ([np.ones((1, 4), dtype=complex)], "image 0 has dtype complex128"),
-        ([torch.ones((1, 4), dtype=torch.complex64)], "image 0 has dtype torch.complex64"),
-        ([np.array([["a"]])], "image 0 has dtype"),
     ],
 )
 def test_impossible_images(images, message):
@@ -143,11 +140,9 @@ def test_anything_array_like(mean):
 @pytest.mark.parametrize(
     ("mean", "std", "message"),
     [
-        ([1.0], [1.0, 2.0], "1 and 2"),
-        ([[1.0]], [[1.0]], r"mean of shape \(C,\)"),
-        ([], [], r"mean of shape \(C,\)"),
-        ("ab", [1.0], "mean is not a sequence of numbers"),
-        ([1.0], None, "std"),
+        ([1.0], [1.0, 2.0], r"one shape \(C,\), got \[1\] and \[2\]"),
+        ([[1.0]], [[1.0]], r"one shape \(C,\)"),
+        ([], [], r"one shape \(C,\)"),
     ],
 )
 def test_impossible_shapes(mean, std, message):
@@ -167,9 +162,6 @@ def test_impossible_shapes(mean, std, message):
         ({"std": [np.inf, 1.0]}, "deviation of channel 0 is inf"),
         ({"std": [1e-300, 1.0]}, "deviation of channel 0 is 1e-300"),
         ({"count": 0}, "count is 0"),
-        ({"count": -3}, "count is -3"),
-        ({"count": 1.5}, "count is 1.5"),
-        ({"count": True}, "count is True"),
     ],
 )
 def test_validation_names_site_and_channel(values, message):
@@ -201,9 +193,6 @@ def test_round_trip_is_exact(tmp_path):
     ("sites", "message"),
     [
         ({}, "no site"),
-        ({"": ChannelStatistics([0.0], [1.0], 1)}, "name of a site"),
-        ({"A": PAIR}, "site 'A': expected ChannelStatistics"),
-        ({"A": ChannelStatistics([0.0], [0.0], 1)}, "site 'A': standard deviation"),
         (
             {"A": ChannelStatistics([0.0], [1.0], 1), "B": ChannelStatistics([0.0] * 3, [1.0] * 3, 1)},
             "site 'B' has 3 channels, site 'A' has 1",
@@ -228,22 +217,21 @@ def file_with(sites, **other):
         ("[1, 2]", "not a statistics file"),
         ("[" * 100_000, ""),
         (file_with({"DU": PAIR}, format="other"), "not a statistics file"),
-        (file_with({"DU": PAIR}, version=2), "version is 2, this release reads 1"),
-        (file_with({"DU": PAIR}, version=True), "version is True"),
-        (file_with([PAIR]), '"sites" to be a mapping'),
+        (file_with({"DU": PAIR}, version=2), "not a statistics file of this release"),
+        (file_with([PAIR]), "sites is .* expected an object"),
         (file_with({}), "no site"),
-        (file_with({"DU": [[0.5], [0.25]]}), "site 'DU': expected a mapping"),
-        (file_with({"DU": {"mean": [0.5], "std": [0.25]}}), "site 'DU': expected the keys"),
-        (file_with({"DU": {**PAIR, "mean": 0.5}}), "site 'DU': expected mean of shape"),
-        (file_with({"DU": {**PAIR, "mean": [None]}}), "site 'DU': mean is not a sequence of numbers"),
-        (file_with({"DU": {**PAIR, "mean": [10**400]}}), "site 'DU': mean is not a sequence of numbers"),
-        (file_with({"DU": {**PAIR, "mean": [0.5, 0.5]}}), "site 'DU': .*2 and 1"),
-        (file_with({"DU": {**PAIR, "std": [-0.1]}}), "site 'DU': standard deviation of channel 0 is -0.1"),
+        (file_with({"DU": [[0.5], [0.25]]}), "sites.DU is .* expected an object"),
+        (file_with({"DU": {"mean": [0.5], "std": [0.25]}}), "sites.DU is .* expected an object with count"),
+        (file_with({"DU": {**PAIR, "mean": 0.5}}), "sites.DU.mean is 0.5, expected a list"),
         (
-            file_with({"DU": PAIR}).replace("0.25", "1e400"),
-            "site 'DU': standard deviation of channel 0 is inf",
+            file_with({"DU": {**PAIR, "mean": [None]}}),
+            r"sites.DU.mean\[0\] is None, expected",
         ),
-        (file_with({"DU": {**PAIR, "count": "12"}}), "site 'DU': count is '12'"),
+        (file_with({"DU": {**PAIR, "mean": [10**400]}}), r"sites.DU.mean\[0\] is a huge number"),
+        (file_with({"DU": {**PAIR, "mean": [0.5, 0.5]}}), r"site 'DU': .*\[2\] and \[1\]"),
+        (file_with({"DU": {**PAIR, "std": [-0.1]}}), "site 'DU': standard deviation of channel 0 is -0.1"),
+        (file_with({"DU": PAIR}).replace("0.25", "1e400"), r"sites.DU.std\[0\] is inf"),
+        (file_with({"DU": {**PAIR, "count": "12"}}), "sites.DU.count is '12'"),
         (
             file_with({"DU": PAIR, "CU": {"mean": [0, 0], "std": [1, 1], "count": 1}}),
             "site 'CU' has 2 channels",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,41 +20,24 @@ from medfedaug.statistics import ChannelStatistics, load_statistics, usable_pair
 
 __all__ = ["FedRDN", "FedRDND", "FedRDNDict", "FedRDNd"]
 
-Statistics = Mapping[str, Any] | Sequence[Any] | str | os.PathLike[str]
+Statistics = Mapping[str, Any] | str | os.PathLike[str]
 
 
 def _site_statistics(statistics: Statistics) -> dict[str, ChannelStatistics]:
     """Return validated statistics by site name, from any accepted form."""
     if isinstance(statistics, (str, os.PathLike)):
         return load_statistics(statistics)
-    if isinstance(statistics, Mapping):
-        entries = {str(site): values for site, values in statistics.items()}
-    elif isinstance(statistics, Sequence):
-        entries = {str(position): values for position, values in enumerate(statistics)}
-    else:
-        raise ValueError(
-            f"statistics: expected a mapping, a sequence or a path, got {type(statistics).__name__}"
-        )
-    if not entries:
-        raise ValueError("statistics: no site")
     result: dict[str, ChannelStatistics] = {}
-    for site, values in entries.items():
+    for site, values in statistics.items():
         if isinstance(values, ChannelStatistics):
             result[site] = values.validate(site)
-        elif isinstance(values, Mapping):
-            # Configurations may leave out the number of images, which is not used here.
-            result[site] = ChannelStatistics.from_dict({"count": 1, **values}, site)
-        elif isinstance(values, Sequence) and len(values) == 2:
-            pair = {"mean": values[0], "std": values[1], "count": 1}
-            result[site] = ChannelStatistics.from_dict(pair, site)
-        else:
-            raise ValueError(f"site '{site}': expected mean and std, got {values!r}")
-        first = next(iter(result))
-        if result[site].num_channels != result[first].num_channels:
-            raise ValueError(
-                f"site '{site}' has {result[site].num_channels} channels, "
-                f"site '{first}' has {result[first].num_channels}"
-            )
+            continue
+        # Configurations may leave out the number of images, which is not used here.
+        pair = values if isinstance(values, Mapping) else dict(zip(("mean", "std"), values, strict=False))
+        result[site] = ChannelStatistics.from_dict({"count": 1, **pair}, site)
+    channels = {site: values.num_channels for site, values in result.items()}
+    if len({*channels.values()}) > 1:
+        raise ValueError(f"statistics: sites have different numbers of channels: {channels}")
     return result
 
 
@@ -81,8 +64,7 @@ class FedRDN(RandomizableTransform):
 
     Args:
         statistics: the statistics of all sites: a mapping from site to `ChannelStatistics`, to
-            `{"mean": [...], "std": [...], "count": n}` or to a pair `[mean, std]`; or a sequence of any of
-            these, with the site names "0", "1", ...; or the path of a file of
+            `{"mean": [...], "std": [...], "count": n}` or to a pair `[mean, std]`; or the path of a file of
             `medfedaug.statistics.save_statistics`.
         site: use this site's pair instead of a random one.
         average: use the average pair of the sites instead of a random one, in training and at test: the
@@ -118,10 +100,8 @@ class FedRDN(RandomizableTransform):
         self.sites = tuple(by_site)
         self.site = site
         self.average = average
-        if site is not None and average:
-            raise ValueError("site and average exclude each other")
-        if site is not None and site not in by_site:
-            raise ValueError(f"unknown site '{site}', known: {', '.join(self.sites)}")
+        if site is not None and (average or site not in by_site):
+            raise ValueError(f"site '{site}': known are {', '.join(self.sites)}, without average")
         self.dtype = None if dtype is None else get_equivalent_dtype(dtype, torch.Tensor)
         if self.dtype is not None and not self.dtype.is_floating_point:
             raise ValueError(f"dtype is {dtype}, expected a floating point type")

@@ -10,36 +10,21 @@ from medfedaug.analysis.text_table import plain_markdown
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text.
-
-    Args:
-        header: headings of the columns.
-        rows: the cells.
-        words: aligns the cells as words, not as numbers.
-    """
+    """A table of text."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    words: bool = True
 
 
 Block = str | Table
 
 
 @dataclass(frozen=True)
-class Section:
-    """A heading and its blocks."""
-
-    title: str
-    blocks: tuple[Block, ...]
-
-
-@dataclass(frozen=True)
 class Document:
-    """A title, the first paragraph, and sections.
+    """A title, the first paragraph, and sections: each a heading with its blocks.
 
     Example:
-        >>> print(Document("A model", "Of slices.", (Section("Use", ("Research only.",)),)).markdown())
+        >>> print(Document("A model", "Of slices.", [("Use", ("Research only.",))]).markdown())
         # A model
         <BLANKLINE>
         Of slices.
@@ -52,24 +37,24 @@ class Document:
 
     title: str
     lead: str
-    sections: Sequence[Section] = ()
+    sections: Sequence[tuple[str, tuple[Block, ...]]] = ()
 
     def markdown(self) -> str:
         """Return the document as Markdown."""
         parts = [f"# {_escaped(self.title)}", _escaped(self.lead)]
-        for section in self.sections:
-            parts += [f"## {_escaped(section.title)}", *map(_markdown, section.blocks)]
+        for heading, blocks in self.sections:
+            parts += [f"## {_escaped(heading)}", *map(_markdown, blocks)]
         return "\n\n".join(parts) + "\n"
 
     def html(self) -> ET.Element:
         """Return the document as a page, for `medfedaug.analysis.page.write_page`."""
         html, body = page.start_page(self.title)
         page.add(body, "p", self.lead)
-        for section in self.sections:
-            part = page.start_section(body, section.title)
-            for block in section.blocks:
+        for heading, blocks in self.sections:
+            part = page.start_section(body, heading)
+            for block in blocks:
                 if isinstance(block, Table):
-                    page.table(part, block.header, block.rows, words=block.words)
+                    page.table(part, block.header, block.rows, words=True)
                 else:
                     page.add(part, "p", block)
         return html
@@ -78,7 +63,7 @@ class Document:
 def _markdown(block: Block) -> str:
     if isinstance(block, str):
         return _escaped(block)
-    rule = " | ".join(["---", *(["---" if block.words else "---:"] * (len(block.header) - 1))])
+    rule = " | ".join(["---"] * len(block.header))
     header, *rows = (" | ".join(map(_escaped, cells)) for cells in (block.header, *block.rows))
     return "\n".join(f"| {line} |" for line in (header, rule, *rows))
 

@@ -1,7 +1,6 @@
 """The page of a comparison: which method helped whom by how much in short trainings, and the next step."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from shlex import quote
 from statistics import fmean
@@ -10,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from medfedaug.analysis import page
-from medfedaug.analysis.plots import add_legend, colours_by_name, plain_label, tidy
+from medfedaug.analysis.plots import WIDTH, add_legend, colours_by_name, plain_label, tidy
 from medfedaug.analysis.text_table import TextTable, number
 from medfedaug.config.comparison import ALONE, REFERENCE
 from medfedaug.metrics.registry import find_metric
@@ -145,7 +144,7 @@ def write_gain_page(record: Mapping[str, Any], path: Path, sentences: list[str])
             page.add(body, "pre", command)
         if sentence is sentences[0] and record["gains"]:
             caption = "Black: the gain with its 90% interval. In colour: the gain at each site."
-            page.figure(body, partial(gain_picture, record), f"Gains over {REFERENCE} by method", caption)
+            page.figure(body, gain_picture(record), f"Gains over {REFERENCE} by method", caption)
     section = page.start_section(body, f"Gains over {REFERENCE}")
     page.text_table(section, gain_table(record))
     section = page.start_section(body, "Trainings", folded=True)
@@ -166,11 +165,11 @@ def write_gain_page(record: Mapping[str, Any], path: Path, sentences: list[str])
     page.write_page(html, path)
 
 
-def gain_picture(record: Mapping[str, Any], *, width: float = 9.0) -> Figure:
+def gain_picture(record: Mapping[str, Any]) -> Figure:
     """Draw each method's gain with its interval, and its gain at each site."""
     sites = [*record["sites"]] if len(record["sites"]) <= _MOST_SITES else []
     colours = colours_by_name(sites)
-    drawing = Figure(figsize=(width, 1.1 + 0.4 * len(record["gains"])), layout="constrained")
+    drawing = Figure(figsize=(WIDTH, 1.1 + 0.4 * len(record["gains"])), layout="constrained")
     panel = drawing.add_subplot()
     panel.axvline(0, color="0.6", linewidth=1)
     for place, (name, gain) in enumerate(record["gains"].items()):
@@ -184,7 +183,7 @@ def gain_picture(record: Mapping[str, Any], *, width: float = 9.0) -> Figure:
     panel.set_yticks(range(len(record["gains"])), [plain_label(name) for name in record["gains"]])
     panel.set_ylim(len(record["gains"]) - 0.4, -0.4)
     panel.set_xlabel(f"{find_metric(record['metric']).title} over {REFERENCE}, validation", fontsize=10)
-    add_legend(drawing, colours, width)
+    add_legend(drawing, colours)
     return drawing
 
 

@@ -12,6 +12,9 @@ from medfedaug.errors import ConfigError
 from medfedaug.metrics.registry import find_metric
 from medfedaug.runs.run import BASELINE, Run
 
+Groups = Mapping[str, Sequence[Run]]
+"""Runs by label (`group_runs`)."""
+
 # Runs that differ only in these settings are repetitions of one experiment.
 _REPETITION = ("seed", "purpose", *(entry.name for entry in fields(Execution)))
 _REPETITION_OF_DATA = ("fold", "fold_seed")
@@ -27,11 +30,8 @@ def group_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
         The runs of each label, sorted by seed, fold and held-out site.
 
     Raises:
-        ConfigError: without a run, when metrics differ, an experiment is given twice, or several folds of a
-            seed tested the same case of a site.
+        ConfigError: when metrics differ, or an experiment or a test case of a seed is given twice.
     """
-    if not runs:
-        raise ConfigError("no run given")
     first = runs[0]
     for run in runs:
         if run.metric != first.metric:
@@ -77,10 +77,8 @@ def _check_folds(members: Sequence[Run]) -> None:
             for case in run.case_scores.get(site, {}):
                 other = tested.setdefault((run.seed, site, case), run)
                 if other is not run:
-                    raise ConfigError(
-                        f"{other.path} and {run.path} both test case {case} of site {site}: folds test every "
-                        "case once"
-                    )
+                    problem = f"{other.path} and {run.path} both test case {case} of site {site}"
+                    raise ConfigError(f"{problem}: folds test every case once")
 
 
 @dataclass(frozen=True)

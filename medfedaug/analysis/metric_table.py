@@ -19,16 +19,13 @@ class MetricRow:
     """Scores of one method by one metric.
 
     Attributes:
-        title: the name for readers, with the unit.
-        mean: mean over the sites that the runs are about.
-        classes: this mean for each class.
+        mean: mean over the sites that the runs are about; ``classes`` has it for each class.
         worst: the site with the worst score, averaged over the seeds; empty if no site has a score, or no
             seed all folds and sites.
         spread: population standard deviation of the sites' scores, which are averaged over the seeds.
         gap: the highest of these scores minus the lowest.
         missed: classes of a seed's test cases that were not predicted at all; ``None`` if unknown, and for
             metrics that count them with 0.
-        model: owner of the model behind the scores.
     """
 
     label: str
@@ -47,15 +44,8 @@ class MetricRow:
 def metric_table(runs: Sequence[Run]) -> TextTable:
     """Return every metric of the test by method: mean, classes, worst site and disparity between sites.
 
-    Runs that differ only in the seed share a row; folds and sites left out in turn are pooled as in
-    `medfedaug.analysis.score_table.summary_table`. A class has no scores by case, so that over folds its
-    score is the mean of the folds' scores. Comparisons are for one metric at a time, and are not made here.
-
-    Args:
-        runs: finished runs of one metric.
-
-    Raises:
-        ConfigError: as `summary_table`.
+    Rows and their repetitions are those of `medfedaug.analysis.score_table.summary_table`. A class has no
+    scores by case, so that over folds its score is the mean of the folds' scores.
     """
     groups = group_runs(runs)
     _, lacking = whole_seeds(groups)

@@ -6,7 +6,7 @@ import base64
 import io
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,7 +59,7 @@ dt { font-weight: 600 } dd { margin: 0 0 .4rem; color: var(--soft) }
 .answer { font-size: 1.15rem }
 pre { overflow-x: auto; background: var(--band); padding: .6rem; font-size: .8rem; line-height: 1.35 }
 .cases { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(19rem, 100%), 1fr)); gap: 0 1rem }
-img { width: 100%; height: auto; display: block } figure.small img { max-width: 38rem }
+img { width: 100%; height: auto; display: block }
 @media (max-width: 600px) {
   th, td { padding: 5px 7px } th:first-child, td:first-child { max-width: 7.5rem }
   table.words th:first-child, table.words td:first-child { max-width: 10rem }
@@ -74,11 +74,10 @@ img { width: 100%; height: auto; display: block } figure.small img { max-width: 
   th:first-child, td:first-child { max-width: 14rem }
   td.long:not(:first-child), table.words td:last-child { min-width: 6rem }
   h1, h2, h3, tbody tr:first-child { break-after: avoid } tbody tr:last-child { break-before: avoid }
-  tr, figure { break-inside: avoid } figure.small img { max-width: 100% }
+  tr, figure { break-inside: avoid }
 }
 """
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-_WIDE, _NARROW = 9.0, 4.0  # inches; a phone shows the narrow figure at about its size
 
 
 def start_page(title: str) -> tuple[ET.Element, ET.Element]:
@@ -188,27 +187,15 @@ def text_table(section: ET.Element, content: TextTable) -> None:
     details(section, "As CSV", (content.csv(),))
 
 
-def figure(
-    parent: ET.Element,
-    draw: Callable[..., Figure],
-    alt: str,
-    caption: str = "",
-    *,
-    small: bool = False,
-    photo: bool = False,
-) -> None:
-    """Append a figure in two versions, for wide and narrow windows. The browser shows the one that fits.
+def figure(parent: ET.Element, drawing: Figure, alt: str, caption: str = "", *, photo: bool = False) -> None:
+    """Append a figure.
 
     Args:
         alt: description for readers who cannot see the figure.
         photo: draws pixels, which stay dark in every theme.
     """
-    kind = "photo" if photo else "small" if small else ""
-    frame = add(parent, "figure", **({"class": kind} if kind else {}))
-    encode = _jpeg if photo else _svg
-    picture = add(frame, "picture")
-    add(picture, "source", media="(max-width: 600px)", srcset=encode(draw(width=_NARROW)))
-    add(picture, "img", src=encode(draw(width=_WIDE)), alt=alt)
+    frame = add(parent, "figure", **({"class": "photo"} if photo else {}))
+    add(frame, "img", src=(_jpeg if photo else _svg)(drawing), alt=alt)
     if caption:
         add(frame, "figcaption", caption)
 
@@ -231,36 +218,19 @@ def definitions(parent: ET.Element, summary: str, entries: Mapping[str, str]) ->
         add(items, "dd", meaning)
 
 
-def _lay_out(drawing: Figure, dots: float) -> None:
-    """Lay out once, at a resolution in dots per inch; `savefig` draws everything twice for the layout."""
-    drawing.dpi, layout = dots, drawing.get_layout_engine()
-    if layout is not None:
-        layout.execute(drawing)
-        drawing.set_layout_engine("none")
-
-
 def _svg(drawing: Figure) -> str:
     import matplotlib  # not for a page without figures
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     stream = io.BytesIO()
-    for patch in (drawing.patch, *(axes.patch for axes in drawing.axes)):
-        patch.set(facecolor="none", edgecolor="none")
-    canvas = FigureCanvasSVG(drawing)
-    _lay_out(drawing, canvas.fixed_dpi)
     # The same runs give the same page: without a date, and with names from a fixed salt.
     with matplotlib.rc_context({"svg.hashsalt": "medfedaug"}):
-        canvas.print_svg(stream, metadata={"Date": None, "Creator": None})
+        metadata = {"Date": None, "Creator": None}
+        drawing.savefig(stream, format="svg", transparent=True, metadata=metadata)
     return "data:image/svg+xml;base64," + base64.b64encode(stream.getvalue()).decode()
 
 
 def _jpeg(drawing: Figure) -> str:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
     stream = io.BytesIO()
-    # About 640 pixels for a phone and 1000 for a desktop. Without subsampling, outlines keep their colour.
-    dots = 160 if drawing.get_figwidth() < 5 else 110
-    canvas = FigureCanvasAgg(drawing)
-    _lay_out(drawing, dots)
-    canvas.print_jpg(stream, pil_kwargs={"quality": 80, "subsampling": 0, "dpi": (dots, dots)})
+    # About 1000 pixels wide. Without subsampling, outlines keep their colour.
+    drawing.savefig(stream, format="jpeg", dpi=110, pil_kwargs={"quality": 80, "subsampling": 0})
     return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode()

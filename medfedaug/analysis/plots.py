@@ -23,10 +23,11 @@ _DASHES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
 _Style = tuple[str, Literal["-", "--", "-.", ":"]]
 _MOST_SITES = 12
 _FEWEST = 3  # patients of an interval; that of two is nearly always the whole axis
-_PANEL_WIDTH, _PANEL_HEIGHT = 3.0, 2.2  # inches
+WIDTH = 9.0  # inches, of every figure
+_COLUMNS, _PANEL_HEIGHT = 3, 2.2
 
 
-def learning_curves(runs: Sequence[Run], *, width: float = 9.0) -> Figure:
+def learning_curves(runs: Sequence[Run]) -> Figure:
     """Draw the score by round: one panel per training site and one for their mean, one line per method.
 
     With more than a dozen sites, only the mean is drawn. Several seeds of a method are drawn as their mean,
@@ -34,26 +35,24 @@ def learning_curves(runs: Sequence[Run], *, width: float = 9.0) -> Figure:
 
     Args:
         runs: finished runs of one metric.
-        width: width of the figure in inches; panels wrap to fit.
     """
     groups = group_runs(runs)
     sites = sorted({site for run in runs for site in run.sites})
     sites = sites if len(sites) <= _MOST_SITES else []
-    figure, panels = _panels([*sites, "mean of sites"], width)
+    figure, panels = _panels([*sites, "mean of sites"], alike=True)
     for site, panel in zip([*sites, None], panels, strict=True):
         for members, style in zip(groups.values(), _styles(), strict=False):
             trained = [run for run in members if site is None or site in run.sites]
             mean = _line_with_band(panel, [_by_round(run, run.validation(site)) for run in trained], style)
             selected = sorted({run.selected_round for run in trained} & mean.keys())
             panel.plot(selected, [mean[r] for r in selected], "o", color=style[0], markersize=4.5)
-    _same_limits(panels)
     figure.supylabel(f"{find_metric(runs[0].chosen_by).title}, validation", fontsize=10)
     dot = Line2D([], [], linestyle="none", marker="o", markersize=4.5, color="0.5", label="selected round")
-    _legend(figure, groups, width, dot)
+    _legend(figure, groups, dot)
     return figure
 
 
-def site_scores(groups: Mapping[str, Sequence[Run]], *, width: float = 9.0) -> Figure:
+def site_scores(groups: Mapping[str, Sequence[Run]]) -> Figure:
     """Draw the test score of each method at each site, with its 95% interval over the patients.
 
     A case counts with the mean of its scores over seeds and folds; the interval is Student's
@@ -61,12 +60,11 @@ def site_scores(groups: Mapping[str, Sequence[Run]], *, width: float = 9.0) -> F
 
     Args:
         groups: runs by method, at most a dozen sites in all.
-        width: width of the figure in inches.
     """
     metric = find_metric(next(iter(groups.values()))[0].metric)
     sites = sorted({site for members in groups.values() for run in members for site in run.sites})
     step = min(0.18, 0.7 / len(groups))
-    figure = Figure(figsize=(width, 1.0 + len(sites) * max(0.32, 0.16 * len(groups))), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 1.0 + len(sites) * max(0.32, 0.16 * len(groups))), layout="constrained")
     panel = figure.add_subplot()
     for index, (members, (colour, _)) in enumerate(zip(groups.values(), _styles(), strict=False)):
         places = [place + (index - (len(groups) - 1) / 2) * step for place in range(len(sites))]
@@ -90,28 +88,24 @@ def site_scores(groups: Mapping[str, Sequence[Run]], *, width: float = 9.0) -> F
         low, high = panel.get_xlim()
         panel.set_xlim(max(low, 0.0), min(high, metric.largest))
     panel.set_xlabel(f"{metric.title}, test cases", fontsize=10)
-    _legend(figure, groups, width)
+    _legend(figure, groups)
     return figure
 
 
-def gamma_by_layer(run: Run, *, width: float = 9.0) -> Figure:
+def gamma_by_layer(run: Run) -> Figure:
     """Draw the range of γ over the channels by round, one panel per layer.
 
     γ scales the noise on a channel's statistics by the sites' disagreement on this channel (FedFA+, Eq. 7). A
     band without height means one γ for all channels, so that sites exchange no information. A run without γ
     gives a figure with a note.
-
-    Args:
-        run: a finished run.
-        width: width of the figure, inches; panels wrap to fit.
     """
     gamma = run.gamma()
     if not gamma:
-        figure = Figure(figsize=(width, 1.2))
+        figure = Figure(figsize=(WIDTH, 1.2))
         text = f"{run.label}: no method exchanges\nfeature statistics, hence no γ"
         figure.text(0.5, 0.5, text, ha="center", va="center", fontsize=10, parse_math=False)
         return figure
-    figure, panels = _panels(list(gamma), width)
+    figure, panels = _panels(list(gamma))
     names = {"gamma_mean": "γ of the means", "gamma_std": "γ of the standard deviations"}
     handles: dict[str, Line2D] = {}
     for panel, spans in zip(panels, gamma.values(), strict=True):
@@ -129,25 +123,20 @@ def gamma_by_layer(run: Run, *, width: float = 9.0) -> Figure:
     return figure
 
 
-def _panels(titles: Sequence[str], width: float) -> tuple[Figure, list[Axes]]:
-    narrow = width < 5  # a phone: two small panels in a row show more than one large panel
-    columns = min(len(titles), 2 if narrow else int(width / _PANEL_WIDTH))
-    rows = math.ceil(len(titles) / columns)
+def _panels(titles: Sequence[str], *, alike: bool = False) -> tuple[Figure, list[Axes]]:
+    """Make a panel for each title; ``alike`` gives them one vertical axis, so that sites can be compared."""
+    rows = math.ceil(len(titles) / _COLUMNS)
     columns = math.ceil(len(titles) / rows)  # no panel has a row for itself if another division fits
-    height = 1.8 if narrow else _PANEL_HEIGHT
-    figure = Figure(figsize=(width, rows * height + 0.5), layout="constrained")
-    panels = [figure.add_subplot(rows, columns, index + 1) for index in range(len(titles))]
-    for panel, title in zip(panels, titles, strict=True):
-        # Without given places of titles and labels, Matplotlib measures all ticks, also for empty labels.
-        panel.set_title(title, fontsize=10, parse_math=False, y=1.0)
-        panel.yaxis.set_label_coords(0, 0.5)
+    figure = Figure(figsize=(WIDTH, rows * _PANEL_HEIGHT + 0.5), layout="constrained")
+    panels = figure.subplots(rows, columns, sharey=alike, squeeze=False).ravel().tolist()
+    for panel in panels[len(titles) :]:
+        panel.remove()
+    for panel, title in zip(panels, titles, strict=False):
+        panel.set_title(title, fontsize=10, parse_math=False)
         tidy(panel)
         panel.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
-    for panel in panels[:-columns]:
-        panel.xaxis.set_label_coords(0.5, 0)
-    for panel in panels[-columns:]:  # the lowest panel of each column
-        panel.set_xlabel("round", fontsize=9)
-    return figure, panels
+    figure.supxlabel("round", fontsize=9)
+    return figure, panels[: len(titles)]
 
 
 def tidy(panel: Axes) -> None:
@@ -196,11 +185,10 @@ def plain_label(name: str) -> str:
     return name.replace("$", r"\$")
 
 
-def add_legend(figure: Figure, colours: Mapping[str, Any], width: float) -> None:
+def add_legend(figure: Figure, colours: Mapping[str, Any]) -> None:
     """Name the colours below a figure."""
     handles = [Line2D([], [], color=c, linewidth=3, label=plain_label(name)) for name, c in colours.items()]
-    columns = 3 if width < 5 else 6
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+    figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False, fontsize=9)
 
 
 def byte_unit(largest: float) -> tuple[float, str]:
@@ -209,17 +197,6 @@ def byte_unit(largest: float) -> tuple[float, str]:
         if largest >= size:
             return size, name
     return 1.0, "bytes"
-
-
-def _same_limits(panels: Sequence[Axes]) -> None:
-    # So that sites can be compared across panels.
-    limits = [panel.get_ylim() for panel in panels if panel.lines]
-    if limits:
-        low, high = min(low for low, _ in limits), max(high for _, high in limits)
-        if min(panel.dataLim.y0 for panel in panels if panel.lines) >= 0:
-            low = max(low, -0.02 * high)  # no room for impossible scores
-        for panel in panels:
-            panel.set_ylim(low, high)
 
 
 def _repetitions(members: Sequence[Run]) -> str:
@@ -231,20 +208,13 @@ def _repetitions(members: Sequence[Run]) -> str:
     return " × ".join(f"{len(values)} {name}" for name, values in parts if len(values) > 1)
 
 
-def legend_columns(labels: Sequence[str], width: float) -> int:
-    """Return the number of columns of a legend that is no wider than its figure.
-
-    Matplotlib cannot wrap a legend. A character of 9 points is about 0.075 inches wide.
-    """
-    return max(1, min(len(labels), int(width / (0.6 + 0.075 * max(map(len, labels))))))
-
-
-def _legend(figure: Figure, groups: Mapping[str, Sequence[Run]], width: float, *more: Line2D) -> None:
+def _legend(figure: Figure, groups: Mapping[str, Sequence[Run]], *more: Line2D) -> None:
     handles = []
     for (label, members), (colour, dashes) in zip(groups.items(), _styles(), strict=False):
         text = plain_label(label) + (f" ({_repetitions(members)})" if len(members) > 1 else "")
         handles.append(Line2D([], [], color=colour, linestyle=dashes, linewidth=1.6, label=text))
-    columns = legend_columns([str(handle.get_label()) for handle in (*handles, *more)], width)
-    figure.legend(
-        handles=[*handles, *more], loc="outside lower center", ncols=columns, frameon=False, fontsize=9
-    )
+    handles += more
+    # Matplotlib cannot wrap a legend. A character of 9 points is about 0.075 inches wide.
+    longest = max(len(str(handle.get_label())) for handle in handles)
+    columns = max(1, min(len(handles), int(WIDTH / (0.6 + 0.075 * longest))))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)

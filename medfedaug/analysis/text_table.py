@@ -1,4 +1,4 @@
-"""`TextTable`: one table as Markdown, CSV, LaTeX or on the terminal."""
+"""`TextTable`: one table as Markdown, CSV or on the terminal."""
 
 import csv
 import io
@@ -26,8 +26,6 @@ class TextTable:
         body: the cells as text.
         records: the rows in full precision, with the columns of `csv`; a missing value is ``None``.
         notes: notes that a reader needs, of one or two sentences each.
-        reduced: reduction of all rows against the full experiment, if any. It is part of the table itself,
-            since notes are lost when a table is copied.
         optional: headings of columns that a narrow terminal leaves out.
         rows: what the lines show, for sentences about them.
     """
@@ -36,15 +34,12 @@ class TextTable:
     body: Sequence[Sequence[str]]
     records: Sequence[Mapping[str, Any]]
     notes: tuple[str, ...] = ()
-    reduced: str = ""
     optional: frozenset[str] = frozenset()
     rows: tuple[Any, ...] = ()
 
     def cells(self) -> list[list[str]]:
         """Return heading and rows as printable text: names come from sites."""
-        first, *rest = self.header
-        first += f" (REDUCED: {self.reduced})" if self.reduced else ""
-        return [[printable(cell) for cell in line] for line in ([first, *rest], *self.body)]
+        return [[printable(cell) for cell in line] for line in (self.header, *self.body)]
 
     def markdown(self) -> str:
         """Return a Markdown table with its notes."""
@@ -55,41 +50,18 @@ class TextTable:
 
     def csv(self) -> str:
         """Return CSV in full precision, with every number in its own column and missing values empty."""
-        reduced = {"reduced": self.reduced} if self.reduced else {}
-        records = [printable_values({**record, **reduced}) for record in self.records]
+        records = [printable_values(record) for record in self.records]
         stream = io.StringIO()
         writer = csv.DictWriter(stream, list(records[0]) if records else [], lineterminator="\n")
         writer.writeheader()
         writer.writerows(records)
         return stream.getvalue()
 
-    def latex(self) -> str:
-        """Return a ``tabular`` for the ``booktabs`` package."""
-
-        def line(cells: Sequence[str]) -> str:
-            return "  " + " & ".join(_latex(cell) for cell in cells) + r" \\"
-
-        columns = "l" + "r" * (len(self.header) - 1)
-        heading, *body = self.cells()
-        return "\n".join(
-            [
-                *(f"% {printable(note)}" for note in self.notes),
-                rf"\begin{{tabular}}{{{columns}}}",
-                r"  \toprule",
-                line(heading),
-                r"  \midrule",
-                *(line(cells) for cells in body),
-                r"  \bottomrule",
-                r"\end{tabular}",
-                "",
-            ]
-        )
-
     def save(self, stem: str | Path) -> None:
-        """Write ``stem.md``, ``stem.csv`` and ``stem.tex``; create the folder if it is missing."""
+        """Write ``stem.md`` and ``stem.csv``; create the folder if it is missing."""
         stem = Path(stem)
         stem.parent.mkdir(parents=True, exist_ok=True)
-        for suffix, text in ((".md", self.markdown()), (".csv", self.csv()), (".tex", self.latex())):
+        for suffix, text in ((".md", self.markdown()), (".csv", self.csv())):
             stem.with_name(stem.name + suffix).write_text(text, encoding="utf-8")
 
     def rich(self, without: Collection[str] = (), room: int = 0) -> RichTable:
@@ -157,22 +129,3 @@ def _widths(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
 def _markdown(text: str) -> str:
     # Escapes what breaks a table; brackets of intervals and underscores of names stay readable.
     return plain_markdown(text, "\\|<`").replace("](", "]\\(").replace("][", "]\\[")
-
-
-def _latex(text: str) -> str:
-    escapes = {
-        **{c: f"\\{c}" for c in "&%$#_{}"},
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "±": r"$\pm$",
-        "×": r"$\times$",
-        "Δ": r"$\Delta$",
-        "<": r"$<$",
-        ">": r"$>$",
-        "–": "--",
-        "†": r"$\dagger$",
-        "‡": r"$\ddagger$",
-        "\n": " ",
-    }
-    return "".join(escapes.get(character, character) for character in text)

@@ -1,5 +1,7 @@
 """The application that the commands join, and its entry point."""
 
+import atexit
+import gc
 import signal
 import sys
 import threading
@@ -16,7 +18,7 @@ from typer import Option
 from medfedaug._version import __version__
 from medfedaug.cli.console import say
 from medfedaug.errors import MedFedAugError, warnings_to
-from medfedaug.utils.printable import log_printable, printable_lines
+from medfedaug.utils.printable import printable_lines
 
 app = typer.Typer(
     name="medfedaug",
@@ -29,8 +31,8 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command; print errors that a user can fix as one line, with exit code 2."""
-    log_printable()
     sys.excepthook = _show_traceback
+    atexit.register(_end_quickly)
     try:
         with warnings_to(_show_warning), _ends_on_signals():
             _command()()
@@ -42,6 +44,12 @@ def main() -> None:
             raise
         say(f"medfedaug: {error.filename}: {error.strerror}", "red", err=True)
         raise SystemExit(2) from error
+
+
+def _end_quickly() -> None:
+    """Leave all memory to the system: Python would look for garbage for over a second when it ends."""
+    if "triton" not in sys.modules:  # it would report its objects as leaks
+        gc.freeze()
 
 
 @cache

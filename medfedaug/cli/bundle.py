@@ -17,11 +17,10 @@ def bundle(
     statistics: Annotated[Path | None, Option(help="Statistics of the place of use.")] = None,
     state: State = None,
     site_names: SiteNames = False,
-    license_: Annotated[Path | None, Option("--license", help="Text with the terms of use.")] = None,
 ) -> None:
     """Write the model as a MONAI Bundle, which runs with MONAI alone and gives the same label maps."""
     from medfedaug.analysis.model_card import write_model_card
-    from medfedaug.runs.bundle import write_bundle
+    from medfedaug.runs.bundle.export import write_bundle
     from medfedaug.runs.finished_run import FinishedRun
     from medfedaug.runs.input_statistics import Origin
 
@@ -32,7 +31,7 @@ def bundle(
         write_model_card(opened, folder, site_names=site_names)
 
     with err_console.status("comparing with MONAI's network"):
-        write_bundle(opened, out, origin, card=write_card, licence_file=license_)
+        write_bundle(opened, out, origin, card=write_card)
     config, meta = (quote(f"{out}/configs/{name}.json") for name in ("inference", "metadata"))
     call = f"python -m monai.bundle run --bundle_root {quote(str(out))} --config_file {config}"
     say(f"{out}: run it with")

@@ -3,8 +3,10 @@
 All output to a terminal goes through these: texts from outside hold no character that steers it.
 """
 
+import gc
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -26,12 +28,7 @@ class _Console(Console):
 
     def status(self, status: RenderableType, **options: Any) -> Status:
         """Show a spinner with a text, which has no markup."""
-        return _Status(_printable(status), console=self, **options)
-
-
-class _Status(Status):
-    def update(self, status: RenderableType | None = None, **options: Any) -> None:
-        super().update(None if status is None else _printable(status), **options)
+        return super().status(_printable(status), **options)
 
 
 class Table(RichTable):
@@ -58,6 +55,17 @@ def _printable(cell: Any) -> Any:
 
 # Names of sites, files and classes may have brackets, which Rich would read as markup.
 out_console, err_console = (_Console(stderr=err, markup=False, highlight=False) for err in (False, True))
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Show that a command imports its packages, and collect no garbage: they make almost none."""
+    gc.disable()
+    try:
+        with err_console.status("starting"):
+            yield
+    finally:
+        gc.enable()
 
 
 def say(text: str, style: str | None = None, *, err: bool = False) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from medfedaug.cli.catalogue import describe_method
-from medfedaug.cli.console import Table, err_console, out_console, say
+from medfedaug.cli.console import Table, err_console, out_console, say, starting
 from medfedaug.cli.options import JsonFile
 from medfedaug.cli.progress import RoundProgress
 from medfedaug.errors import ConfigError
@@ -48,7 +48,7 @@ def demo(
     """Show in two minutes the harm of one odd scanner to a federation, and the effect of a remedy."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an empty folder; give a new one with --out")
-    with err_console.status("starting"):
+    with starting():
         from medfedaug.analysis import write_report
         from medfedaug.data.phantom import make_phantom
         from medfedaug.data.sites import find_sites

@@ -1,18 +1,13 @@
 """``simulate --loop FILE --check``: one batch of a custom training loop, without NVFlare."""
 
-import runpy
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from queue import Queue
 
 from torch import Tensor
 
 from medfedaug.cli.console import Table, out_console, say
-from medfedaug.client import script_at
 from medfedaug.config.run import Execution, RunConfig
-from medfedaug.config.training_scripts import find_loop, loop_reference
+from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.in_process import SitesInProcess
@@ -23,10 +18,11 @@ from medfedaug.federation.site.guard import Guard, Privacy
 from medfedaug.federation.site.local_training import LocalRound
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.script_components import ScriptComponents
-from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, ScriptSession
+from medfedaug.federation.site.script_training import CustomLoop, LoopTraining
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.base import overridden
+from medfedaug.nvflare_jobs.job.loop import ScriptDone, ScriptLoop
 from medfedaug.simulate import Simulation
 
 
@@ -46,10 +42,12 @@ def check_loop(simulation: Simulation) -> None:
     folder = next((s for s in simulation.sites if s.trains and s.name not in config.holdout), None)
     if folder is None:
         raise ConfigError("--check needs a site that trains")
-    loop = _ScriptInProcess(script or find_loop(reference, Path()))
+    loop = _OneStepLoop(reference)
+    if script is not None:
+        loop.folder = script.parent
     reason = _one_round(loop, config, folder, simulation.device)
     if loop.training is not None:
-        table = Table("call", "use", title=f"{loop.script.name}, one batch at {folder.name}")
+        table = Table("call", "use", title=f"{simulation.loop}, one batch at {folder.name}")
         for call, use in _calls(loop.training).items():
             table.add_row(call, use)
         out_console.print(table)
@@ -58,17 +56,12 @@ def check_loop(simulation: Simulation) -> None:
     say("the loop is connected: the server takes its update")
 
 
-class _Done(BaseException):
-    """Ends a script after its first step; no `Exception`, which the script could catch."""
-
-
 class _OneStep(LoopTraining):
     """Ends the script after its first step."""
 
     def __init__(self, model: SiteModel, loop: CustomLoop, script: ScriptComponents) -> None:
         super().__init__(model, loop, script.criterion)
-        self.script = script
-        self.passed = False
+        self.script, self.passed = script, False
 
     def loss_terms(self, batch: object, output: Tensor) -> Tensor:
         """Note the call."""
@@ -78,7 +71,7 @@ class _OneStep(LoopTraining):
     def step(self, loss: Tensor | None = None) -> None:
         """End the script."""
         super().step(loss)
-        raise _Done
+        raise ScriptDone
 
 
 class _Guard(Guard):
@@ -86,7 +79,7 @@ class _Guard(Guard):
 
     def training(self, model: SiteModel, script: ScriptComponents, loop: CustomLoop | None) -> _OneStep:
         """Return the training, which the loop keeps."""
-        assert isinstance(loop, _ScriptInProcess)
+        assert isinstance(loop, _OneStepLoop)
         loop.training = _OneStep(model, loop, script)
         return loop.training
 
@@ -99,67 +92,22 @@ class _OneStepSite(Privacy):
         return _Guard()
 
 
-class _ScriptInProcess(CustomLoop):
-    """A script in a thread of this process, which ends after its first step.
+class _OneStepLoop(ScriptLoop):
+    """A script that ends after its first step.
 
     Attributes:
         training: the methods' part, after `medfedaug.client.join`.
     """
 
-    def __init__(self, script: Path) -> None:
-        self.script = script
-        self.training: _OneStep | None = None
-        self._error: BaseException | None = None
-        self._rounds: Queue[LocalRound | None] = Queue()
-        self._idle = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self, session: ScriptSession) -> None:
-        """Run the script until it waits for its first round."""
-        self._thread = threading.Thread(target=self._run, args=(session,), daemon=True)
-        self._thread.start()
-        self._idle.wait()
-        if session.error is not None:
-            raise session.error
-        self._check_alive("before its first round; it has to call medfedaug.client.join and iterate over it")
+    training: _OneStep | None = None
 
     def train(self, round_: LocalRound) -> None:
         """Let the script train until its first step, or without one to the end of the round."""
-        self._idle.clear()
-        self._rounds.put(round_)
-        self._idle.wait()
-        if self.training is None or not self.training.steps:
-            self._check_alive(f"before round {round_.number} was over")
-
-    def close(self) -> None:
-        """End a script that waits for a round."""
-        if self._thread is not None:
-            self._rounds.put(None)
-            self._thread.join(timeout=10)
-
-    def _wait(self) -> LocalRound | None:
-        self._idle.set()
-        return self._rounds.get()
-
-    def _run(self, session: ScriptSession) -> None:
         try:
-            with script_at(session, self._wait):
-                runpy.run_path(str(self.script), run_name="__main__")
-        except _Done:
-            pass
-        except BaseException as error:  # SystemExit of a script, too
-            self._error = error
-        finally:
-            self._thread = None
-            self._idle.set()
-
-    def _check_alive(self, when: str) -> None:
-        if self._thread is not None:
-            return
-        if isinstance(self._error, MedFedAugError):
-            raise self._error
-        reason = f" ({type(self._error).__name__}: {self._error})" if self._error is not None else ""
-        raise MedFedAugError(f"the script {self.script.name} ended {when}{reason}") from self._error
+            super().train(round_)
+        except MedFedAugError:
+            if self.training is None or not self.training.steps:
+                raise
 
 
 class _OneRound(SitesInProcess):
@@ -187,10 +135,10 @@ class _OneRound(SitesInProcess):
 
     def round_done(self, server: FederationServer) -> None:
         """End the federation."""
-        raise _Done
+        raise ScriptDone
 
 
-def _one_round(loop: _ScriptInProcess, config: RunConfig, folder: SiteFolder, device: str) -> str:
+def _one_round(loop: _OneStepLoop, config: RunConfig, folder: SiteFolder, device: str) -> str:
     """Run a federation to the end of its first round; return the reason of a failure."""
     trainer = SiteTrainer(config, folder, device, privacy=_OneStepSite())
     trainer.loop = loop
@@ -200,13 +148,13 @@ def _one_round(loop: _ScriptInProcess, config: RunConfig, folder: SiteFolder, de
     carrier = _OneRound(Site(folder.name, trainer), peer)
     try:
         run(server, carrier)
-    except _Done:
+    except ScriptDone:
         refused = [str(refusal["reason"]) for entry in server.rounds for refusal in entry.get("refused", ())]
         return next(iter([*carrier.reasons, *refused]), "")
     except MedFedAugError as error:
         return next(iter(carrier.reasons), str(error))
     finally:
-        loop.close()
+        loop.end()
     return ""
 
 

@@ -81,7 +81,7 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
         Entry("hospital", "site:start", "site start hospital-a"),
         Entry("hospital", "site:stop", "site stop hospital-a"),
         Entry("hospital", "site:restart", "site restart hospital-a"),
-        Entry("hospital", "site:doctor", "site doctor hospital-a --json doctor.json"),
+        Entry("hospital", "site:doctor", "site doctor hospital-a"),
         Entry("hospital", "site:jobs", "site jobs hospital-a"),
         Entry("hospital", "site:approve", "site approve hospital-a 1f3c"),
         Entry("hospital", "site:ledger", "site ledger hospital-a"),
@@ -156,20 +156,19 @@ class ValuesInARow(TyperCommand):
 
 
 def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the option ``--help-all`` to a command with rare options, which ``--help`` leaves out."""
+    """Add the option ``--help-all``, which shows the rare options too; ``--help`` leaves them out."""
     signature = inspect.signature(command, eval_str=True)
     options = [
         one for p in signature.parameters.values() for one in getattr(p.annotation, "__metadata__", ())
     ]
-    if not (rare := sum(option.hidden for option in options)):
-        return command
-
+    rare = sum(option.hidden for option in options)
     also = ", which --config takes as well" if "config" in signature.parameters else ""
 
     def show(context: typer.Context, shown: bool) -> None:
         if not shown:
             return
-        hidden: list[Any] = [p for p in context.command.params if getattr(p, "hidden", False)]
+        parameters: list[Any] = context.command.params
+        hidden = [p for p in parameters if getattr(p, "hidden", False) and p.name != "help_all"]
         for parameter in hidden:
             parameter.hidden = False
         typer.echo(context.get_help())
@@ -185,6 +184,7 @@ def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
         "--help-all",
         is_eager=True,
         callback=show,
+        hidden=not rare,
         help=f"Show {rare} rare options too{also}.",
     )
     more = inspect.Parameter(

@@ -26,7 +26,7 @@ def report(
         Option(help="The page, by default report.html; with --card a folder, by default the run's."),
     ] = None,
     data: Annotated[Path | None, Option(help="Sites' images, for pictures of cases.")] = None,
-    tables: Annotated[Path | None, Option(help="Folder for the tables as Markdown, CSV and LaTeX.")] = None,
+    tables: Annotated[Path | None, Option(help="Folder for the tables as Markdown and CSV.")] = None,
     metric: Annotated[str | None, Option(help="Metric to compare, such as dice or hd95.")] = None,
     reference: Annotated[str, Option(help="Methods to compare the others with.")] = "fedavg",
     device: Device = "auto",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -13,7 +14,7 @@ import typer
 from typer import Option
 
 from medfedaug.cli.catalogue import check_methods, check_network
-from medfedaug.cli.console import err_console, print_scores, say
+from medfedaug.cli.console import err_console, print_scores, say, starting
 from medfedaug.cli.options import (
     Assignments,
     Bundle,
@@ -83,13 +84,20 @@ def simulate(
     options, arguments = _settings(
         given, methods, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
     )
-    with err_console.status("starting"):
+    # In a process that has computed before, OpenMP may have threads, and a fork would hang.
+    prepares = engine == "nvflare" and not check and "torch" not in sys.modules
+    with starting():
         from medfedaug.data.sites import describe_federation, num_patients
         from medfedaug.federation.job_folder import REPORT
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
         from medfedaug.metrics.predicted_volumes import oversized_in
         from medfedaug.runs.input_scaling import recorded_input
         from medfedaug.simulate import Simulation, run_simulation
+
+        if prepares:
+            from medfedaug.nvflare_jobs.simulator import forked_simulator, simulator  # noqa: F401, for the fork
+    if prepares:
+        forked_simulator.prepare()
 
     options["methods"] = _methods(options, methods, arguments)
     for name in ("in_channels", "channel_names", "classes"):  # these follow from the data
@@ -170,17 +178,18 @@ def export(
     if budget is not None and not compare:
         raise ConfigError("--budget is for a comparison (--compare); a run has --rounds")
     names = (methods or " ".join(REMEDIES)).split() if compare else []
-    if methods is None and "methods" not in given[RunConfig] and not compare:
-        raise ConfigError("a job is a run or a comparison: give --methods or --compare")
     listed = ",".join(dict.fromkeys(part for name in names for part in name.split(","))) or methods
     options, arguments = _settings(
         given, listed, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
     )
+    if options["bundle"]:
+        described = described_data(options["bundle"])
+        options |= {name: value for name, value in described.items() if not is_given(context, name)}
     if compare:
         for option, value in {"init": init, "loop": loop, "resume": resume}.items():
             if value:
                 raise ConfigError(f"--{option} is for a run, not for a comparison")
-        _export_comparison(context, names, options, arguments, budget, execution, out, needed=bool(methods))
+        _export_comparison(names, options, arguments, budget, execution, out, needed=bool(methods))
         return
     reference, script = loop_reference(loop) if loop is not None else (None, None)
     from medfedaug.federation.composition import (
@@ -191,20 +200,14 @@ def export(
     from medfedaug.federation.messages.initial_weights import InitialWeights
     from medfedaug.nvflare_jobs import MedFedAugRecipe
     from medfedaug.simulate import usual_settings
+    from medfedaug.utils.event_text import EventLines
 
     options["methods"] = _methods(options, methods, arguments)
-    if options["bundle"]:
-        described = described_data(options["bundle"])
-        options |= {name: value for name, value in described.items() if not is_given(context, name)}
     settled = RunConfig.from_dict(usual_settings(options["task"], options, own_data=True))
     check_counted(settled)
     plain, settled = settled, with_trimmed_mean(settled, min_sites)
     if settled is not plain:
         say("five sites or more: the trimmed mean averages the models (trimmed_mean)")
-    elif min_sites == 3 and with_trimmed_mean(settled, 5) is not settled:
-        say("three sites: the plain mean averages the models; --methods median withstands one hostile site")
-    elif min_sites == 4 and with_trimmed_mean(settled, 5) is not settled:
-        say("four sites: the plain mean averages the models; five can have the trimmed mean")
     initial = None
     if init is not None:
         initial = InitialWeights.read(init, Composition(settled).network.state_dict())
@@ -223,14 +226,13 @@ def export(
         say(f"training loop {reference} ({note}): sites take part that allow it with")
         say(f"  medfedaug site configure KIT --allow-loop {reference}")
     if initial is not None:
-        for line in initial.summary():
+        for line in EventLines().lines({"event": "init", **initial.report}):
             say(line)
     say(f"augmentation: {settled.augmentation}")
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
 
 
 def _export_comparison(
-    context: typer.Context,
     names: Sequence[str],
     options: dict[str, Any],
     arguments: Mapping[str, dict[str, Any]],
@@ -249,9 +251,6 @@ def _export_comparison(
     from medfedaug.nvflare_jobs.job.comparison import ComparisonRecipe
     from medfedaug.simulate import usual_settings
 
-    if options["bundle"]:
-        described = described_data(options["bundle"])
-        options |= {name: value for name, value in described.items() if not is_given(context, name)}
     run = RunConfig.from_dict(
         usual_settings(options["task"], {**options, "methods": parse_methods(REFERENCE)}, own_data=True)
     )

@@ -154,10 +154,13 @@ def _files(folder: Path, inside: Path) -> Iterator[str]:
         name = inside / path.name
         if _is_inert(name):
             continue
+        problem = ""
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
-            raise ConfigError(f"{own(path)}: a Bundle has no links; put the file itself there")
-        if path.name.lower() == _CACHE or path.name.lower().endswith(_COMPILED):
-            raise ConfigError(f"{own(path)}: compiled code cannot be looked at in a Bundle; remove it")
+            problem = "a Bundle has no links; put the file itself there"
+        elif path.name.lower() == _CACHE or path.name.lower().endswith(_COMPILED):
+            problem = "compiled code cannot be looked at in a Bundle; remove it"
+        if problem:
+            raise ConfigError(f"{own(path)}: {problem}")
         yield from _files(folder, name) if path.is_dir() else [name.as_posix()]
 
 

@@ -60,16 +60,16 @@ class ComparisonConfig(Settings):
         SEEDS, "Trainings of each method; the first has the run's seed.", at_least=2, at_most=20, flags=None
     )
     budget: float = setting(
-        0.0, "Seconds for all trainings; 0 for no limit.", at_least=0, at_most=1e7, unit="seconds", flags=None
+        0.0, "Seconds for all trainings; 0 for no limit.", at_least=0, at_most=1e7, flags=None
     )
 
     def __post_init__(self) -> None:
-        for needed in (REFERENCE, ALONE):
-            if needed not in self.methods:
-                raise ConfigError(f"{self.TITLE}{needed} is missing from the methods")
-        for name, methods in self.methods.items():
-            if "/" in name or not isinstance(methods, list | tuple):
-                raise ConfigError(f"{self.TITLE}methods: {name} needs a list of methods, and no slash")
+        sound = all("/" not in name and isinstance(m, list | tuple) for name, m in self.methods.items())
+        if not sound or not {REFERENCE, ALONE} <= self.methods.keys():
+            raise ConfigError(
+                f"{self.TITLE}methods must be lists of methods by a name without a slash, {REFERENCE} and "
+                f"{ALONE} among them"
+            )
 
     @property
     def order(self) -> list[str]:

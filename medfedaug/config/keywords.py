@@ -40,6 +40,7 @@ class RunKeywords(TypedDict, total=False):
     weighting: str
     max_share: float
     secure_aggregation: bool
+    wire: str
     precision: str
     intensity: str
     augmentation: str

@@ -53,7 +53,6 @@ class Machine(Settings):
         2.0,
         "GiB of memory for prepared images; further images stay in files.",
         at_least=0,
-        unit="GiB",
         rare=True,
     )
     cache: Folder = setting(
@@ -75,7 +74,6 @@ class Machine(Settings):
         "PyTorch has none.",
         rare=True,
     )
-    ahead: int = setting(1, "Batches that a thread prepares ahead of the training.", at_least=0, flags=None)
 
     @property
     def max_bytes(self) -> int:

@@ -74,7 +74,6 @@ def setting(
     below: float | None = None,
     choices: Sequence[str] = (),
     flags: Sequence[str] | None = (),
-    unit: str = "",
     follows: bool = False,
     rare: bool = False,
     secret: bool = False,
@@ -90,7 +89,6 @@ def setting(
         below: upper limit that is not a value itself.
         choices: the allowed values.
         flags: names of the command's option; by default the field's. ``None`` for no option and no variable.
-        unit: of the number, for messages.
         follows: whether the default follows from the data or other settings; the option then has none.
         rare: whether a command shows the option only with ``--help-all``.
         secret: whether ``repr`` hides the value.
@@ -100,7 +98,6 @@ def setting(
         "description": text,
         "choices": tuple(choices),
         "flags": flags,
-        "unit": unit,
         "follows": follows,
         "rare": rare,
         **{name: limit for name, limit in limits.items() if limit is not None},
@@ -163,10 +160,6 @@ class Settings:
         if isinstance(values, ArgsKwargs):
             names = [entry.name for entry in dataclasses.fields(cls)]  # type: ignore[arg-type]
             arguments = {**dict(zip(names, values.args, strict=False)), **(values.kwargs or {})}
-            hints = hints_of(cls)  # type: ignore[arg-type]
-            for name, value in arguments.items():
-                if Path not in kinds_of(hints.get(name)):  # a folder may have any name
-                    check_plain(f"{cls.TITLE}{name}", value)  # first: later messages repeat it
             arguments = {name: _prepared(cls, name, value) for name, value in arguments.items()}
             values = ArgsKwargs(values.args[len(names) :], arguments)
         try:
@@ -222,6 +215,8 @@ def default_of(entry: dataclasses.Field[Any]) -> Any:
 def _prepared(cls: type[Settings], name: str, value: Any) -> Any:
     """Turn JSON into the types of pydantic, and refuse what pydantic lets through."""
     entry, kind = _fields(cls).get(name), hints_of(cls).get(name)  # type: ignore[arg-type]
+    if Path not in kinds_of(kind):  # a folder may have any name
+        check_plain(f"{cls.TITLE}{name}", value)  # first: later messages repeat it
     if entry is None or kind is None:  # pydantic names it
         return value
     if isinstance(kind, type) and issubclass(kind, Settings) and not isinstance(value, kind):
@@ -250,9 +245,8 @@ def _line(cls: type, error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     words, path = _requirement(first), [str(part) for part in first["loc"]]
     entry = _fields(cls).get(path[0]) if path else None
-    unit = entry.metadata.get("unit") if entry is not None and words.endswith("number") else ""
     got = "" if entry is not None and not entry.repr else f", got {_short(first['input'])}"
-    return f"{'.'.join(path)} {words}{f' of {unit}' if unit else ''}{got}"
+    return f"{'.'.join(path)} {words}{got}"
 
 
 def mistake(error: ValidationError) -> str:

@@ -68,7 +68,10 @@ _BY_BUNDLE = (
 
 _MODES: dict[str, tuple[tuple[str, ...], str]] = {
     "bundle": (_BY_BUNDLE, "it follows from the Bundle"),
-    "loop": (("planning",), "a loop prepares its images itself: make the plan first (medfedaug plan)"),
+    "loop": (
+        ("planning", "freeze"),
+        "a loop prepares images and trains by itself (medfedaug plan makes a plan)",
+    ),
     "planning": (("init",), "initial weights need a fixed network: make the plan first (medfedaug plan)"),
     "secure_aggregation": (
         ("buffer", "wire"),

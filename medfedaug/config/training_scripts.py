@@ -10,13 +10,13 @@ A run then has its name, and the job carries no code. Otherwise the job carries 
 file name and the SHA-256 of its content, ``train.py@2c26b4...``; no other content runs.
 """
 
-import hashlib
 import re
 from importlib.util import find_spec
 from pathlib import Path
 
 from medfedaug.errors import ConfigError
 from medfedaug.utils import plugins
+from medfedaug.utils.files import sha256
 
 __all__ = ["check_loop", "find_loop", "loop_reference"]
 
@@ -43,7 +43,7 @@ def loop_reference(loop: str) -> tuple[str, Path | None]:
         return loop, None
     path = Path(loop)
     try:
-        reference = f"{path.name}@{hashlib.sha256(path.read_bytes()).hexdigest()}"
+        reference = f"{path.name}@{sha256(path)}"
     except OSError as error:
         raise ConfigError(f"loop {path}: cannot be read ({error.strerror})") from error
     if not _FILE.fullmatch(reference):
@@ -60,9 +60,7 @@ def find_loop(loop: str, folder: Path) -> Path:
         return _of_package(loop)
     name, expected = match.groups()
     path = folder / name
-    if not path.is_file():
-        raise ConfigError(f"loop {name}: the job does not carry it")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = sha256(path) if path.is_file() else "none"
     if digest != expected:
         raise ConfigError(
             f"loop {name}: the job carries a file with the SHA-256 {digest[:12]}..., and was configured for "
@@ -78,8 +76,8 @@ def _of_package(name: str) -> Path:
         raise ConfigError(f"loop {name!r}: no installed package adds it (packages add: {known})")
     try:
         spec = find_spec(plugin.entry.module)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"{plugin.what} cannot be found ({error})") from error
+    except (ImportError, ValueError):
+        spec = None
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         raise ConfigError(f"{plugin.what}: {plugin.entry.module} cannot run as a script")
     return Path(spec.origin)

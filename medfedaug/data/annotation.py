@@ -12,13 +12,7 @@ if TYPE_CHECKING:
 
 
 class Decoded(NamedTuple):
-    r"""Content of coded label maps.
-
-    Args:
-        labels: the class of each voxel, 0 for an unknown class, int64, of the shape of the code.
-        known: whether the class is known, boolean, of the same shape.
-        annotated: whether the case has annotated each class, boolean, (B, K).
-    """
+    r"""The class of each voxel, 0 if unknown; whether it is known; and the classes annotated, (B, K)."""
 
     labels: Tensor
     known: Tensor
@@ -74,11 +68,7 @@ class Annotation:
         return torch.uint8 if len(self.sets) * (self.classes + 1) <= 256 else torch.int32
 
     def encode(self, label: Tensor, annotated: Sequence[bool]) -> Tensor:
-        """Code the label map of a case.
-
-        Args:
-            label: classes, or `unknown`.
-        """
+        """Code the label map of a case: classes, or `unknown`."""
         return label.to(self.dtype) + self.sets.index(tuple(annotated)) * (self.classes + 1)
 
     def decode(self, codes: Tensor) -> Decoded:

@@ -7,7 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from itertools import compress
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 from medfedaug.data.annotation import Annotation
 from medfedaug.data.io.formats import file_states
 from medfedaug.errors import DataError, ReaderError, first_line, own, withheld
-from medfedaug.utils.files import real_paths
 
 if TYPE_CHECKING:
     import torch
@@ -299,13 +298,9 @@ class SiteFolder(ABC):
         """Return an error that names the site and a file, by default its list."""
         return DataError(problem, site=self.name, path=path or self.path / self.listing, hint=hint)
 
-    @contextmanager
-    def reading(self, path: Path) -> Iterator[None]:
+    def reading(self, path: Path) -> AbstractContextManager[None]:
         """Turn any error of a reader into one that names site and file."""
-        try:
-            yield
-        except Exception as error:
-            raise unreadable(self.name, path, error) from error
+        return reading(self.name, path)
 
     def check_splits(self) -> None:
         """Check that the splits make a training or an unseen site, and share no case and no patient."""
@@ -313,31 +308,24 @@ class SiteFolder(ABC):
         if len(empty) == len(SPLITS):
             raise self.error("lists no case")
         if empty and empty != ["training", "validation"]:
-            raise self.error(
-                f"the split {empty[0]!r} is empty",
-                hint="A site trains with all three splits, or is tested only, with only test cases.",
-            )
+            hint = "A site trains with all three splits, or is tested only, with only test cases."
+            raise self.error(f"the split {empty[0]!r} is empty", hint=hint)
         patients: dict[str, tuple[str, Case]] = {}
         for split in SPLITS:
             for case in (case for case in self.cases[split] if case.patient):
                 other, first = patients.setdefault(case.patient, (split, case))
                 if other != split:
-                    where = f"is in {split}, and in {other} with {own(first.name)}"
-                    problem = f"patient {own(case.patient)} {where}"
-                    raise self.error(problem, case.image, hint=_ONE_SPLIT)
-        files = real_paths(c.image for c in self.listed_cases)
-        places: set[tuple[Path, int | None]] = set()
+                    problem = f"patient {own(case.patient)} is in {split}, and in {other} with "
+                    raise self.error(f"{problem}{own(first.name)}", case.image, hint=_ONE_SPLIT)
+        places: set[tuple[str, int | None]] = set()
         names: dict[str, Path] = {}
         for case in self.listed_cases:
-            place = (files[case.image], case.index)
+            place = (os.path.realpath(case.image), case.index)
             if place in places:
                 raise self.error("listed more than once", case.image, hint=_ONE_SPLIT)
             if case.name in names:
-                raise self.error(
-                    f"another case, {own(names[case.name])}, has the same name '{own(case.name)}'",
-                    case.image,
-                    hint="Results are listed by name: rename one of the files.",
-                )
+                problem = f"another case, {own(names[case.name])}, has the same name '{own(case.name)}'"
+                raise self.error(problem, case.image, hint="Results are listed by name: rename one file.")
             places.add(place)
             names[case.name] = case.image
 
@@ -347,12 +335,8 @@ def is_own_data(sites: Iterable[SiteFolder]) -> bool:
     return not any(site.benchmark for site in sites)
 
 
-def patient_name(entry: object) -> str:
-    """Return a patient's name as text, from an entry of a list; empty for none.
-
-    >>> patient_name(7), patient_name(" 7 "), patient_name(None)
-    ('7', '7', '')
-    """
+def patient_name(entry: object = None) -> str:
+    """Return a patient's name as text, from an entry of a list; empty for none."""
     return "" if entry is None else str(entry).strip()
 
 
@@ -383,10 +367,6 @@ def drawn_over_patients(cases: Sequence[Case], limit: int | None, least: int = 1
     patient has an image left out, or at least ``least`` have: other releases are about all cases, and the
     difference is about the patients with images left out. Where neither is possible, all cases are chosen.
 
-    Args:
-        limit: approximate number, of at least ``least`` patients; ``None`` for all.
-        least: smallest number of patients that a value may be about.
-
     Example:
         >>> cases = [Case(n, Path(n), "", patient=n[0]) for n in ("a1", "a2", "a3", "b1", "c1", "c2")]
         >>> [case.name for case in drawn_over_patients(cases, 4)]
@@ -404,34 +384,18 @@ def drawn_over_patients(cases: Sequence[Case], limit: int | None, least: int = 1
 
 
 def weights_by_patient(cases: Sequence[Case]) -> list[float]:
-    """Return a weight for each case: equal for all patients, with sum 1.
-
-    Example:
-        >>> weights_by_patient([Case(n, Path(n), "", patient=n[0]) for n in ("a1", "a2", "b1")])
-        [0.25, 0.25, 0.5]
-    """
+    """Return a weight for each case: equal for all patients, with sum 1."""
     numbers = Counter(case.owner for case in cases)
     return [1 / (len(numbers) * numbers[case.owner]) for case in cases]
 
 
-def check_below(folder: Path, listed: str, site: str, listing: Path) -> None:
-    """Check that a relative path stays below a folder; absolute paths and links are allowed."""
-    if not os.path.isabs(listed) and os.path.normpath(listed).split(os.sep)[0] == os.pardir:
-        raise DataError(
-            f"names {own(listed)}, which is not below {own(folder)}",
-            site=site,
-            path=listing,
-            hint="Put the file there, or a link to it, or write its absolute path.",
-        )
-
-
-def unreadable(site: str, path: Path, error: Exception) -> DataError:
-    """Return the error for a file that a reader could not read."""
-    text = str(error) if isinstance(error, ReaderError) else first_line(error)
-    hint = "Replace the file or leave the case out."
-    return DataError(f"cannot be read as an image ({withheld(text)})", site=site, path=path, hint=hint)
-
-
-def base_folder(root: Path, *names: str) -> Path:
-    """Return the first of some folders below ``root`` that exists, or ``root``: where an archive unpacked."""
-    return next((root / name for name in names if (root / name).is_dir()), root)
+@contextmanager
+def reading(site: str, path: Path) -> Iterator[None]:
+    """Turn any error of a reader into one that names site and file."""
+    try:
+        yield
+    except Exception as error:  # readers raise errors of any class
+        text = str(error) if isinstance(error, ReaderError) else first_line(error)
+        hint = "Replace the file or leave the case out."
+        problem = f"cannot be read as an image ({withheld(text)})"
+        raise DataError(problem, site=site, path=path, hint=hint) from error

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, check_below, patient_name, plain_name
+from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, patient_name, plain_name
 from medfedaug.data.io.formats import without_suffix
 from medfedaug.errors import DataError, own, withheld
 from medfedaug.utils.files import parse_json
@@ -86,11 +86,6 @@ class _DatasetFile:
 
     def __init__(self, folder: Path, site: str) -> None:
         self.path, self.site = folder / "dataset.json", site
-        if not self.path.is_file():
-            exists = os.path.lexists(self.path)
-            problem = "its dataset.json is not a file" if exists else "there is no dataset.json"
-            hint = "It lists the cases in MONAI's decathlon style."
-            raise DataError(problem, site=site, path=folder, hint=hint)
         try:
             self.content = parse_json(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -116,11 +111,6 @@ class _DatasetFile:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             form = "{'image': ..., 'label': ...}" if labelled else "{'image': ...}"
             raise self.error(f"the split {name!r} is not a list of {form} ({withheld(error)})") from error
-        for row in listed:
-            image = row["image"] if isinstance(row, dict) else row
-            files = [*image] if isinstance(image, list) else [image]
-            for file in (*files, *([row["label"]] if labelled and row.get("label") else [])):
-                check_below(self.path.parent, str(file), self.site, self.path)
         return cases
 
     def check_annotated(self, classes: Sequence[str], cases: dict[str, Sequence[Case]]) -> None:
@@ -136,14 +126,11 @@ class _DatasetFile:
                 'Add its label map; or write "labelled": [...] with the classes that the label maps have, '
                 "and such a case counts as one without outlines.",
             )
-        for _, case in listed:
-            for name in case.annotated or ():
-                if plain_name(name) not in known:
-                    raise self.error(
-                        f"{LABELLED!r} of {own(case.image.name)} names {name!r}, and 'labels' has "
-                        f"{', '.join(classes[1:])}",
-                        f"Add {name!r} with its value to 'labels', or spell it as there.",
-                    )
+        for case, name in ((c, name) for _, c in listed for name in c.annotated or ()):
+            if plain_name(name) not in known:
+                named = f"{LABELLED!r} of {own(case.image.name)} names {name!r}"
+                hint = f"Add {name!r} with its value to 'labels', or spell it as there."
+                raise self.error(f"{named}, and 'labels' has {', '.join(classes[1:])}", hint)
 
     def labels(self) -> tuple[tuple[str, ...], tuple[int, ...], int | None]:
         """Return the names of the classes, their values (empty for 0, 1, 2, ...), and the ignored value."""
@@ -151,23 +138,18 @@ class _DatasetFile:
         classes = self._mapping("labels", "values of label maps", dict(enumerate(UNNAMED)))
         # nnU-Net lists the ignored value among the classes.
         listed = [value for value, text in classes.items() if plain_name(text) == IGNORE]
-        if listed and ignore not in (None, listed[0]):
-            raise self.error(f"{IGNORE!r} is {ignore!r}, and its label of that name is {listed[0]}")
-        ignore = listed[0] if listed else ignore
+        ignore = listed[0] if ignore is None and listed else ignore
         classes = {value: text for value, text in classes.items() if value not in listed}
-        if len(classes) < 2 or not all(0 <= value <= LARGEST_VALUE for value in classes):
+        names_differ = len(set(map(plain_name, classes.values()))) == len(classes)
+        if len(classes) < 2 or not names_differ or not all(0 <= v <= LARGEST_VALUE for v in classes):
             raise self.error(
-                f"'labels' has the values {sorted(map(str, classes))}",
-                f"Two classes or more, each with a different whole number from 0 to {LARGEST_VALUE}.",
+                f"'labels' has {', '.join(f'{value} for {text!r}' for value, text in classes.items())}",
+                f"Two classes or more, with different names and whole numbers from 0 to {LARGEST_VALUE}.",
             )
-        if len(set(map(plain_name, classes.values()))) < len(classes):
-            raise self.error("'labels' has two classes of one name")
-        whole = isinstance(ignore, int) and not isinstance(ignore, bool) and 0 <= ignore <= LARGEST_VALUE
-        if ignore is not None and (not whole or ignore in classes):
-            owner = f", the value of {classes[ignore]!r}" if whole else ""
+        if ignore is not None and (type(ignore) is not int or ignore in classes or {*listed} - {ignore}):
             raise self.error(
-                f"{IGNORE!r} is {ignore!r}{owner}",
-                f"Give unknown voxels a whole number up to {LARGEST_VALUE} that is not a class, such as 255.",
+                f"{IGNORE!r} is {ignore!r}, and 'labels' has {self.content.get('labels')}",
+                "Give unknown voxels one whole number that is not a class, such as 255.",
             )
         values = tuple(sorted(classes))
         names = tuple(classes[value] for value in values)
@@ -180,11 +162,10 @@ class _DatasetFile:
             if key not in self.content:
                 continue
             channels = self._mapping(key, "channels' indices")
-            if sorted(channels) != list(range(len(channels))) or not channels:
-                raise self.error(f"{key!r} has the indices {sorted(channels)}", "They count 0, 1, 2, ...")
-            listed = tuple(channels[index] for index in range(len(channels)))
-            if len(set(map(plain_name, listed))) < len(listed):
-                raise self.error(f"{key!r} has two channels of one name")
+            listed = tuple(channels[index] for index in sorted(channels))
+            names_differ = len(set(map(plain_name, listed))) == len(listed)
+            if not listed or not names_differ or sorted(channels) != [*range(len(listed))]:
+                raise self.error(f"{key!r} is {channels}", "Give 0, 1, 2, ... each a name of its own.")
             if names not in ((), listed):
                 raise self.error("'channel_names' and 'modality' differ")
             names = listed
@@ -207,12 +188,7 @@ def _names(value: Any) -> tuple[str, ...] | None:
 def _read_case(item: dict[str, Any], row: Any, labelled: bool, annotated: tuple[str, ...] | None) -> Case:
     """Build a case from a row, whose image is one file or a list of files."""
     listed = item["image"]
-    files = [Path(file) for file in (listed if isinstance(listed, list) else [listed])]
-    if not files:
-        raise ValueError("an image has no file")
-    first, *others = files
-    if len({*files}) < len(files):
-        raise ValueError(f"the image {first.name} has a file twice")
+    first, *others = [Path(file) for file in (listed if isinstance(listed, list) else [listed])]
     label: Path | str = ""
     if labelled:
         row_names = _names(row.get(LABELLED))

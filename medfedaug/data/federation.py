@@ -1,4 +1,4 @@
-"""Check that sites make a federation: names, classes, channels, files. Nothing here needs PyTorch."""
+"""Check that sites make a federation: names, classes, channels, files."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -49,11 +49,6 @@ def federation_classes(sites: Sequence[SiteFolder]) -> tuple[str, ...]:
     return (sites[0].classes[0], *names.values())
 
 
-def unlabelled_sites(sites: Iterable[SiteFolder]) -> list[str]:
-    """Return the names of sites whose training cases have nothing annotated."""
-    return [site.name for site in sites if site.trains and site.partial and not site.annotated("training")]
-
-
 def federation_settings(sites: Sequence[SiteFolder], holdout: Sequence[str] = ()) -> dict[str, Any]:
     """Return the fields of `medfedaug.config.run.RunConfig` that follow from the sites' data."""
     task, channels, classes = check_federation(sites, holdout)
@@ -74,11 +69,10 @@ def check_federation(
     first = sites[0]
     classes = federation_classes(sites)
     named = next((site for site in sites if not site.partial and site.classes == classes), first)
-    for site in sites[1:]:
-        if site.task != first.task:
-            raise site.error(f"is for {site.task}, site {first.name} for {first.task}", site.path)
     owner = f"site {named.name}" if named.classes == classes else "the federation"
     for site in sites:
+        if site.task != first.task:
+            raise site.error(f"is for {site.task}, site {first.name} for {first.task}", site.path)
         if site.task == "segmentation":
             check_classes(site.with_classes(classes), classes, owner)
         if site.scaling != first.scaling:
@@ -149,6 +143,6 @@ def _check_names(sites: Sequence[SiteFolder], holdout: Sequence[str]) -> None:
         name = f" ({training[0].name})" if training else ""
         problem = f"a federation needs two sites with training cases, found {len(training)}{name}"
         raise DataError(problem, path=root)
-    if len(unlabelled_sites(training)) == len(training):
+    if all(site.partial and not site.annotated("training") for site in training):
         hint = "List label maps at one site or more, and under labelled what they show."
         raise DataError("no site that trains has outlined anything", path=root, hint=hint)

@@ -42,9 +42,7 @@ def open_folder(
         return replace(site, benchmark="phantom") if (path.parent / MANIFEST).exists() else site
     if layout := find_layout(path):  # or label maps would be the images of a class
         problem = f"holds {' and '.join(layout)}, and no dataset.json"
-        alike = [folder for folder in visible_folders(path.parent) if find_layout(folder)]
-        unlisted = len(alike) > 1 and not any(os.path.lexists(folder / "dataset.json") for folder in alike)
-        hint = f"List its cases first: run `medfedaug init {quote(str(path.parent if unlisted else path))}`."
+        hint = f"List its cases first: run `medfedaug init {quote(str(path))}`."
         raise DataError(problem, site=name or path.resolve().name, path=path, hint=hint)
     if _has_images(path):
         return ImageFolder.open(path, name=name, limit=limit, check=check)

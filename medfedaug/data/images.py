@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, check_below, patient_name
+from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, patient_name
 from medfedaug.data.checks.duplicates import check_copies
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.io.photographs import check_photograph, read_photograph
@@ -55,15 +54,11 @@ class ImageFolder(SiteFolder):
 
     def check_image(self, case: Case) -> None:
         """Check that a case's image exists and that its pixels' range is known."""
-        if not case.image.is_file():
-            hint = "Put the file there or take it out of the list."
-            raise self.error("a listed image is missing", case.image, hint=hint)
         with self.reading(case.image):
             check_photograph(case.image)
 
     def check_pixels(self, case: Case) -> None:
-        """Check and decode a case's image as `load_image` does, without PyTorch."""
-        self.check_image(case)
+        """Decode a case's image, without PyTorch."""
         with self.reading(case.image):
             read_photograph(case.image)
 
@@ -91,9 +86,12 @@ def _published(
     for file in (train_list, train_list.with_name(f"{site}_test.json")):
         try:
             entries: Any = parse_json(file.read_text(encoding="utf-8"))
-            lists.append([_listed_case(root, *entry) for entry in entries])
-            for image, label, *_ in entries:
-                _check_entry(root, path.resolve(), str(image), str(label), site, file)
+            lists.append(
+                [
+                    Case(image, root / image, str(label), patient=patient_name(*patient))
+                    for image, label, *patient in entries
+                ]
+            )
         except (OSError, ValueError, TypeError) as error:
             problem = f"not a list of [path, class] or [path, class, patient] ({withheld(error)})"
             raise DataError(problem, site=site, path=file) from error
@@ -107,10 +105,6 @@ def _published(
     return split
 
 
-def _listed_case(root: Path, image: str, label: object, patient: object = None) -> Case:
-    return Case(str(image), root / image, str(label), patient=patient_name(patient))
-
-
 def _warn_of_order(site: str, train_list: Path, split: dict[str, Sequence[Case]]) -> None:
     """Warn where the list's order, such as by class, leaves a class out of training or validation."""
     numbers = Counter(case.label for name in SPLITS[:2] for case in split[name])
@@ -122,19 +116,6 @@ def _warn_of_order(site: str, train_list: Path, split: dict[str, Sequence[Case]]
             rule = "the first 60 % of the list train, and the rest validates"
             warn(f"{problem}: {rule}", site=site, path=train_list, hint="Shuffle the list.")
             return
-
-
-def _check_entry(root: Path, folder: Path, image: str, label: str, site: str, listing: Path) -> None:
-    check_below(root, image, site, listing)
-    if os.path.isabs(image):
-        return
-    path = Path(os.path.normpath(root / image))
-    if not path.is_relative_to(folder):
-        raise DataError(f"names {own(image)}, which is not below {own(folder)}", site=site, path=listing)
-    below = path.relative_to(folder).parts
-    if len(below) == 2 and below[0] != label:
-        problem = f"names {own(image)} as '{own(label)}', not as '{own(below[0])}'"
-        raise DataError(problem, site=site, path=listing)
 
 
 def published_split(train: Sequence[Case], test: Sequence[Case]) -> dict[str, Sequence[Case]]:

@@ -8,7 +8,7 @@ module needs no PyTorch, and a folder without DICOM needs no pydicom.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from medfedaug.data.base import SPLITS, Case, by_patient, plain_name
+from medfedaug.data.base import SPLITS, Case, by_patient, plain_name, reading
 from medfedaug.data.checks.site_checks import check_classes
 from medfedaug.data.dataset_json import IGNORE, LARGEST_VALUE, LAYOUTS, UNNAMED, find_layout, unseen_note
 from medfedaug.data.io.formats import format_of, image_suffix, is_lossy, without_suffix
@@ -65,7 +65,6 @@ def propose(
     patient: str | None = None,
     labels: Sequence[str] | Mapping[int, str] = (),
     seed: int = 0,
-    on_label: Callable[[int, int], None] | None = None,
 ) -> Proposal:
     """Find the cases of a folder, and split them by patient.
 
@@ -96,7 +95,7 @@ def propose(
     cases, tested = (_with_patients(listed, patient, name, folder) for listed in (channels, test_channels))
     if patient is None and (hint := _looks_grouped(cases)):
         notes.append(hint)
-    classes = _classes([*cases, *tested], labels or _named(existing) or (), name, notes, on_label)
+    classes = _classes([*cases, *tested], labels or _named(existing) or (), name, notes)
     ignore = next((value for value, text in classes.items() if plain_name(text) == IGNORE), None)
     if ignore is not None:
         del classes[ignore]
@@ -107,9 +106,8 @@ def propose(
     if ignore is not None:
         content[IGNORE] = ignore
         notes.append(f"voxels with the value {ignore} are unknown: neither learned nor scored")
-    listed_channels = existing.get("channel_names") or existing.get("modality") or {}
-    if not isinstance(listed_channels, dict):
-        raise DataError("'channel_names' or 'modality' does not map indices to names", path=folder / LISTING)
+    listed_channels = existing.get("channel_names") or existing.get("modality")
+    listed_channels = listed_channels if isinstance(listed_channels, dict) else {}
     if listed_channels:
         content["channel_names"] = listed_channels
     split = _split(name, cases, tested, seed)
@@ -128,11 +126,7 @@ def check_same_classes(proposals: Sequence[Proposal]) -> None:
     """Check that the sites of one federation have the same classes."""
     first, *others = proposals
     for other in others:
-        try:
-            check_classes(other.site, first.site.classes, f"site {first.site.name}")
-        except DataError as error:
-            hint = "Give --labels for all sites at once."
-            raise DataError(str(error).removesuffix("."), hint=hint) from error
+        check_classes(other.site, first.site.classes, f"site {first.site.name}")
 
 
 def write_proposal(proposal: Proposal) -> Path:
@@ -229,18 +223,14 @@ def _check_channels(channels: Mapping[Case, tuple[str, ...]], site: str) -> None
 def _with_patients(cases: Iterable[Case], pattern: str | None, site: str, folder: Path) -> list[Case]:
     if pattern is None:
         return list(cases)
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise DataError(f"--patient {pattern!r} is not a regular expression ({error})") from error
     named = []
     for case in cases:
-        match = compiled.match(case.name)
-        if match is None or not compiled.groups or not match[1]:
+        try:
+            named.append(replace(case, patient=re.match(pattern, case.name)[1]))  # type: ignore[index]
+        except (re.error, TypeError, IndexError) as error:
             problem = f"--patient {pattern!r} finds no patient in the name {case.name!r}"
             hint = "The first group in brackets is the patient, as in '(.+)_'."
-            raise DataError(problem, site=site, path=folder, hint=hint)
-        named.append(replace(case, patient=match[1]))
+            raise DataError(problem, site=site, path=folder, hint=hint) from error
     return named
 
 
@@ -261,25 +251,19 @@ def _classes(
     names: Sequence[str] | Mapping[int, str],
     site: str,
     notes: list[str],
-    on_label: Callable[[int, int], None] | None,
 ) -> dict[int, str]:
     """Return the classes by value, with names by value or in the order of values; note those without one."""
     holders: dict[float, Path] = {}
     drawn: set[float] = set()
     empty: list[str] = []
-    for number, case in enumerate(cases, start=1):
+    for case in cases:
         path = Path(case.label)
-        try:
+        with reading(site, path):
             content = np.unique(np.asarray(format_of(path).read_label(path))).tolist()
-        except Exception as error:  # readers raise errors of any class
-            problem = f"cannot be read as a label map ({first_line(error)})"
-            raise DataError(problem, site=site, path=path) from error
         drawn |= {0, 1} if is_black_and_white(path, content) else {*content}
         holders |= {value: holders.get(value, path) for value in content}
         if len(content) == 1:
             empty.append(path.name)
-        if on_label is not None:
-            on_label(number, len(cases))
     if empty:
         notes.append(f"empty or full, of one value everywhere: label maps {first_of(empty, 6)}")
     by_value = isinstance(names, Mapping) and {*holders} <= {*names}

@@ -72,11 +72,6 @@ class Scanner:
     offset: float
     inverted: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the numbers, and ``inverted`` where it is true."""
-        values = asdict(self)
-        return values if self.inverted else {k: v for k, v in values.items() if k != "inverted"}
-
     def shifted(self, shift: float) -> Scanner:
         """Return the scanner ``shift`` times as far from the middle of all scanners.
 
@@ -169,40 +164,14 @@ def make_phantom(
     Returns:
         The sites' folders.
 
-    Raises:
-        ValueError: an argument is out of range.
-        FileExistsError: `out_dir` is a file or a folder with content.
-
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
         ...     [site.name for site in make_phantom(folder, sites=2, patients=3, shape=(32, 32, 4))]
         ['site_A', 'site_B']
     """
-    if sites < 1:
-        raise ValueError(f"sites must be at least 1, got {sites}")
-    if patients < 3:
-        raise ValueError(f"patients must be at least 3, one each to train, validate and test, got {patients}")
     shape = tuple(int(n) for n in shape)
-    if len(shape) != 3 or min(shape[:2]) < 16 or shape[2] < 1:
-        raise ValueError(f"shape must be three numbers of voxels, at least (16, 16, 1), got {shape}")
-    if not 2 <= classes <= len(CLASSES):
-        raise ValueError(f"classes must be from 2 to {len(CLASSES)}, background included, got {classes}")
-    if spacings is not None and not all(len(edges) == 3 and min(edges) > 0 for edges in spacings):
-        raise ValueError(f"spacings must be three positive edges in mm for each site, got {spacings}")
     shifts = list(shift) if isinstance(shift, Sequence) else [shift] * sites
-    if len(shifts) != sites or not all(0 <= s <= 3 for s in shifts):
-        raise ValueError(
-            f"shift must be from 0 to 3, or such a number for each of the {sites} sites, got {shift}"
-        )
-    if inverted and len(inverted) != sites:
-        raise ValueError(f"inverted must say yes or no for each of the {sites} sites, got {list(inverted)}")
-    if structures and len(structures) != sites:
-        raise ValueError(
-            f"structures must have an entry for each of the {sites} sites, got {len(structures)}"
-        )
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"seed must be from 0 to 2**32 - 1, got {seed}")
     out = Path(out_dir).resolve()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out_dir} exists and is not an empty folder; give a new one")
@@ -228,14 +197,14 @@ def make_phantom(
             "arguments": {
                 "sites": sites,
                 "patients": patients,
-                **({"spacings": [list(edges) for edges in spacings]} if spacings else {"shape": shape}),
-                **({"classes": classes} if classes > 2 else {}),
-                **({"shift": shift} if shift != 1 else {}),
-                **({"inverted": inversions} if any(inversions) else {}),
-                **({"scanner_seed": scanner_seed} if scanner_seed != seed else {}),
-                **({"structures": [*map(asdict, structures)]} if structures else {}),
+                **({"spacings": spacings} if spacings else {"shape": shape}),
+                "classes": classes,
+                "shift": shift,
+                "inverted": inversions,
+                "scanner_seed": scanner_seed,
+                "structures": [*map(asdict, structures_by_site)],
             },
-            "sites": {name: scanner.to_dict() for name, scanner in scanners.items()},
+            "sites": {name: asdict(scanner) for name, scanner in scanners.items()},
         }
         (root / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
         if out.exists():  # empty, but possibly the working directory or a mount: fill it, do not replace it

@@ -77,9 +77,9 @@ def site_statistics(
 def checked_statistics(site: SiteFolder, compute: Callable[[], ChannelStatistics]) -> ChannelStatistics:
     """Compute a site's statistics, and check that images can be normalised with them."""
     try:
-        return compute().validate(site.name)
+        return compute().validate()
     except ValueError as error:
-        raise site.error(str(error).removeprefix(f"site '{site.name}': "), site.path) from error
+        raise site.error(str(error), site.path) from error
 
 
 def check_voxels(sites: Iterable[SiteFolder]) -> None:
@@ -99,19 +99,12 @@ def check_voxels(sites: Iterable[SiteFolder]) -> None:
         annotated = site.annotated() if site.partial else ()
         missing = [name for i, name in enumerate(site.classes) if name in annotated and i not in present]
         if missing:
-            raise site.error(
-                f"lists {missing[0]!r} as outlined, but no label map has {missing[0]!r}",
-                hint="Take it out of labelled where nobody looked for it, or list a case that shows it.",
-            )
+            hint = "Take it out of labelled where nobody looked for it, or list a case that shows it."
+            raise site.error(f"lists {missing[0]!r} as outlined, but no label map has it", hint=hint)
 
 
 def describe_federation(task: str, kind: str, classes: Sequence[str], patients: Sequence[int]) -> str:
-    """Return one line about a federation: task, kind of images, classes, sites and patients.
-
-    Example:
-        >>> describe_federation("segmentation", "2D", ["background", "lesion"], [12, 9])
-        'segmentation, 2D, 2 classes (background, lesion), 2 sites, 21 patients'
-    """
+    """Return one line about a federation: task, kind of images, classes, sites and patients."""
     named = first_of(list(classes), 6)
     sites, people = counted(len(patients), "site"), counted(sum(patients), "patient")
     return f"{task}, {kind}, {len(classes)} classes ({named}), {sites}, {people}"

@@ -10,7 +10,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.dataset_json import read_test_images
 from medfedaug.data.folders import is_federation
-from medfedaug.data.images import ImageFolder
+from medfedaug.data.images import ImageFolder, visible_folders
 from medfedaug.data.io.formats import (
     SERIES,
     image_suffix,
@@ -21,7 +21,7 @@ from medfedaug.data.io.formats import (
 )
 from medfedaug.data.io.series import LeftOut, Series
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.errors import ConfigError, DataError
+from medfedaug.errors import DataError
 from medfedaug.utils.printable import counted
 
 _LISTING, _PREDICTED = "dataset.json", "predictions.json"
@@ -63,14 +63,10 @@ def open_given(
         config: configuration of the model's run.
         name: name of the images' site; empty for none.
         leave_out: a folder below that is skipped.
-        series: identity of the DICOM series to predict, or a regular expression.
+        series: identity of the DICOM series to predict, or a regular expression; for a folder without a list.
 
     Returns:
         The cases by their names, or the headers of DICOM, without further checks; see `check_given`.
-
-    Raises:
-        DataError: naming file or folder, where there is no case.
-        ConfigError: for ``series`` with a list or a single file.
     """
     images = Path(images)
     if not os.path.lexists(images):
@@ -80,8 +76,6 @@ def open_given(
     names: tuple[str, ...] = ()
     listed = _Cases()
     if images.is_dir() and os.path.lexists(images / _LISTING):
-        if series is not None:
-            raise ConfigError(f"--series: {images / _LISTING} names the images; leave it out")
         content = read_test_images(images, name, config.classes)
         names, listed.cases = content.channel_names, [*content.cases["test"]]
         if not listed.cases:
@@ -93,8 +87,6 @@ def open_given(
         if not image_suffix(images.name) and not SERIES.recognises(images):
             hint = f"Known are {known_formats()}, and DICOM."
             raise DataError("is not an image, by name or content", site=name, path=images, hint=hint)
-        if series is not None:
-            raise ConfigError(f"--series: {images} is one file; leave it out, or give a folder")
         listed.cases = _named_cases([images])
     cases: dict[str, tuple[Case, ...]] = {"training": (), "validation": (), "test": tuple(listed.cases)}
     folder = kind(name, images, config.classes, cases, channel_names=names)
@@ -104,18 +96,9 @@ def open_given(
 def check_given(folder: SiteFolder, case: Case, config: RunConfig, photographs: bool | None) -> None:
     """Check by headers that a case can be read and fits the model.
 
-    Args:
-        folder: the folder of `open_given`.
-        case: a case of the folder.
-        config: configuration of the model's run.
-        photographs: whether the federation's images were photographs; ``None`` if not known.
-
-    Raises:
-        DataError: naming the file and the problem.
+    ``photographs`` says whether the federation's images were photographs; ``None`` if not known.
     """
     for path in case.files:
-        if not path.exists():
-            raise DataError("no such file or folder", site=folder.name, path=path)
         if photographs is not None and is_photograph(path) != photographs:
             kind, expected = ("no photograph", "photographs") if photographs else ("a photograph", "volumes")
             raise DataError(f"is {kind}, and the model is for {expected}", site=folder.name, path=path)
@@ -141,14 +124,7 @@ class _Cases:
 
 
 def _list_cases(images: Path, task: str, site: str, leave_out: Path | None, series: str | None) -> _Cases:
-    if is_federation(images):
-        raise DataError(
-            "is a folder of a benchmark, not of one site",
-            site=site,
-            path=images,
-            hint="Give one site's folder.",
-        )
-    if any((path / _LISTING).exists() for path in images.iterdir() if not path.name.startswith(".")):
+    if is_federation(images) or any((path / _LISTING).exists() for path in visible_folders(images)):
         raise DataError("holds several sites", site=site, path=images, hint="Give one site's folder.")
     dense = task == "segmentation"
     content = SERIES.scan(images, skip=_skipping(leave_out), take=is_volume_file if dense else is_photograph)
@@ -157,14 +133,11 @@ def _list_cases(images: Path, task: str, site: str, leave_out: Path | None, seri
     if not dense:
         reason = "a DICOM series, and the model classifies photographs"
         listed.left_out += [LeftOut(one.folders[0], f"{one.text}: {reason}") for one in content.series]
-    files = []
-    for file in content.others:
-        if not image_suffix(file.name):
-            continue
-        if is_photograph(file) and content.series and file.parent != images:
-            listed.left_out.append(LeftOut(file, "a picture beside DICOM series"))
-        else:
-            files.append(file)
+    files = [file for file in content.others if image_suffix(file.name)]
+    if content.series:
+        beside = [file for file in files if is_photograph(file) and file.parent != images]
+        listed.left_out += [LeftOut(file, "a picture beside DICOM series") for file in beside]
+        files = [file for file in files if file not in beside]
     for one in selection.chosen:
         place = SERIES.place(one, content.series)
         case = Case(_name_of_series(one, selection.chosen, place, images), place or one.files[0], "")
@@ -175,8 +148,7 @@ def _list_cases(images: Path, task: str, site: str, leave_out: Path | None, seri
     listed.cases += _named_cases(files, images, {case.name for case in listed.cases})
     for path, reason in selection.unclear:
         name = _below(path, images) or path.resolve().name
-        number = sum(case.name == name or case.name.startswith(f"{name} (") for case in listed.cases)
-        name = f"{name} ({number + 1})" if number else name
+        name = f"{name} ({len(listed.cases) + 1})" if name in {case.name for case in listed.cases} else name
         listed.cases.append(Case(name, path, ""))
         listed.unclear[name] = reason
     if not listed.cases:

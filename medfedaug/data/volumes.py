@@ -1,6 +1,6 @@
 """Volumes and photographs with label maps, listed in ``dataset.json``, checked before use.
 
-Listing and checking files needs no PyTorch, which is imported where voxels are decoded.
+Listing and checking headers needs no PyTorch, which is imported where voxels are decoded.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from itertools import compress, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -23,7 +22,7 @@ from medfedaug.data.io.base import Header
 from medfedaug.data.io.formats import format_of, is_lossy, is_photograph, read_header
 from medfedaug.data.io.label_maps import label_bits
 from medfedaug.data.preparation.decoded_cache import decoded
-from medfedaug.errors import DataError, own
+from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
     import torch
@@ -77,27 +76,22 @@ class VolumeFolder(SiteFolder):
 
     def check_files(self) -> int:
         """Check by headers that every listed file can be opened and fits its label map."""
-        channels: dict[int, Path] = {}
-        scales: dict[int | None, Path] = {}
         # Several cases may be slices of one volume.
         volumes = {case.files: case for case in self.listed_cases}
-        for files, case in volumes.items():
+        first: Header | None = None
+        for (path, *_), case in volumes.items():
             image = self.check_case(case)
-            channels.setdefault(image.channels, files[0])
-            scales.setdefault(image.white, files[0])
-        for (white, first), (other_white, other) in pairwise(scales.items()):
-            kinds = f"{_KINDS[other_white]}, while {own(first.name)} is {_KINDS[white]}"
-            hint = "Bring all images of the site to one kind."
-            raise self.error(f"{kinds}: their intensities do not compare", other, hint=hint)
-        for (number, first), (other_number, other) in pairwise(channels.items()):
-            problem = f"{other_number} channels, while {own(first.name)} has {number}"
-            raise self.error(problem, other, hint="All images need the same channels.")
-        number = next(iter(channels))
+            first = first or image
+            kinds = [(_KINDS[header.white], header.channels) for header in (image, first)]
+            if kinds[0] != kinds[1]:
+                problem, other = (f"{kind} of {counted(number, 'channel')}" for kind, number in kinds)
+                hint = "Bring all images of the site to one kind, with the same channels."
+                raise self.error(f"{problem}, while the first image is {other}", path, hint=hint)
+        assert first is not None
+        number = first.channels
         if self.channel_names and len(self.channel_names) != number:
-            raise self.error(
-                f"names {len(self.channel_names)} channels; the images have {number}",
-                hint="Correct channel_names, or modality, in dataset.json.",
-            )
+            problem = f"names {len(self.channel_names)} channels; the images have {number}"
+            raise self.error(problem, hint="Correct channel_names, or modality, in dataset.json.")
         compare_axes(self.name, self.upright_axes())
         check_copies([self])
         return len(self.federation_channels) or number
@@ -120,19 +114,15 @@ class VolumeFolder(SiteFolder):
         image = headers[0]
         for path, header in zip(case.others, headers[1:], strict=True):
             self._check_grid(path, header, image, "the file", "the first file of its image")
-            if header.white != image.white:
-                raise self.error(
-                    f"{_KINDS[header.white]}, while {own(case.image.name)} is {_KINDS[image.white]}",
-                    path,
-                    hint="Bring the files of an image to one kind.",
-                )
         return replace(image, channels=sum(header.channels for header in headers))
 
     def _check_grid(self, path: Path, header: Header, image: Header, file: str, other: str) -> None:
         """Check that a file of a case lies on the grid of its image."""
         problem = ""
         apart = image.distance(header) if self.compares_axes and image.shape == header.shape else 0.0
-        if image.shape != header.shape:
+        if header.white != image.white and file != "the label map":
+            problem = f"{_KINDS[header.white]}, while {other} is {_KINDS[image.white]}"
+        elif image.shape != header.shape:
             problem = f"{file} is {_size(header.shape)}, {other} {_size(image.shape)}"
         elif self.compares_axes and image.axes and header.axes and image.axes != header.axes:
             problem = f"{file}'s axes point to {header.axes}, {other}'s to {image.axes}"
@@ -191,9 +181,7 @@ class VolumeFolder(SiteFolder):
         import torch
 
         parts = self.read_files(case)
-        # The range sees every NaN and infinity, without an array of booleans as large as the volume.
-        ranges = [torch.aminmax(part) for part in parts]
-        self._check_ranges(case, [(float(low), float(high)) for low, high in ranges])
+        self._check_ranges(case, parts)
         if intensity == "scale":
             parts = [self._scaled(part, path) for part, path in zip(parts, case.files, strict=True)]
         image = torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -203,23 +191,24 @@ class VolumeFolder(SiteFolder):
         placed[[*self.channel_places]] = image
         return placed
 
-    def _check_ranges(self, case: Case, ranges: Sequence[tuple[float, float]]) -> None:
+    def check_pixels(self, case: Case) -> None:
+        """Check a case's headers and the voxels of its image as a run does, without PyTorch."""
+        self.check_case(case)
+        voxels = []
+        for path in case.files:
+            with self.reading(path):
+                voxels.append(np.asarray(format_of(path).read_volume(path)))
+        self._check_ranges(case, voxels)
+
+    def _check_ranges(self, case: Case, parts: Sequence[np.ndarray | torch.Tensor]) -> None:
+        # The range sees every NaN and infinity, without an array of booleans as large as the volume.
+        ranges = [(float(part.min()), float(part.max())) for part in parts]
         for path, bounds in zip(case.files, ranges, strict=True):
             if not all(map(math.isfinite, bounds)):
                 raise self.error("has NaN or infinite voxels", path)
         if all(low == high for low, high in ranges):
             hint = "Export it again or leave the case out."
             raise self.error(f"is constant: every voxel is {ranges[0][0]:g}", case.image, hint=hint)
-
-    def check_pixels(self, case: Case) -> None:
-        """Check a case's headers and the voxels of its image as a run does, without PyTorch."""
-        self.check_case(case)
-        ranges = []
-        for path in case.files:
-            with self.reading(path):
-                voxels = np.asarray(format_of(path).read_volume(path))
-            ranges.append((float(voxels.min()), float(voxels.max())))
-        self._check_ranges(case, ranges)
 
     def _scaled(self, voxels: torch.Tensor, path: Path) -> torch.Tensor:
         import torch
@@ -230,35 +219,19 @@ class VolumeFolder(SiteFolder):
 
     def load_case(self, case: Case, intensity: str = "raw") -> tuple[torch.Tensor, torch.Tensor]:
         """Return the image, float32 of shape (C, H, W, D), and the label map as `load_label` does."""
-        return self._on_one_grid(case, self.load_image(case, intensity), self.load_label(case))
+        return self.load_image(case, intensity), self.load_label(case)
 
     def load_target(self, case: Case, intensity: str = "raw") -> tuple[torch.Tensor, torch.Tensor]:
         """Return the image, and the label map in the code of `annotation`, where the site has one."""
         image, label = self.load_image(case, intensity), self._label_or_unknown(case)
         if self.annotation is not None:
             label = self.annotation.encode(label, self.annotated_set(case, self.classes))
-        return self._on_one_grid(case, image, label)
-
-    def _on_one_grid(
-        self, case: Case, image: torch.Tensor, label: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if image.shape[1:] != label.shape[1:]:
-            sizes = f"the label map is {_size(label.shape[1:])}, its image {_size(image.shape[1:])}"
-            raise self.error(sizes, _label(case))
         return image, label
 
     def load_label(self, case: Case) -> torch.Tensor:
         """Return the label map, (1, H, W, D), uint8, above 256 classes int32; 0 for an unknown class."""
-        return self.load_shown(case)[0]
-
-    def load_shown(self, case: Case) -> tuple[torch.Tensor, tuple[str, ...]]:
-        """Return `load_label`, and the classes that the case shows in full: none where a voxel is unknown."""
         label = self._label_or_unknown(case)
-        if self.annotation is None:
-            return label, self.classes[1:]
-        known = label != self.annotation.unknown
-        annotated = compress(self.classes[1:], self.annotated_set(case, self.classes)[1:])
-        return label * known, tuple(annotated) if bool(known.all()) else ()
+        return label if self.annotation is None else label * (label != self.annotation.unknown)
 
     def _label_or_unknown(self, case: Case) -> torch.Tensor:
         """Return the class of each voxel; `Annotation.unknown` for an unknown class and without label map."""
@@ -283,12 +256,8 @@ class VolumeFolder(SiteFolder):
 
     def placement(self, case: Case, image: torch.Tensor, preparation: Preparation) -> Placement | None:
         """Compute the placement of an image, (C, X, Y, Z)."""
-        try:
+        with self.reading(case.image):
             return preparation.placement(image, self.affine(case))
-        except ValueError as error:
-            problem = f"{error}, and the plan has a spacing or an orientation"
-            hint = "Export it with its geometry, or use a plan without either."
-            raise self.error(problem, case.image, hint=hint) from error
 
     def _label_map(self, case: Case) -> torch.Tensor:
         import torch
@@ -303,11 +272,9 @@ class VolumeFolder(SiteFolder):
         unknown = [value for value in values if value not in classes]
         if unknown:
             text = ", ".join(f"{value:g}" for value in unknown[:5])
-            raise self.error(
-                f"holds the label values {text}, dataset.json names {[*classes]}",
-                _label(case),
-                hint="Write label images without loss, as PNG." if is_lossy(_label(case)) else "",
-            )
+            problem = f"holds the label values {text}, dataset.json names {[*classes]}"
+            hint = "Write label images without loss, as PNG." if is_lossy(_label(case)) else ""
+            raise self.error(problem, _label(case), hint=hint)
         if self.label_values:
             ordered, places = torch.tensor(classes, dtype=label.dtype).sort()
             label = places[torch.bucketize(label, ordered)]
@@ -344,20 +311,6 @@ class VolumeFolder(SiteFolder):
 def is_black_and_white(path: Path, values: Collection[float]) -> bool:
     """Return whether a label image is a mask of drawing programs, in which 255 is the class 1."""
     return is_photograph(path) and _WHITE in values and {*values} <= {0, _WHITE}
-
-
-def listed_sites(root: Path, data_set: str, names: Sequence[str]) -> list[SiteFolder]:
-    """Return the sites of a published data set, and no others, from folders with a ``dataset.json``."""
-    folders = sorted(path.parent for path in root.glob("*/dataset.json"))
-    for folder in folders:
-        if folder.name not in names:
-            raise DataError(
-                f"no site of {data_set}, whose sites are {', '.join(names)}",
-                site=folder.name,
-                path=folder,
-                hint="Train on sites of your own with `medfedaug simulate --data DIR`.",
-            )
-    return [VolumeFolder.open(folder) for folder in folders]
 
 
 def _size(shape: Iterable[int]) -> str:

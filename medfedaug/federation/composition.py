@@ -68,12 +68,9 @@ class Composition:
         self.methods: list[Method] = build_methods(config.methods)
         self.pools_data = bool(methods_with(self.methods, "separate_sites", "excludes"))
         for method in self.methods:
-            if config.task not in method.tasks:
-                raise ConfigError(f"{method.name} is defined only for {' and '.join(method.tasks)}")
-            if config.plan.spatial_dims not in method.dimensions:
-                raise ConfigError(
-                    f"{method.name} is not defined for volumes: use a plan with two spatial dimensions"
-                )
+            if config.task not in method.tasks or config.plan.spatial_dims not in method.dimensions:
+                dims = " and ".join(f"{n}D" for n in method.dimensions)
+                raise ConfigError(f"{method.name} is defined only for {' and '.join(method.tasks)} in {dims}")
         idle = [method.name for method in methods_with(self.methods, "several_images", "requires")]
         if idle and config.batch_size == 1:
             warn(f"{', '.join(idle)}: nothing happens with a batch of one image; choose a larger batch size")

@@ -1,16 +1,28 @@
-"""`Engine`: runs a federation on one machine, with its `Carrier`."""
+"""`Engine`: runs a federation on one machine, with its `Carrier`; the engines by name."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
+
+import torch
 
 from medfedaug.config.machine import Machine
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
+from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.utils.event_text import OnEvent
+from medfedaug.utils.layers import added_module
+from medfedaug.utils.validation import check_choice
+
+# By their names: the import of NVFlare takes seconds.
+_ENGINES = {
+    "nvflare": ("medfedaug.nvflare_jobs.simulator.simulator", "NVFlareEngine"),
+    "inprocess": ("medfedaug.federation.in_process", "InProcessEngine"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +53,7 @@ class Engine(ABC):
     """Carries requests and replies between a server and its sites, all on one machine.
 
     `medfedaug.federation.protocol` makes all decisions about a run; an engine provides a
-    `medfedaug.federation.protocol.Carrier`. `medfedaug.federation.engines` lists the engines.
+    `medfedaug.federation.protocol.Carrier`.
 
     Attributes:
         own_processes: whether each site is a process, so that the sites share the cores.
@@ -67,3 +79,23 @@ class Engine(ABC):
         Returns:
             `medfedaug.federation.FederationServer.results`.
         """
+
+
+def find_engine(name: str) -> Engine:
+    """Return the engine of a name."""
+    check_choice("engine", name, _ENGINES)
+    if name == "nvflare":
+        added_module("privacy", "the engine nvflare")  # its sites have a guard
+    module, engine = _ENGINES[name]
+    found: Engine = getattr(import_module(module), engine)()
+    return found
+
+
+def check_device(device: str) -> None:
+    """Check that a device can be used."""
+    try:
+        usable = device == "auto" or not torch.empty(0, device=device).is_meta
+    except (RuntimeError, AssertionError) as error:  # the latter where torch is built without CUDA
+        raise ConfigError(f"device {device} cannot be used: {first_line(error)}") from error
+    if not usable:
+        raise ConfigError(f"device {device} computes nothing")

@@ -5,7 +5,7 @@ It does the computation of an NVFlare job, without its other features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -74,7 +74,7 @@ def run_in_process(
         server.move_models(target)
         for trainer in trainers.values():
             trainer.exchange_device = target
-    run(server, carrier(server, trainers, Checkpointing(server, trainers.values(), checkpoint)))
+    run(server, carrier(server, trainers, checkpoint))
     return server
 
 
@@ -85,7 +85,6 @@ def compare_in_process(
     device: str = "auto",
     on_event: OnEvent | None = None,
     execution: Execution | None = None,
-    machine: Machine | None = None,
 ) -> dict[str, Any]:
     """Make the trainings of a comparison, or continue them.
 
@@ -99,7 +98,7 @@ def compare_in_process(
         state = folder / data.name
 
         def trainer(run: RunConfig) -> SiteTrainer:
-            return SiteTrainer(run, data, device, state, threads=threads, machine=machine)
+            return SiteTrainer(run, data, device, state, threads=threads)
 
         return ComparisonSite(data.name, config, trainer, state)
 
@@ -161,10 +160,16 @@ class InProcessCarrier(SitesInProcess):
     sites: dict[str, Site]  # type: ignore[assignment]
 
     def __init__(
-        self, server: FederationServer, trainers: Mapping[str, SiteTrainer], saving: Checkpointing
+        self,
+        server: FederationServer,
+        trainers: Mapping[str, SiteTrainer],
+        checkpoint: Path | None = None,
     ) -> None:
         super().__init__({name: Site(name, trainer) for name, trainer in trainers.items()})
-        self.server, self.saving = server, saving
+        self.server, self.trainers, self.checkpoint = server, trainers, checkpoint
+        for trainer in trainers.values():
+            trainer.saves_each_round = False
+        self._pin()
         self.time = SimulatedTime(server.execution, trainers)
         if server.carried:
             self.time.restore(server.carried, next(iter(trainers.values())).exchange_device)
@@ -191,36 +196,19 @@ class InProcessCarrier(SitesInProcess):
         return self.time.coming()
 
     def round_done(self, server: FederationServer) -> None:
-        """Record the hour, and save."""
+        """Record the hour, and save the states of server and sites for the same round."""
         if self.time.speeds:
             server.rounds[-1]["hours"] = self.time.now
-        self.saving.save(self.time.state())
-
-
-InProcessEngine.carrier = InProcessCarrier
-
-
-class Checkpointing:
-    """Saves the states of the server and the sites for the same round; nothing without a file."""
-
-    def __init__(
-        self, server: FederationServer, trainers: Iterable[SiteTrainer], checkpoint: Path | None
-    ) -> None:
-        self.server, self.trainers, self.checkpoint = server, list(trainers), checkpoint
-        for trainer in self.trainers:
-            trainer.saves_each_round = False
-        self._pin()
+        if self.checkpoint is not None:
+            for trainer in self.trainers.values():
+                trainer.save()
+            server.save(self.checkpoint, self.time.state())
+            self._pin()
 
     def _pin(self) -> None:
         # If killed between two files, the sites are ahead of the server, which asks for earlier rounds again.
-        for trainer in self.trainers:
+        for trainer in self.trainers.values():
             trainer.memory.checkpointed = (self.server.round, self.server.selected_round)
 
-    def save(self, carried: Mapping[str, Any]) -> None:
-        """Save the states."""
-        if self.checkpoint is None:
-            return
-        for trainer in self.trainers:
-            trainer.save()
-        self.server.save(self.checkpoint, carried)
-        self._pin()
+
+InProcessEngine.carrier = InProcessCarrier

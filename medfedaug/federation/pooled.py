@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import Dataset
 
 from medfedaug.config.run import derive_seed
-from medfedaug.federation.in_process import Checkpointing, InProcessCarrier, InProcessEngine, run_in_process
+from medfedaug.federation.in_process import InProcessCarrier, InProcessEngine, run_in_process
 from medfedaug.federation.messages.messages import TRAIN, VALIDATE, Reply, Request
 from medfedaug.federation.protocol import Accept
 from medfedaug.federation.server.server import FederationServer
@@ -25,10 +26,12 @@ class PooledCarrier(InProcessCarrier):
     travels = False
 
     def __init__(
-        self, server: FederationServer, trainers: Mapping[str, SiteTrainer], saving: Checkpointing
+        self,
+        server: FederationServer,
+        trainers: Mapping[str, SiteTrainer],
+        checkpoint: Path | None = None,
     ) -> None:
-        super().__init__(server, trainers, saving)
-        self.trainers = trainers
+        super().__init__(server, trainers, checkpoint)
         for trainer in trainers.values():
             trainer.training_dataset = self.dataset
 

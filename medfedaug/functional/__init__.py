@@ -1,7 +1,8 @@
 """The papers' equations as pure functions on tensors.
 
 No function has state, reads a file or draws a random number: noise is an argument. Symbols follow the
-papers: B images in a batch, C channels, M sites, N samples, L histogram bins.
+papers: B images in a batch, C channels, M sites, N samples, L histogram bins. A shape that broadcasting would
+silently take for another one is a `ValueError`.
 
 Tensors in float16 or bfloat16 are computed in float32 and the result is returned in the dtype of the input,
 because a variance of half-precision numbers is mostly rounding. Everything is differentiable, and the square

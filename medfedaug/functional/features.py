@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.functional.moments import feature_statistics
-from medfedaug.functional.passes import affine, safe_sqrt, working_precision
+from medfedaug.functional.passes import affine, check_shape, safe_sqrt, working_precision
 
 
 def augmentation_spread(statistic: Tensor, gamma: Tensor) -> Tensor:
@@ -121,6 +121,10 @@ def augment_features(
         <BLANKLINE>
                 [[2., 5.]]])
     """
+    for name, value in (("gamma_mean", gamma_mean), ("gamma_std", gamma_std)):
+        check_shape(name, value, [x.shape[1]])
+    for name, value in (("noise_mean", noise_mean), ("noise_std", noise_std)):
+        check_shape(name, value, list(x.shape[:2]))
     mean, std = feature_statistics(x, eps)
     spread_mean, spread_std = augmentation_spread(mean, gamma_mean), augmentation_spread(std, gamma_std)
     return perturb_features(x, mean, std, spread_mean, spread_std, noise_mean, noise_std)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from medfedaug.functional.passes import working_precision
+from medfedaug.functional.passes import check_shape, working_precision
 
 
 def soft_histogram(
@@ -47,6 +47,9 @@ def soft_histogram(
         tensor([[0.1250, 0.3750, 0.3750, 0.1250]])
     """
     work = working_precision(z)
+    for name, limit in (("low", low), ("high", high)):
+        if limit is not None:
+            check_shape(name, limit, [z.shape[1]])
     lowest = work.amin(dim=0) if low is None else low.to(work)
     highest = work.amax(dim=0) if high is None else high.to(work)
     extent = highest - lowest
@@ -85,6 +88,7 @@ def symmetric_kl(p: Tensor, q: Tensor, eps: float = 1e-8) -> Tensor:
         >>> symmetric_kl(p, q)
         tensor(0.1373)
     """
+    check_shape("q", q, list(p.shape))
     a, b = working_precision(p), working_precision(q)
     divergence = 0.5 * (a - b) * (torch.log(a.clamp_min(eps)) - torch.log(b.clamp_min(eps)))
     return divergence.sum(dim=1).mean().to(p.dtype)

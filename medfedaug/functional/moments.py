@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.functional.passes import (
+    check_shape,
     moments,
     safe_sqrt,
     visible_variance,
@@ -58,6 +59,7 @@ def across_site_variance(values: Tensor) -> Tensor:
         >>> across_site_variance(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
         tensor([1., 0.])
     """
+    check_shape("values (M, C)", values, [len(values), values.shape[-1]])
     return torch.var(working_precision(values), dim=0, unbiased=False).to(values.dtype)
 
 
@@ -119,5 +121,8 @@ def mix_statistics(local: Tensor, global_: Tensor, u: Tensor) -> Tensor:
         >>> mix_statistics(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([0.25, 1.0]))
         tensor([0.7500, 0.0000])
     """
+    for name, value in (("global_", global_), ("u", u)):
+        if list(value.shape) != list(local.shape):
+            check_shape(name, value, list(local.shape[-1:]))
     work = working_precision(local)
     return torch.lerp(global_.to(work.dtype), work, u.to(work.dtype)).to(local.dtype)

@@ -33,6 +33,12 @@ def plain_tensor(x: Tensor) -> Tensor:
     return x
 
 
+def check_shape(name: str, value: Tensor, shape: list[int]) -> None:
+    """Check a shape that broadcasting would take for another one, with a result that is wrong."""
+    if list(value.shape) != shape:
+        raise ValueError(f"expected {name} of shape {shape}, got {list(value.shape)}")
+
+
 def safe_sqrt(variance: Tensor) -> Tensor:
     # The inner `where` keeps the infinite derivative at zero out of the graph: masking the result alone would
     # still multiply it by zero and give NaN.

@@ -21,13 +21,13 @@ AtLeastOne = Annotated[int, Ge(1)]
 AtLeastTwo = Annotated[int, Ge(2)]
 Over = Literal["image", "foreground"]
 
-_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
 
 def checked(init: Callable[..., None]) -> Callable[..., None]:
     """Let a constructor check its arguments: without it, the text ``no`` would count as true.
 
-    The constructor itself checks arguments with annotations that pydantic does not know.
+    A constructor with annotations that pydantic does not know checks its arguments itself.
 
     Example:
         >>> class Mixing:
@@ -56,15 +56,11 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
 @functools.cache
 def _checks(init: Callable[..., None]) -> dict[str, TypeAdapter[Any]]:
     try:
-        parameters = inspect.signature(init, eval_str=True).parameters.values()
-    except (NameError, TypeError, ValueError, AttributeError):  # annotations that mean nothing at run time
-        return {}
-    checks = {}
-    for parameter in parameters:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        try:
-            checks[parameter.name] = TypeAdapter(parameter.annotation, config=_STRICT)
-        except PydanticUserError:
-            continue
-    return checks
+        return {
+            name: TypeAdapter(parameter.annotation, config=_STRICT)
+            for name, parameter in inspect.signature(init, eval_str=True).parameters.items()
+            if parameter.annotation is not parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        }
+    except (NameError, TypeError, ValueError, AttributeError, PydanticUserError):
+        return {}  # annotations of another package that mean nothing at run time, or nothing to pydantic

@@ -14,17 +14,13 @@ from medfedaug.methods.contexts import Payload, shapes_of
 class AverageServer(ServerExchange):
     """The server's half: the average of the sites' tensors, with the weights of the models.
 
-    Methods that compute weights at the end of a round, such as FedDG-GA, do not change the
-    weights of this average.
-
-    Args:
-        tensors: an example of a site's tensors, for their shapes. An entry ``running_var`` is a variance.
+    Methods that compute weights at the end of a round, such as FedDG-GA, do not change the weights of this
+    average. ``tensors`` is an example of a site's tensors; an entry ``running_var`` is a variance.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.shapes = shapes_of(tensors)
-        self.variances = sorted(key for key in tensors if key.rpartition(".")[2] == "running_var")
-        self.kinds = {key: VARIANCE if key in self.variances else WEIGHTS for key in tensors}
+        self.kinds = {key: VARIANCE if is_variance(key) else WEIGHTS for key in tensors}
         self.mean = WeightedMean()
 
     weighted = True
@@ -36,9 +32,7 @@ class AverageServer(ServerExchange):
         self.mean.add(means, 1.0)
 
     def check(self, payload: Payload) -> None:
-        for key in self.variances:
-            if bool((payload[key] < 0).any()):
-                raise ValueError(f"{key} is negative, and a variance cannot be")
+        check_variances(payload)
 
     def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
         self.mean.add(payload, weight)
@@ -51,8 +45,7 @@ class AverageServer(ServerExchange):
 class AveragedParameters(SitePart, SiteExchange):
     """The site's half of an `AverageServer` of parameters that are not entries of the network's state dict.
 
-    Args:
-        parameters: by key; the run's optimiser trains them with the network.
+    The run's optimiser trains them with the network.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
@@ -66,3 +59,15 @@ class AveragedParameters(SitePart, SiteExchange):
     def apply(self, payload: Payload) -> None:
         for key, parameter in self.parameters.items():
             parameter.copy_(payload[key])
+
+
+def is_variance(key: str) -> bool:
+    """Return whether an entry of a state dict is a running variance."""
+    return key.rpartition(".")[2] == "running_var"
+
+
+def check_variances(payload: Payload) -> None:
+    """Refuse a negative running variance."""
+    for key, value in payload.items():
+        if is_variance(key) and bool((value < 0).any()):
+            raise ValueError(f"{key} is negative, and a variance cannot be")

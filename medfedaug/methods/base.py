@@ -15,7 +15,7 @@ together; `medfedaug.methods.compatibility` checks them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -32,7 +32,7 @@ from medfedaug.config.kinds import (
     VARIANCE,
     WEIGHTS,
 )
-from medfedaug.errors import ConfigError
+from medfedaug.errors import WITH_BATCH_NORM, ConfigError
 from medfedaug.methods.arguments import checked
 from medfedaug.methods.contexts import (
     Bounds,
@@ -76,6 +76,7 @@ __all__ = [
     "SiteUpdate",
     "Step",
     "Targets",
+    "check_norms",
     "overridden",
     "shared_parameters",
     "zeros",
@@ -125,10 +126,9 @@ class SiteExchange(ABC):
         """Return the payload for the server, before training or after the local training of a round."""
 
     def check(self, payload: Payload) -> None:
-        """Check the server's payload, whose values are finite, before any use of the message.
+        """Raise a ValueError with a short reason for a payload that no honest server would send.
 
-        Raises:
-            ValueError: with a short reason, when no honest server would send it.
+        The values are finite; nothing of the message has been used yet.
         """
 
     @abstractmethod
@@ -138,20 +138,16 @@ class SiteExchange(ABC):
     def contributions(self, bounds: Bounds) -> Contributions:
         """Return the contribution of each training case to the payload.
 
-        Args:
-            bounds: returns the site's public bounds of a kind, for a method that needs them in advance.
-
-        Raises:
-            ConfigError: when noise cannot be added to this exchange.
+        ``bounds`` returns the site's public bounds of a kind, for a method that needs them in advance. By
+        default noise cannot be added to this exchange.
         """
         raise ConfigError("noise cannot be added to this exchange")
 
     def privatised(self, means: Payload, cases: int) -> Payload:
         """Return the payload, made of the noisy means and of no other number from the site's images.
 
-        Args:
-            means: the means by the keys of `Contributions.kinds`, within the bounds.
-            cases: the number of training cases.
+        The means have the keys of `Contributions.kinds`, and are within the bounds; ``cases`` is the number
+        of training cases.
         """
         return means
 
@@ -182,39 +178,21 @@ class ServerExchange(ABC):
     def terms(self, payload: Payload) -> Payload:
         """Return the terms of a payload that sites add up under secure aggregation.
 
-        The site calls it; the terms follow only from the payload.
-
-        Raises:
-            ConfigError: when `result` does not follow from sums over the sites, so that the method excludes
-                secure aggregation.
+        The site calls it; the terms follow only from the payload. By default `result` does not follow from
+        sums over the sites, and the method excludes secure aggregation.
         """
         raise ConfigError("its result does not follow from the sum of the sites' values")
 
     def accept_mean(self, means: Payload, sites: int) -> None:
-        """Take the means of `terms` over the sites of a round, instead of `accept` for each of them.
-
-        Args:
-            means: float64.
-            sites: the number of sites.
-        """
+        """Take the float64 means of `terms` over the sites of a round, instead of `accept` for each site."""
         raise NotImplementedError
 
     def check(self, payload: Payload) -> None:
-        """Check values beyond their shapes.
-
-        Raises:
-            ValueError: when the method cannot use them, to refuse the site's update.
-        """
+        """Raise a ValueError with a short reason for values that the method cannot use."""
 
     @abstractmethod
     def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Add one site's payload.
-
-        Args:
-            site: the sender.
-            payload: the payload, which has passed `check`.
-            weight: the site's weight in the average of the models, for methods that use it.
-        """
+        """Add one site's payload; ``weight`` is the site's weight in the mean of the models."""
 
     @abstractmethod
     def result(self) -> Payload:
@@ -308,14 +286,10 @@ class SitePart:
         """Called after local training, when the network has the trained weights."""
 
     def mix(self, inputs: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
-        """Change a batch before it passes through the network.
+        """Return a changed batch, (B, C, *spatial), before it passes through the network.
 
-        Args:
-            inputs: (B, C, *spatial).
-            targets: pairs of a weight and targets; ``[(1.0, targets)]`` until a method mixes.
-
-        Returns:
-            The new inputs and targets; the arguments stay unchanged.
+        Targets are pairs of a weight and targets, ``[(1.0, targets)]`` until a method mixes. The arguments
+        stay unchanged.
         """
         return inputs, targets
 
@@ -333,10 +307,8 @@ class SitePart:
     def gradients(self, step: Step, again: Callable[[], None]) -> None:
         """Replace the gradients of the loss at the network's weights.
 
-        Args:
-            step: the step.
-            again: computes the gradients at the network's weights at that moment, with the same random
-                numbers. The network's buffers do not change.
+        ``again`` computes the gradients at the network's weights at that moment, with the same random numbers
+        and without changing the network's buffers.
         """
 
     def before_step(self, step: Step) -> None:
@@ -440,13 +412,17 @@ def overridden(part: SitePart, hooks: Sequence[str]) -> list[str]:
 def shared_parameters(context: SiteContext | ServerContext, method: str) -> dict[str, nn.Parameter]:
     """Return the trainable parameters that are averaged with the model, by name.
 
-    They exclude parameters that are not entries of the state dict, which a method exchanges by itself.
-
-    Raises:
-        ConfigError: when all of them stay at their sites, so that the method has no effect.
+    They exclude parameters that are not entries of the state dict, which a method exchanges by itself. With
+    none of them the method would have no effect, and is refused.
     """
     trained = trained_entries(context.network)
     shared = {name: p for name, p in trained.items() if name not in context.local_entries}
     if not shared:
         raise ConfigError(f"{method} acts on the parameters that are averaged, and all stay at their sites")
     return shared
+
+
+def check_norms(method: str, network: nn.Module, found: Collection[Any], of: str) -> None:
+    """Refuse a network without the norm layers that a method needs."""
+    if not found:
+        raise ConfigError(f"{method}: {type(network).__name__} has no {of}; {WITH_BATCH_NORM}")

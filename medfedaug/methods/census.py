@@ -170,9 +170,8 @@ class Census:
     def of_steps(self, by_age: Sequence[float] | None = None, *, passed: bool = False) -> Contributors | None:
         """Return the patients of the round's steps.
 
-        Args:
-            by_age: the weight of each step by its age, the last one first; equal by default.
-            passed: count each sample that passed through the network, and not only those with a gradient.
+        ``by_age`` has the weight of each step, the last one first, equal by default. ``passed`` counts each
+        sample that passed through the network, and not only those with a gradient.
         """
         known = [step for step in self._passed if step is not None] if passed else self._heard()
         steps = [self._shares(of_step) for of_step in known]
@@ -215,12 +214,9 @@ class Census:
         weights: Sequence[float] | None = None,
         then: Callable[[Payload], Payload] | None = None,
     ) -> Payload:
-        """Return the weighted means of values of the training cases, float32.
+        """Return the weighted means of values of the training cases in their order, float32.
 
-        Args:
-            values: of each training case, in their order; NaN where a case has no value.
-            weights: of the cases; equal by default.
-            then: computes what is sent from the means, and from nothing else.
+        A case without a value has NaN. ``then`` computes what is sent from the means, and from nothing else.
         """
         totals, who, sums = Payload(), Payload(), Payload()
         for case, entries in enumerate(values):
@@ -246,12 +242,8 @@ class Census:
     def by_class(self, values: Tensor, classes: Tensor, patients: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return sums of samples' values by class, (K, D), and the numbers of samples, (K,), float32.
 
-        A class of fewer than n patients counts as one that the site does not have.
-
-        Args:
-            values: (N, D).
-            classes: (N, K), the share of each class in a sample.
-            patients: of the samples, (N,), as `step` returns them; ``None`` if unknown.
+        A class of fewer than n patients counts as one that the site does not have. Values are (N, D), shares
+        of each class in a sample (N, K), and patients of the samples (N,), as `step` returns them.
         """
         sums, counts = classes.T @ values, classes.sum(dim=0)
         if patients is None or len(patients) != len(values):
@@ -273,10 +265,8 @@ class Census:
     def histogram(self, counts: Iterable[Tensor]) -> Tensor:
         """Return the histogram of a site, (C, L), whose rows add up to one, from those of its cases.
 
-        Adjacent bins are merged until n patients are in each: they then have equal heights.
-
-        Args:
-            counts: the counts in each bin of each training case, (C, L), in their order.
+        Adjacent bins are merged until n patients are in each: they then have equal heights. ``counts`` are
+        those of each training case, (C, L), in their order.
         """
         by_patient: Tensor | None = None
         for case, count in enumerate(counts):
@@ -317,8 +307,7 @@ class Census:
     def flags(self, members: Sequence[Sequence[int] | None]) -> Tensor:
         """Return 1 for each set of training cases of at least n patients, and 0 for others, (K,).
 
-        Args:
-            members: the cases of each set; ``None`` for all cases.
+        ``None`` is the set of all cases.
         """
         who = torch.zeros(len(members), self.patients, dtype=torch.float64)
         for row, cases in enumerate(members):

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import WORDS, Method
@@ -19,12 +18,8 @@ _SHARING = ("local_entries", "before_training", "every_round", "aggregator")
 class Constraints:
     """Words that a part of a run requires, provides and excludes: a method, network, loss or option.
 
-    Args:
-        name: the part, as in an error.
-        requires: words of `medfedaug.methods.base.WORDS`, or ``method:NAME``.
-        provides: the same.
-        excludes: the same.
-        hint: advice for a refused combination; by default to leave one of the two out.
+    Words are those of `medfedaug.methods.base.WORDS`, or ``method:NAME``. ``hint`` is advice for a refused
+    combination, by default to leave one of the two out.
     """
 
     name: str
@@ -42,12 +37,6 @@ def constraints(method: Method) -> Constraints:
     ``separate_sites``.
     """
     declared = {name: frozenset(getattr(method, name)) for name in ("requires", "provides", "excludes")}
-    for name, words in declared.items():
-        for word in sorted(words - WORDS.keys()):
-            if not word.startswith(_METHOD):
-                near = get_close_matches(word, WORDS, 1)
-                meant = f"did you mean {near[0]}?" if near else f"the words are {', '.join(WORDS)}"
-                raise ConfigError(f"{method.name}: {name} has the unknown word {word!r}; {meant}")
     alone = {f"{_METHOD}{method.name}", *(["global_model"] if _has(method, "aggregator") else [])}
     shares = any(_has(method, hook) for hook in _SHARING)
     return Constraints(

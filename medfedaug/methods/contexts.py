@@ -25,12 +25,8 @@ Targets = list[tuple[float, Tensor]]
 Bounds = Callable[[str], tuple[float, float]]
 
 
-def _nothing() -> Any:
+def _nothing(*_args: Any) -> Any:
     raise RuntimeError("this context has no data")
-
-
-def _no_criterion(outputs: Tensor, targets: Tensor) -> Tensor:
-    raise RuntimeError("this step has no criterion")
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,7 @@ class SiteContext:
     annotated: Callable[[], Sequence[str]] = _nothing
     task: Task | None = None
     momentum: float = 0.0
-    optimiser: Callable[[Iterable[Tensor]], torch.optim.Optimizer] = lambda parameters: _nothing()
+    optimiser: Callable[[Iterable[Tensor]], torch.optim.Optimizer] = _nothing
     trained: Callable[[Iterable[Tensor]], Sequence[Tensor]] = list
     round: Callable[[], int] = lambda: 1
     rounds: int = 1
@@ -139,7 +135,7 @@ class Step:
     inputs: Tensor
     targets: Tensor
     outputs: Tensor
-    criterion: Callable[[Tensor, Tensor], Tensor] = _no_criterion
+    criterion: Callable[[Tensor, Tensor], Tensor] = _nothing
     mixed: Targets = field(default_factory=list)
     patients: Tensor | None = None
 

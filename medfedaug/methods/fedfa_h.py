@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from medfedaug import functional as F
 from medfedaug.config.kinds import FEATURE_MEAN, HISTOGRAM
-from medfedaug.errors import ConfigError
 from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Bounds, Contributions, Payload, ServerContext, SiteContext, Step, zeros
-from medfedaug.models.stages import Stage, find_stage
+from medfedaug.models.insertion import choose_stages
+from medfedaug.models.stages import Stage
 
 
 class FedFAh(Method):
@@ -79,6 +79,11 @@ class FedFAh(Method):
         self.weight, self.bins, self.tau, self.stage, self.samples = weight, bins, tau, stage, samples
         self.range = range
 
+    def prepare_network(self, network: nn.Module) -> nn.Module:
+        """Check that the network has the stage."""
+        self._stage(network)
+        return network
+
     def at_site(self, context: SiteContext) -> SitePart:
         return FedFAhSite(self, context, self._stage(context.network))
 
@@ -86,10 +91,7 @@ class FedFAh(Method):
         return FedFAhServer(self._stage(context.network).channels, self.bins)
 
     def _stage(self, network: nn.Module) -> Stage:
-        try:
-            return find_stage(network, self.stage)
-        except ValueError as error:
-            raise ConfigError(f"fedfa_h: {error}") from error
+        return choose_stages(network, None if self.stage == -1 else [self.stage])[-1]
 
 
 class FedFAhSite(SitePart, SiteExchange):

@@ -112,9 +112,7 @@ class FedRDNSite(SitePart, SiteExchange):
 class FedRDNServer(GatheredServer):
     """The server's half: the list of pairs, 2C + 1 numbers per site.
 
-    Args:
-        in_channels: C.
-        average: flag: inference needs all pairs, and not only the site's own.
+    With ``average`` inference needs all pairs, and not only the site's own.
     """
 
     def __init__(self, in_channels: int, average: bool = False) -> None:

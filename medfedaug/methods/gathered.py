@@ -4,11 +4,7 @@ from medfedaug.methods.base import Payload, ServerExchange, Shapes
 
 
 class GatheredServer(ServerExchange):
-    """The server's half: every site receives ``<key>/<site>`` of all sites.
-
-    Args:
-        shapes: of a site's payload.
-    """
+    """The server's half: every site receives ``<key>/<site>`` of all sites."""
 
     def __init__(self, shapes: Shapes) -> None:
         self.shapes = shapes

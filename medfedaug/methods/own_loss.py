@@ -7,8 +7,7 @@ from torch import Tensor
 class RoundMeans:
     """Means over the steps of a round, read once at its end, since reading a number makes a GPU wait.
 
-    Args:
-        names: one for each number of a step.
+    ``names`` has one for each number of a step.
     """
 
     def __init__(self, *names: str) -> None:

@@ -129,8 +129,6 @@ def find_class(name: str) -> type[Method]:
 def method_class(plugin: plugins.Plugin) -> type[Method]:
     """Return the class of a method from another package."""
     cls = plugin.load()
-    if not isinstance(cls, type) or not issubclass(cls, Method):
-        raise ConfigError(f"{plugin.what}: {cls!r} is not a subclass of medfedaug.methods.Method")
-    if getattr(cls, "name", None) != plugin.name:
-        raise ConfigError(f"{plugin.what}: the class {cls.__name__} must have that name as its `name`")
+    if not isinstance(cls, type) or not issubclass(cls, Method) or cls.name != plugin.name:
+        raise ConfigError(f"{plugin.what}: {cls!r} must be a `Method` whose `name` is {plugin.name!r}")
     return cls

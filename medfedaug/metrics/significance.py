@@ -15,19 +15,10 @@ P = TypeVar("P", bound=Hashable)
 def t_two_sided(t: float, df: float) -> float:
     """Return the probability that a Student's t variable is at least as far from zero as ``t``.
 
-    Args:
-        t: the statistic; infinite values are allowed.
-        df: degrees of freedom, at least 1.
-
-    Raises:
-        ValueError: for fewer than one degree of freedom.
-
     Example:
         >>> round(t_two_sided(2.776, df=4), 4)
         0.05
     """
-    if df < 1:
-        raise ValueError(f"df must be at least 1, got {df}")
     from scipy.special import stdtr  # light commands import this module
 
     return float(2 * stdtr(df, -abs(t)))
@@ -40,8 +31,6 @@ def t_quantile(confidence: float, df: float) -> float:
         >>> round(t_quantile(0.95, df=4), 3)
         2.776
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
     from scipy.special import stdtrit  # in a tenth of the time of scipy.stats
 
     return float(-stdtrit(df, (1 - confidence) / 2))
@@ -89,14 +78,9 @@ def mean_interval(
 
 
 def interval_ends(metric: Metric, values: Sequence[tuple[float, Hashable]]) -> dict[str, float]:
-    """Return the ends of the 95% interval of a metric's mean by their names in results.
+    """Return ``NAME_low`` and ``NAME_high``, the 95% interval of a metric's mean, from values and patients.
 
-    Args:
-        metric: the metric of the scores.
-        values: scores, each with its patient.
-
-    Returns:
-        ``NAME_low`` and ``NAME_high``; empty for fewer than two patients with a score.
+    For fewer than two patients the result is empty.
     """
     scores, patients = [score for score, _ in values], [patient for _, patient in values]
     ends = mean_interval(scores, metric.largest, patients=patients)
@@ -121,15 +105,10 @@ def detectable_difference(spread: float, pairs: int, power: float = 0.8, level: 
     Returns:
         d, in the units of ``spread``.
 
-    Raises:
-        ValueError: for fewer than two pairs, or a power that is not between ``level`` and 1.
-
     Example:
         >>> round(detectable_difference(0.07, pairs=22), 3)
         0.044
     """
-    if pairs < 2 or not level < power < 1:
-        raise ValueError(f"need two or more pairs and a power above {level}, got {pairs} and {power}")
     df, critical = pairs - 1, t_quantile(1 - level, pairs - 1)
     from scipy.optimize import brentq
 
@@ -174,18 +153,13 @@ def paired_t_test(values: Sequence[float], baseline: Sequence[float]) -> PairedT
     """Test whether ``values`` and ``baseline`` differ, pair by pair.
 
     Args:
-        values: scores, for example one per seed.
+        values: scores, for example one per seed; two or more.
         baseline: scores of the same seeds.
-
-    Raises:
-        ValueError: for different lengths or fewer than two pairs.
 
     Example:
         >>> round(paired_t_test([0.71, 0.74, 0.72], [0.70, 0.71, 0.70]).p, 3)
         0.074
     """
-    if len(values) != len(baseline) or len(values) < 2:
-        raise ValueError(f"need two or more pairs, got {len(values)} values and {len(baseline)}")
     differences = [a - b for a, b in zip(values, baseline, strict=True)]
     pairs, mean, spread = len(differences), fmean(differences), stdev(differences)
     if spread == 0:

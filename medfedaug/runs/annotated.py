@@ -97,5 +97,4 @@ class Annotated:
 
 
 def _range(scores: Mapping[str, float]) -> str:
-    low, high = f"{min(scores.values()):.2f}", f"{max(scores.values()):.2f}"
-    return low if low == high else f"{low} to {high}"
+    return " to ".join(dict.fromkeys(f"{pick(scores.values()):.2f}" for pick in (min, max)))

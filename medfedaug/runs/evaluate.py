@@ -19,21 +19,20 @@ def open_model(
     model: str | Path,
     data: str | Path,
     *,
-    config: str | Path | None = None,
     limit: int | None = None,
     device: str = "auto",
     state: str | Path | None = None,
 ) -> Iterator[tuple[SiteModel, bool]]:
     """Open a global model at one site after the other.
 
-    `medfedaug.runs.finished_run.FinishedRun.open` describes ``model``, ``config`` and ``state``. The data are
+    `medfedaug.runs.finished_run.FinishedRun.open` describes ``model`` and ``state``. The data are
     a site's folder, or a folder with several sites' folders, with at most ``limit`` cases per site.
 
     Yields:
         The site's model, and whether it is complete: a site that did not train lacks the layers that sites
         keep. One site at a time, since a model holds the site's images.
     """
-    run = FinishedRun.open(model, config=config, state=state)
+    run = FinishedRun.open(model, state=state)
     for name in _sites(run, Path(data)):
         opened = run.at_site(name, data, device, limit=limit)
         yield opened, opened.recall(run.local_state(name))
@@ -55,7 +54,6 @@ def evaluate_model(
     model: str | Path,
     data: str | Path,
     *,
-    config: str | Path | None = None,
     split: str = "test",
     limit: int | None = None,
     device: str = "auto",
@@ -63,14 +61,11 @@ def evaluate_model(
 ) -> dict[str, Any]:
     """Score a global model on the images of sites, with each site's normalisation.
 
-    `open_model` describes the arguments. ``split`` is ``"test"`` or ``"validation"``.
-
     Returns:
-        The split; ``sites``, ``mean``, ``worst`` and ``disparity`` as under ``test`` in ``results.json``; and
-        under ``scored`` the model of each site's scores
-        (`medfedaug.runs.finished_run.FinishedRun.whose`).
+        The split, ``"test"`` or ``"validation"``; ``sites``, ``mean``, ``worst`` and ``disparity`` as under
+        ``test`` in ``results.json``; and under ``scored`` the model of each site's scores.
     """
-    run = FinishedRun.open(model, config=config, state=state)
+    run = FinishedRun.open(model, state=state)
     sites: dict[str, Any] = {}
     for name in _sites(run, Path(data)):
         trainer = run.trainer(name, data, device, limit=limit)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from medfedaug.config.machine import KIT_STATE, STATE_VARIABLE, Machine
@@ -19,22 +18,23 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SPLITS, SiteFolder
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.errors import ConfigError, first_line
+from medfedaug.errors import ConfigError, MedFedAugError, first_line
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.job_folder import STATE, check_unchanged, exchange_file
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.state import LocalState, read_local_states
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.registry import GLOBAL, UNSEEN
-from medfedaug.models.tensor_files import load_tensors
+from medfedaug.models.weights import load_tensors
 from medfedaug.runs.recorded_run import RecordedRun
 from medfedaug.statistics import ChannelStatistics
-from medfedaug.utils.validation import first_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["FinishedRun"]
+
+_Model = TypeVar("_Model", bound=SiteModel)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,16 +50,11 @@ class FinishedRun(RecordedRun):
     state: Path
 
     @classmethod
-    def open(
-        cls, model: str | Path, *, config: str | Path | None = None, state: str | Path | None = None
-    ) -> Self:
+    def open(cls, model: str | Path, *, state: str | Path | None = None) -> Self:
         """Read a run's files, and check that they belong together.
 
         Args:
-            model: the folder of a run, for its ``global_model.pt``, or a model of it. If a
-                ``global_exchange.pt`` is in the same folder, further values of the methods' layers are read
-                from it.
-            config: the run's ``results.json``; by default the one in the model's folder.
+            model: the folder of a run, for its ``global_model.pt``, or a model of it.
             state: the sites' state, for a run that leaves layers at the sites: a folder, or the kit of a
                 site, whose settings name one. By default the folder ``state`` next to the model, else the
                 folder of the environment variable ``MEDFEDAUG_STATE``.
@@ -67,13 +62,10 @@ class FinishedRun(RecordedRun):
         Raises:
             ConfigError: naming the error and its place.
         """
-        run = RecordedRun.open(model, config=config)
+        run = RecordedRun.open(model)
         weights, exchange = _load_weights(run.model), exchange_file(run.model)
         payload = _load_weights(exchange) if exchange.exists() else {}
-        finished = cls(run.model, run.record, weights, payload, _find_state(run.model.parent, state))
-        _check_weights(run.model, weights, finished.composition)
-        _check_finite(exchange, payload)
-        return finished
+        return cls(run.model, run.record, weights, payload, _find_state(run.model.parent, state))
 
     @cached_property
     def composition(self) -> Composition:
@@ -86,13 +78,6 @@ class FinishedRun(RecordedRun):
 
         Use it to train a network with the same stages without a federation. Empty where no method of the run
         sent γ.
-
-        Example:
-            A custom network gets the γ of a run::
-
-                layers = ffa_layers(insert_ffa(network))
-                for stage, (gamma_mean, gamma_std) in FinishedRun.open("runs/fedfa").gamma.items():
-                    layers[stage].set_gamma(gamma_mean, gamma_std)
         """
         means = [key for key in self.payload if key.endswith("/gamma_mean")]
         return {
@@ -110,9 +95,6 @@ class FinishedRun(RecordedRun):
         Its input is an image from the run's data pipeline: scaled, and normalised where a method of the run
         normalises, as in `LoadedRun.predict`. It gets the layers or weights of a site, where the run left
         some at the sites.
-
-        Raises:
-            ConfigError: for a site that took no part in the run, or without a site where the model needs one.
         """
         known = {*self.record.get("sites", {}), *self.record.get("unseen", ()), *self.sites_with_layers}
         if site and site not in known:
@@ -125,11 +107,7 @@ class FinishedRun(RecordedRun):
 
     @contextmanager
     def scoring(self, model: SiteModel) -> Iterator[nn.Module]:
-        """Yield the network that scores a site's cases, from the model of `at_site`.
-
-        Raises:
-            ConfigError: where layers of the model stay at the sites, and `state` has none of this site.
-        """
+        """Yield the network that scores a site's cases, from the model of `at_site`."""
         if not model.recall(self.local_state(model.name)):
             keeping = [m.name for m in self.composition.methods if m.local_entries(model.network)]
             sites = ", ".join(self.sites_with_layers)
@@ -156,11 +134,7 @@ class FinishedRun(RecordedRun):
         return UNSEEN if site in self.record.get("unseen", ()) else f"{GLOBAL} (no site of the run)"
 
     def local_state(self, site: str) -> LocalState | None:
-        """Read a site's state with this model, after its last training round; ``None`` for none.
-
-        Raises:
-            MedFedAugError: when its file is damaged.
-        """
+        """Read a site's state with this model, after its last training round; ``None`` for none."""
         states = read_local_states(self.state / site / f"{self.record['run']}.pt")
         last = max((round_ for round_ in states if round_ <= self.round), default=0)
         return states.get(last)
@@ -182,8 +156,7 @@ class FinishedRun(RecordedRun):
         self.check_whole()
         model = SiteModel(self._limited(limit), data, device, machine=_machine(), statistics=statistics)
         model.open(name)
-        model.receive(self.weights, self.payload, self.payload)
-        return model
+        return self._received(model)
 
     def trainer(
         self, name: str, data: str | Path | SiteFolder, device: str = "auto", *, limit: int | None = None
@@ -193,8 +166,14 @@ class FinishedRun(RecordedRun):
         trainer = SiteTrainer(self._limited(limit), data, device, self.state / name, machine=_machine())
         trainer.open(name)
         trainer.enter_run(self.record["run"])
-        trainer.receive(self.weights, self.payload, self.payload)
-        return trainer
+        return self._received(trainer)
+
+    def _received(self, model: _Model) -> _Model:
+        try:
+            model.receive(self.weights, self.payload, self.payload)
+        except MedFedAugError as error:  # of a model that somebody changed and recorded
+            raise ConfigError(f"{self.model}: {error}") from error
+        return model
 
     def _limited(self, limit: int | None) -> RunConfig:
         return replace(self.config, limit=limit)
@@ -209,37 +188,11 @@ def _find_state(folder: Path, state: str | Path | None) -> Path:
 
 
 def _load_weights(path: Path) -> dict[str, Tensor]:
+    """Read a file that has the recorded hash."""
     try:
-        weights = load_tensors(path)
+        return dict(load_tensors(path))
     except Exception as error:  # a damaged file fails anywhere between zip and pickle
         raise ConfigError(f"{path}: not a model ({first_line(error)})") from error
-    if not isinstance(weights, Mapping) or not all(isinstance(v, Tensor) for v in weights.values()):
-        raise ConfigError(f"{path}: not a state dict")
-    return dict(weights)
-
-
-def _check_weights(path: Path, weights: Mapping[str, Tensor], composition: Composition) -> None:
-    """Check that weights fit their run's network, complete and finite."""
-    expected = composition.network.state_dict()
-    if missing := [key for key in composition.shared if key not in weights]:
-        raise ConfigError(
-            f"{path}: lacks {len(missing)} of the {len(composition.shared)} entries that its run's network "
-            f"shares: {first_of(missing)}"
-        )
-    if unknown := [key for key in weights if key not in expected]:
-        raise ConfigError(f"{path}: its run's network has no entries {first_of(unknown)}")
-    for key, value in weights.items():
-        if value.shape != expected[key].shape:
-            raise ConfigError(
-                f"{path}: {key} has the shape {tuple(value.shape)}, in its run's network "
-                f"{tuple(expected[key].shape)}"
-            )
-    _check_finite(path, weights)
-
-
-def _check_finite(path: Path, values: Mapping[str, Tensor]) -> None:
-    if invalid := [key for key, value in values.items() if not torch.isfinite(value).all()]:
-        raise ConfigError(f"{path}: NaN or infinite values in {len(invalid)} entries: {first_of(invalid)}")
 
 
 def _machine() -> Machine:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from medfedaug.errors import ConfigError, StorageError, first_line
+from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.job_folder import (
     CARDS,
     EVENTS,
@@ -47,10 +47,7 @@ def sites_lock(out: Path) -> Path:
 def keep_fingerprint(state: Path, fingerprint: Mapping[str, str]) -> None:
     """Record the data files with which a run begins."""
     file = server_checkpoint(state).with_name(_DATA)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(file, error) from error
+    file.parent.mkdir(parents=True, exist_ok=True)
     write_versioned(file, _DATA_KIND, _DATA_VERSION, {"files": fingerprint})
 
 
@@ -70,12 +67,7 @@ def check_results(out: Path) -> None:
     ours = is_json_with(out / RESULTS, "config", "rounds", "test") or server_checkpoint(state).is_file()
     for name in (*_FILES, STATE):
         path, folder = out / name, name == STATE
-        if not os.path.lexists(path):
-            continue
-        if path.is_dir() != folder:
-            kind = "a folder" if path.is_dir() else "not a folder"
-            raise ConfigError(f"{path} is {kind}, but a run writes there; move it away")
-        if not folder and not ours:
+        if os.path.lexists(path) and (path.is_dir() != folder or not (folder or ours)):
             raise ConfigError(f"{path} is not of a run; choose another folder, or move the file away")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from medfedaug.config.bundle_reference import PREDICTS
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.statistics import ChannelStatistics, check_intensity, load_statistics
+from medfedaug.statistics import ChannelStatistics, load_statistics
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,11 @@ class Origin:
         """
         if run.config.bundle:
             raise ConfigError(f"{run.model}: {PREDICTS}")
-        normalises = run.composition.needs_statistics
         if site is not None and statistics is not None:
             raise ConfigError("--site and --statistics exclude each other: both choose the statistics")
+        if statistics is not None and not run.composition.needs_statistics:
+            raise ConfigError("--statistics: the run's methods do not normalise with a site's; leave it out")
         if statistics is not None:
-            if not normalises:
-                names = ", ".join(method.name for method in run.composition.methods)
-                raise ConfigError(
-                    f"--statistics: the run's methods ({names}) do not normalise with a site's statistics; "
-                    "leave it out"
-                )
             return cls("", _one_pair(Path(statistics), run), str(statistics))
         if site is None:
             return cls("", None, "")
@@ -56,7 +51,7 @@ class Origin:
                 f"the run left layers or weights at its sites, and {run.state} {present}: give --state, the "
                 f"folder in which {site} keeps its own, or its kit"
             )
-        if normalises and site not in run.statistics:
+        if run.composition.needs_statistics and site not in run.statistics:
             raise ConfigError(
                 f"the run has no statistics of {site}: give --statistics FILE, which `medfedaug statistics "
                 f"--intensity {run.composition.intensity} --data DIR --out FILE` makes of its images"
@@ -66,12 +61,9 @@ class Origin:
 
 def _one_pair(path: Path, run: FinishedRun) -> ChannelStatistics:
     try:
-        statistics = load_statistics(path)
-        check_intensity(path, run.composition.intensity)
-    except ValueError as error:
+        statistics = load_statistics(path, run.composition.intensity)
+    except (OSError, ValueError) as error:
         raise ConfigError(first_line(error)) from error
-    except OSError as error:
-        raise ConfigError(f"{path}: {error}") from error
     if len(statistics) > 1:
         raise ConfigError(f"{path}: expected one site, found {', '.join(statistics)}")
     (pair,) = statistics.values()

@@ -39,9 +39,6 @@ def spare_files(out: Path) -> dict[Path, int]:
     """Return what no command needs of a finished run, with sizes in bytes.
 
     These are the model of the last round beside the selected one, and workspaces of killed processes.
-
-    Raises:
-        ConfigError: while another process makes the run, or when it is not finished.
     """
     if not is_json_with(out / RESULTS, "config", "rounds", "test"):
         raise ConfigError(f"{out}: no finished run; name a folder with {RESULTS}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from medfedaug.config.run import RunConfig, asked_settings
-from medfedaug.errors import DataError
+from medfedaug.errors import DataError, first_line
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.metrics.base import mean_score
 from medfedaug.metrics.nothing_learned import nothing_learned_in
@@ -19,19 +18,13 @@ from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.results_schema import check_finished
 from medfedaug.runs.run import Run, Scores
 from medfedaug.utils.files import parse_json
+from medfedaug.utils.versions import other_version
 
 __all__ = ["find_runs", "load_run"]
 
-# The fold in the name of a custom folder: lgg_fold3.
-_FOLD = re.compile(r"(?P<data>.+)[-_.]fold[-_]?(?P<fold>\d+)", re.IGNORECASE)
-
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """Return the folders of runs: each path that is a run's folder, otherwise all runs below it, sorted.
-
-    Raises:
-        DataError: when a path is not a finished run and contains none.
-    """
+    """Return the folders of runs: each path that is a run's folder, otherwise all runs below it, sorted."""
     folders: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir() or (path / RESULTS).exists():
@@ -50,9 +43,6 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
     """Read and check a run from its folder or its ``results.json``.
 
     Without a test metric for comparisons, the run has the one that chose the round.
-
-    Raises:
-        DataError: naming the file and the error.
     """
     file = Path(path)
     if file.is_dir() or file.suffix != ".json":
@@ -72,8 +62,7 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
     add_recorded(content.get("metrics", {}))
     chosen_by = next(iter(mean))
     scores = _scores(test, sorted(trained - entries.keys()))
-    first, (context, options) = scores[chosen_by, ""], _context(content)
-    context["oversized"] = oversized_in(test)
+    first = scores[chosen_by, ""]
     run = Run(
         path=file,
         config=_complete(content["config"]),
@@ -102,27 +91,22 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
             for site, entry in entries.items()
             if entry.get("note") and entry.get(chosen_by) is None
         },
-        options=options,
-        context=context,
+        options=content.get("data_options", {}),
+        context={**_context(content), "oversized": oversized_in(test)},
     )
     return run.scored_by(metric) if metric else run
 
 
 def _content(file: Path) -> dict[str, Any]:
     """Read a file, and check its structure."""
+    content: Any = None
     try:
-        content: dict[str, Any] = parse_json(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError("is missing", path=file, hint="Give the folder of a finished run.") from None
-    except OSError as error:
-        raise DataError(f"cannot be read ({error.strerror})", path=file) from error
-    except ValueError as error:
-        raise DataError(f"is not JSON ({error})", path=file) from error
-    try:
+        content = parse_json(file.read_text(encoding="utf-8"))
         check_finished(content)
-    except ValueError as error:
-        raise DataError(f"is damaged ({error})", path=file) from error
-    return content
+    except (OSError, ValueError) as error:
+        problem = f"is no record of a finished run ({first_line(error)}{other_version(content)})"
+        raise DataError(problem, path=file, hint="Give the folder of a finished run.") from error
+    return dict(content)
 
 
 def _complete(settings: dict[str, Any]) -> dict[str, Any]:
@@ -135,17 +119,13 @@ def _complete(settings: dict[str, Any]) -> dict[str, Any]:
     return {**defaults, **known, "plan": {**defaults["plan"], **settings.get("plan", {})}}
 
 
-def _context(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return further entries of the file (`Run.context`), and the options of the data."""
+def _context(content: dict[str, Any]) -> dict[str, Any]:
+    """Return further entries of the file (`Run.context`)."""
     names = ("data", "engine", "seconds", "files", "bytes_up_before_training", "labelled")
     context = {name: content[name] for name in names if name in content}
     if planned := content.get("planned"):
         context["planned"] = {**planned, "asked": _complete(asked_settings(content))}
-    options = content.get("data_options", {})
-    match = _FOLD.fullmatch(context.get("data", ""))
-    if match and "data_options" not in content:
-        context["data"], options = match["data"], {"folds": True, "fold": int(match["fold"])}
-    return context, options
+    return context
 
 
 def _scores(test: dict[str, Any], silent: Sequence[str]) -> dict[tuple[str, str], Scores]:

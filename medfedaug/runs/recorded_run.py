@@ -21,7 +21,7 @@ from medfedaug.federation.job_folder import (
     check_unchanged,
     exchange_file,
 )
-from medfedaug.runs.results_schema import check_record
+from medfedaug.runs.results_schema import check_finished
 from medfedaug.utils.files import parse_json, sha256
 from medfedaug.utils.printable import counted, html_table, printable
 from medfedaug.utils.validation import is_number
@@ -45,35 +45,32 @@ class RecordedRun(Mapping[str, Any]):
     record: dict[str, Any]
 
     @classmethod
-    def open(cls, model: str | Path, *, config: str | Path | None = None) -> Self:
+    def open(cls, model: str | Path) -> Self:
         """Read a run's record, and check by their hashes that its files belong to it.
 
-        Args:
-            model: the folder of a run, for its ``global_model.pt``, or a model of it.
-            config: the run's ``results.json``; by default the one in the model's folder.
-
-        Raises:
-            ConfigError: naming the file.
+        ``model`` is the folder of a run, for its ``global_model.pt``, or a model of it.
         """
         path = Path(model)
         file = path / GLOBAL_MODEL if path.is_dir() else path
-        results = Path(config or file.parent / RESULTS)
+        results = file.parent / RESULTS
         if not file.exists() and not results.exists():
             raise ConfigError(
                 f"{path}: no finished run; name the folder of one, in which are {GLOBAL_MODEL} and {RESULTS}"
             )
-        record = _load_record(results)
-        if HASHES not in record:
-            text = f"{results}: has no hashes of the run's files ({HASHES}): changes could not be noticed"
-            raise ConfigError(text + other_version(record))
+        record: Any = None
+        try:
+            record = parse_json(results.read_text())
+            check_finished(record)
+            if missing := {"run", HASHES} - {*record}:
+                raise ValueError(f"expected an object with {min(missing)}")
+            run = cls(file, record)
+            _ = run.config
+        except (OSError, ConfigError, TypeError, ValueError) as error:
+            text = f"{results}: no record of a run ({first_line(error)}{other_version(record)})"
+            raise ConfigError(text) from error
         check_unchanged(file, record)
         if (exchange := exchange_file(file)).exists():
             check_unchanged(exchange, record)
-        run = cls(file, record)
-        try:
-            _ = run.config
-        except (ConfigError, TypeError, ValueError) as error:
-            raise ConfigError(f"{results}: config: {first_line(error)}{other_version(run.record)}") from error
         return run
 
     @classmethod
@@ -109,7 +106,7 @@ class RecordedRun(Mapping[str, Any]):
         try:
             return load_statistics(path)
         except ValueError as error:
-            raise ConfigError(f"{path}: {first_line(error)}") from error
+            raise ConfigError(first_line(error)) from error
 
     @property
     def results(self) -> dict[str, Any]:
@@ -174,9 +171,7 @@ class RecordedRun(Mapping[str, Any]):
     def test_table(self) -> list[dict[str, Any]]:
         """Test scores as rows, ready for ``pandas.DataFrame``: one for each site, and one for their mean.
 
-        Returns:
-            ``site``, ``trained`` (``None`` in the row of the mean), and a column for each metric; ``None``
-            where a site has no score.
+        The columns are ``site``, ``trained`` (``None`` in the row of the mean), and each metric.
         """
         test = self.record.get("test", {})
         mean = test.get("mean", {})
@@ -204,16 +199,3 @@ class _Results(dict[str, Any]):
 
 def _cell(value: Any) -> str:
     return f"{value:.3f}" if is_number(value) else "–" if value is None else printable(str(value))
-
-
-def _load_record(path: str | Path) -> dict[str, Any]:
-    """Load a run's ``results.json``."""
-    try:
-        record: dict[str, Any] = parse_json(Path(path).read_text())
-        check_record(record)
-        missing = {"config", "run", "rounds", "selected_round"} - set(record)
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path}: no record of a run ({first_line(error)})") from error
-    if missing:
-        raise ConfigError(f"{path}: no record of a run ({min(missing)!r} is missing{other_version(record)})")
-    return record

@@ -19,7 +19,6 @@ from medfedaug.utils.structure import (
     score,
     text,
 )
-from medfedaug.utils.versions import other_version
 
 __all__ = ["check_evaluation", "check_finished", "check_record"]
 
@@ -39,25 +38,13 @@ def check_record(record: Any) -> None:
 
 
 def check_finished(record: Any) -> None:
-    """Check that a record has all entries of a finished run.
-
-    Raises:
-        ValueError: naming the first entry that is missing or of another kind, and both versions for a record
-            of another one.
-    """
-    try:
-        _FINISHED(record, "")
-        check_record(record)
-    except ValueError as error:
-        raise ValueError(f"{error}{other_version(record)}") from error
+    """Check that a record has all entries of a finished run."""
+    _FINISHED(record, "")
+    check_record(record)
 
 
 def check_evaluation(content: Any) -> None:
-    """Check that the results of an evaluation have the structure of this release.
-
-    Raises:
-        ValueError: naming the first entry of another kind, or an unknown model.
-    """
+    """Check that the results of an evaluation have the structure of this release."""
     _EVALUATION(content, "")
     for site, scores in content["sites"].items():
         for model in scores:

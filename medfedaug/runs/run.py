@@ -36,7 +36,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, by one of its metrics.
+    """A finished run, by one of its metrics, with the fields of `Scores`.
 
     Attributes:
         path: the ``results.json``.
@@ -44,11 +44,7 @@ class Run:
         metric: name of the score (`medfedaug.metrics.registry.METRICS`); by default `chosen_by`.
         rounds: the record of each round, in order.
         selected_round: the round whose model was tested.
-        sites: see `Scores`.
-        unseen: see `Scores`.
-        mean: see `Scores`.
         cases: number of test cases by site, if recorded.
-        case_scores: see `Scores.cases`.
         patients: the number of the patient of each case by site, where the site named patients. Runs may
             number them in different orders.
         left_out: sites that could not take part, with the reason.

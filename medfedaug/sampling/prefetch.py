@@ -1,7 +1,6 @@
 """Prefetch batches, and copy them to a GPU, during computation."""
 
 import os
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -15,16 +14,15 @@ from torch.utils._pytree import tree_map_only
 Batch = TypeVar("Batch")
 
 
-def prefetch(batches: Iterable[Batch], count: int, device: torch.device) -> Iterator[Batch]:
-    """Prepare batches in advance, in order, in one thread.
+def prefetch(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """Prepare the next batch in a thread during the use of one, unless PyTorch uses all cores of the CPU.
 
     Unlike MONAI's `ThreadBuffer`, this function raises errors of the thread. For a GPU, CPU tensors go to
-    pinned memory, which is copied while the GPU computes. ``count`` batches are in preparation during the use
-    of one: none for 0, and on a CPU whose cores are all in use by PyTorch.
+    pinned memory, which is copied while the GPU computes.
     """
     # PyTorch's threads wait for each other after every operation: a thread that shares its core with this
     # one delays all, which costs more than the batch.
-    if not count or (device.type == "cpu" and torch.get_num_threads() >= (os.cpu_count() or 1)):
+    if device.type == "cpu" and torch.get_num_threads() >= (os.cpu_count() or 1):
         yield from batches
         return
     source = iter(batches)
@@ -35,9 +33,9 @@ def prefetch(batches: Iterable[Batch], count: int, device: torch.device) -> Iter
 
     with ThreadPoolExecutor(1) as pool:
         # Each context shares the decoded images with the thread.
-        waiting = deque(pool.submit(copy_context().run, make) for _ in range(count))
-        while (batch := waiting.popleft().result()) is not None:
-            waiting.append(pool.submit(copy_context().run, make))
+        waiting = pool.submit(copy_context().run, make)
+        while (batch := waiting.result()) is not None:
+            waiting = pool.submit(copy_context().run, make)
             yield batch
 
 

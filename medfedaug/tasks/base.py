@@ -90,23 +90,14 @@ class Task(ABC):
 
     @abstractmethod
     def check_site(self, site: SiteFolder) -> None:
-        """Check that a site has the federation's classes.
-
-        Raises:
-            DataError: naming the site.
-        """
+        """Check that a site has the federation's classes; a `DataError` names the site."""
 
     @abstractmethod
     def prepared(self, site: SiteFolder, case: Case) -> dict[str, Tensor]:
         """Decode a training case and prepare it for the network, as the site keeps it.
 
-        Returns:
-            ``image`` and ``label``, whose first axis counts the items of the case, possibly none;
-            ``centres``, with which `window` cuts patches; and entries of the whole image for the statistics,
-            `Preparation.of_whole`.
-
-        Raises:
-            DataError: naming site and file.
+        The first axis of ``image`` and ``label`` counts the items of the case, possibly none; `window` cuts
+        patches with ``centres``; `Preparation.of_whole` has entries of the whole image for the statistics.
         """
 
     @property
@@ -129,11 +120,9 @@ class Task(ABC):
         return ()
 
     def fixed(self, sample: Sample, random: np.random.RandomState) -> Any:
-        """Return a training sample, or a list of several, without augmentation.
+        """Return a training sample, as kept or cut by `window`, or a list of several, without augmentation.
 
-        Args:
-            sample: image and label, as kept or cut by `window`.
-            random: draws that are the same each time.
+        Draws of ``random`` are the same each time.
         """
         return sample
 
@@ -143,11 +132,7 @@ class Task(ABC):
         return self.preparation.moments(image, over)
 
     def statistics(self, site: SiteFolder, over: str = "image") -> ChannelStatistics:
-        """Compute channel statistics over a site's training images, or without such its test images.
-
-        Raises:
-            DataError: when an image cannot be read, or a channel is constant in all of them.
-        """
+        """Compute channel statistics over a site's training images, or without such its test images."""
         cases = site.cases["training" if site.trains else "test"]
         return checked_statistics(
             site, lambda: average_moments(self.moments(site, case, over) for case in cases)
@@ -159,29 +144,15 @@ class Task(ABC):
 
     @abstractmethod
     def evaluation_case(self, site: SiteFolder, case: Case, labelled: bool = True) -> EvaluationCase:
-        """Load a case for scoring, or without ``labelled`` for prediction.
-
-        Raises:
-            DataError: naming site and file.
-        """
+        """Load a case for scoring, or without ``labelled`` for prediction."""
 
     @abstractmethod
     def outputs(
-        self,
-        network: nn.Module,
-        cases: Iterable[EvaluationCase],
-        transform: Pipeline,
-        device: torch.device,
-        batch_size: int = 16,
+        self, network: nn.Module, cases: Iterable[EvaluationCase], transform: Pipeline, batch_size: int = 16
     ) -> Iterator[tuple[EvaluationCase, Tensor]]:
         """Yield a network's output for each case: the label map of a volume, the logits (K,) of a photograph.
 
-        Args:
-            network: the network, in evaluation mode.
-            cases: cases from `evaluation_case`; labels are not used.
-            transform: transform of each image.
-            device: the network's device.
-            batch_size: images at once.
+        The network is in evaluation mode; labels of the cases are not used.
         """
 
     @abstractmethod
@@ -190,7 +161,6 @@ class Task(ABC):
         network: nn.Module,
         case: EvaluationCase,
         transform: Pipeline,
-        device: torch.device,
         batch_size: int = 16,
         probabilities: bool = False,
     ) -> Prediction:
@@ -264,28 +234,31 @@ class Task(ABC):
         network: nn.Module,
         cases: Iterable[EvaluationCase],
         transform: Pipeline,
-        device: torch.device,
         batch_size: int = 16,
         full: bool = False,
     ) -> dict[str, Any]:
         """Score a network (`scores`); ``full`` computes all of `metrics` by class, not `metric` alone."""
         network.eval()
-        return self.scores(self.outputs(network, cases, transform, device, batch_size), full)
+        return self.scores(self.outputs(network, cases, transform, batch_size), full)
 
     @abstractmethod
     def scores(self, outputs: Iterable[tuple[EvaluationCase, Tensor]], full: bool) -> dict[str, Any]:
         """Score a network's `outputs`, one at a time.
 
-        Returns:
-            ``{metric: mean or None, "cases": {name: score or None}}``; ``None`` without a score. With
-            ``full`` also the mean of each of `metrics`, by class under ``"classes"``, and by case under
-            ``"case_metrics"`` for metrics of cases.
+        The result is ``{metric: mean or None, "cases": {name: score or None}}``; ``None`` without a score.
+        With ``full`` it also has the mean of each of `metrics`, by class under ``"classes"``, and by case
+        under ``"case_metrics"`` for metrics of cases.
         """
 
     @property
     @abstractmethod
     def scored_classes(self) -> tuple[str, ...]:
         """Classes with a score."""
+
+
+def device_of(network: nn.Module) -> torch.device:
+    """Return the device of a network, the CPU for one without parameters."""
+    return next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
 
 
 def plain_tensor(value: Any) -> Tensor:

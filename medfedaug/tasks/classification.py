@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.checks.site_checks import check_known_classes
-from medfedaug.data.preparation.preparation import Preparation
-from medfedaug.data.preparation.resizing import resize_in_plane
+from medfedaug.data.preparation.preparation import Preparation, resize_in_plane
 from medfedaug.errors import ConfigError, DataError, withheld
 from medfedaug.metrics.classification import ClassifiedImages, image_scores
 from medfedaug.metrics.registry import metric_names
-from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, stack
+from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, device_of, stack
 from medfedaug.tasks.losses import Loss, build_loss
 
 
@@ -97,22 +96,16 @@ class ClassificationTask(Task):
         network: nn.Module,
         case: EvaluationCase,
         transform: Pipeline,
-        device: torch.device,
         batch_size: int = 16,
         probabilities: bool = False,
     ) -> Prediction:
         """Predict the class of an image."""
-        ((_, logits),) = self.outputs(network, [case], transform, device)
+        ((_, logits),) = self.outputs(network, [case], transform)
         return Prediction(logits.argmax(), logits.float().softmax(dim=0) if probabilities else None)
 
     @torch.no_grad()
     def outputs(
-        self,
-        network: nn.Module,
-        cases: Iterable[EvaluationCase],
-        transform: Pipeline,
-        device: torch.device,
-        batch_size: int = 16,
+        self, network: nn.Module, cases: Iterable[EvaluationCase], transform: Pipeline, batch_size: int = 16
     ) -> Iterator[tuple[EvaluationCase, Tensor]]:
         """Yield the logits of photographs, (K,) each, on the CPU."""
         remaining = iter(cases)
@@ -123,7 +116,7 @@ class ClassificationTask(Task):
                     for case in chunk
                 ]
             )
-            outputs = network(batch[Keys.IMAGE].to(device))
+            outputs = network(batch[Keys.IMAGE].to(device_of(network)))
             yield from zip(chunk, outputs.cpu(), strict=True)
 
     def transforms(self) -> Sequence[Transform]:

@@ -36,14 +36,10 @@ _WHOLE_LABELS = ("HausdorffDTLoss", "LogHausdorffDTLoss")
 
 
 class Loss:
-    r"""A scalar of logits and targets, with targets as labels or as probabilities of the classes.
+    r"""A scalar of logits and targets, with targets as labels or as probabilities of K classes.
 
-    Args:
-        name: name for `build_loss`.
-        num_classes: K.
-        labels: the loss for labels, (B, 1, \*spatial) or (B,).
-        probabilities: the loss for probabilities, (B, K, \*spatial), if any.
-        merges: it uses the softmax of each voxel, so that classes can be merged and voxels left out.
+    Labels are (B, 1, \*spatial) or (B,), probabilities (B, K, \*spatial). A loss that ``merges`` uses the
+    softmax of each voxel, so that classes can be merged and voxels left out.
     """
 
     def __init__(
@@ -89,9 +85,9 @@ def build_loss(
         check_arguments(args)
         cls, defaults = _find(task, name)
         loss = _make(name, cls, {**defaults, **args}, num_classes, dense=task == "segmentation")
-    except Exception as error:  # classes check arguments in their own ways
+        _try(loss, (8, 8) if task == "segmentation" else ())
+    except Exception as error:  # classes check arguments in their own ways, some only in use
         raise ConfigError(f"loss {name}: {first_line(error)}") from error
-    _try(loss, (8, 8) if task == "segmentation" else ())
     return loss
 
 
@@ -114,11 +110,6 @@ def _find(task: str, name: str) -> tuple[type[nn.Module], dict[str, Any]]:
 
 def _make(name: str, cls: type[nn.Module], args: dict[str, Any], num_classes: int, *, dense: bool) -> Loss:
     parameters = constructor_parameters(cls)
-    if unknown := [key for key in args if key not in parameters]:
-        known = [key for key in parameters if key != _ONE_HOT]
-        raise ValueError(f"has no argument {unknown[0]}; it takes {', '.join(known)}")
-    if _ONE_HOT in args:
-        raise ValueError(f"{_ONE_HOT} follows from the targets; leave it out")
     if isinstance(args.get("weight"), list):
         args["weight"] = torch.tensor([float(value) for value in args["weight"]])
     if cls is nn.CrossEntropyLoss:
@@ -154,15 +145,12 @@ class _Column(_Labels):
 
 @torch.no_grad()
 def _try(loss: Loss, spatial: tuple[int, ...]) -> None:
-    """Compute a loss once: some classes check their arguments only in use."""
+    """Compute a loss once."""
     count = loss.num_classes
     labels = torch.arange(2 * 8 ** len(spatial)).remainder(count).view(2, *([1, *spatial] if spatial else []))
     outputs = torch.zeros(2, count, *spatial)
     probabilities = one_hot(labels if spatial else labels[:, None], count)
     for targets in (labels, probabilities) if loss.takes_probabilities else (labels,):
-        try:
-            value = loss(outputs, targets)
-        except Exception as error:
-            raise ConfigError(f"loss {loss.name}: {first_line(error)}") from error
+        value = loss(outputs, targets)
         if value.numel() != 1:
-            raise ConfigError(f"loss {loss.name}: gives {tuple(value.shape)}, expected one number")
+            raise ValueError(f"gives {tuple(value.shape)}, expected one number")

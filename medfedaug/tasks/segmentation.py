@@ -19,15 +19,23 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.checks.site_checks import check_classes
 from medfedaug.data.preparation.cache import StoredCase
-from medfedaug.data.preparation.preparation import Placement, Preparation
-from medfedaug.data.preparation.resizing import resize_in_plane
+from medfedaug.data.preparation.preparation import Placement, Preparation, resize_in_plane
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
 from medfedaug.metrics.registry import metric_names
 from medfedaug.metrics.segmentation import LabelMapScores
 from medfedaug.sampling.patches import patch_centres, patch_window
-from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, plain_tensor, stack
+from medfedaug.tasks.base import (
+    EvaluationCase,
+    Pipeline,
+    Prediction,
+    Sample,
+    Task,
+    device_of,
+    plain_tensor,
+    stack,
+)
 from medfedaug.tasks.losses import Loss, build_loss
 from medfedaug.tasks.partial_loss import BACKGROUND_FIRST, PartialLoss
 
@@ -227,16 +235,11 @@ class SegmentationTask(Task):
         return scores.result()
 
     def outputs(
-        self,
-        network: nn.Module,
-        cases: Iterable[EvaluationCase],
-        transform: Pipeline,
-        device: torch.device,
-        batch_size: int = 16,
+        self, network: nn.Module, cases: Iterable[EvaluationCase], transform: Pipeline, batch_size: int = 16
     ) -> Iterator[tuple[EvaluationCase, Tensor]]:
         """Yield the label maps of volumes, (1, X, Y, Z) each, on the grid of their files."""
         for case in cases:
-            logits = self._case_logits(network, case, transform, device, batch_size)
+            logits = self._case_logits(network, case, transform, batch_size)
             yield case, _label_map(logits, case.placement)
 
     def predict_case(
@@ -244,13 +247,12 @@ class SegmentationTask(Task):
         network: nn.Module,
         case: EvaluationCase,
         transform: Pipeline,
-        device: torch.device,
         batch_size: int = 16,
         probabilities: bool = False,
     ) -> Prediction:
         """Predict the label map of a volume."""
         place = case.placement
-        logits = self._case_logits(network, case, transform, device, batch_size)
+        logits = self._case_logits(network, case, transform, batch_size)
         label = _label_map(logits, place).cpu()
         confidence = soft_dice_confidence(logits, logits.argmax(dim=0)).cpu()
         if not probabilities:
@@ -261,38 +263,28 @@ class SegmentationTask(Task):
         return Prediction(label, shares, confidence)
 
     def _case_logits(
-        self,
-        network: nn.Module,
-        case: EvaluationCase,
-        transform: Pipeline,
-        device: torch.device,
-        batch_size: int,
+        self, network: nn.Module, case: EvaluationCase, transform: Pipeline, batch_size: int
     ) -> Tensor:
         # Resized first, as in training: the effect of a method may depend on the size of an image.
         image = transform({Keys.IMAGE: resize_in_plane(case.image, self.image_size)})[Keys.IMAGE]
-        return self.logits(network, image, device, batch_size, case.placement, case.image.shape[1:3])
+        return self.logits(network, image, batch_size, case.placement, case.image.shape[1:3])
 
     @torch.no_grad()
     def logits(
         self,
         network: nn.Module,
         image: Tensor,
-        device: torch.device,
         batch_size: int = 16,
         placement: Placement | None = None,
         plane: Sequence[int] | None = None,
     ) -> Tensor:
         """Return the network's output with the voxels of the file, (K, X, Y, Z), along the prepared axes.
 
-        Args:
-            network: the network, in evaluation mode.
-            image: the prepared volume, (C, X, Y, Z), after the transforms of the methods.
-            device: the network's device.
-            batch_size: slices or windows at once.
-            placement: place of the prepared volume in the grid of the file, if it was moved.
-            plane: pixels of the prepared volume's slices, if ``image`` has been resized to `image_size`.
+        ``image`` is the prepared volume, (C, X, Y, Z), after the transforms of the methods; ``batch_size``
+        counts slices or windows. ``placement`` is the place of the prepared volume in the grid of the file,
+        if it was moved; ``plane`` are the pixels of its slices, if ``image`` has the size `image_size`.
         """
-        plain = plain_tensor(image).to(device)
+        plain = plain_tensor(image).to(device_of(network))
         if self.plan.spatial_dims == 3:
             logits = self._infer_volume(network, plain, batch_size)
         else:

@@ -18,11 +18,9 @@ def public_class(namespace: ModuleType, path: str, what: str) -> type[nn.Module]
     """Return the class of a path such as ``monai.networks.nets.SegResNet``."""
     home = namespace.__name__
     module, _, name = path.rpartition(".")
-    if module != home:
-        raise ValueError(f"a class path must be one of {home}")
-    cls = None if name.startswith("_") else vars(namespace).get(name)
+    cls = None if module != home or name.startswith("_") else vars(namespace).get(name)
     if not (inspect.isclass(cls) and issubclass(cls, nn.Module) and cls.__module__.startswith(f"{home}.")):
-        raise ValueError(f"{home} has no {what} of the name {name}")
+        raise ValueError(f"{home} has no {what} of the name {path.removeprefix(f'{home}.')}")
     return cls
 
 

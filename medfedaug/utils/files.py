@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from medfedaug.errors import ConfigError, StorageError
-
-if TYPE_CHECKING:
-    import sqlite3
 
 PRIVATE = 0o600
 """Mode of a file that only its owner may read."""
@@ -27,6 +24,8 @@ _DEEPEST = 100
 
 _UNFINISHED = re.compile(r"\..+\.(pt|json|key|nii\.gz)\.[0-9a-f]{8}")
 """Name of an unfinished file of `write_atomic`, of those that a site or a server keeps."""
+
+_ABANDONED = 3600.0
 
 
 def write_atomic(
@@ -58,7 +57,11 @@ def write_atomic(
         raise ConfigError(f"{str(path)!r}: cannot be written as a file; name another one")
     temporary: Path | None = None
     try:
-        temporary, descriptor = _create_locked(path, PRIVATE if private else 0o666)
+        # In the same folder, since a rename is atomic within one file system only; not by `mkstemp`, which
+        # ignores the umask.
+        candidate = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        descriptor = os.open(candidate, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE if private else 0o666)
+        temporary = candidate
         with os.fdopen(descriptor, "wb") as file:
             if private:
                 os.fchmod(descriptor, PRIVATE)
@@ -77,43 +80,12 @@ def write_atomic(
         raise StorageError(path, cause) from error
 
 
-def _create_locked(path: Path, mode: int) -> tuple[Path, int]:
-    """Create a file in the folder of another one, locked while it is open; return its path and descriptor."""
-    while True:
-        # In the same folder, since a rename is atomic within one file system only; not by `mkstemp`, which
-        # ignores the umask.
-        candidate = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        descriptor = os.open(candidate, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        try:
-            with suppress(OSError):  # a file system without locks: there `remove_unfinished` removes nothing
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Before the lock, another process may have removed it as unfinished.
-            if os.stat(candidate).st_ino == os.fstat(descriptor).st_ino:
-                return candidate, descriptor
-        except FileNotFoundError:
-            pass
-        os.close(descriptor)
-
-
 def remove_unfinished(folder: str | os.PathLike[str]) -> None:
-    """Remove the unfinished files of this user's killed processes from a folder.
-
-    It removes only files that `write_atomic` named and that no process has locked.
-    """
-    try:
-        unfinished = [entry for entry in os.scandir(folder) if _UNFINISHED.fullmatch(entry.name)]
-    except OSError:
-        return
-    for entry in unfinished:
-        with suppress(OSError):
-            descriptor = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW)
-            try:
-                status = os.fstat(descriptor)
-                if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(entry.path)
-            finally:
-                os.close(descriptor)
+    """Remove the unfinished files of `write_atomic` that no process has written to for an hour."""
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            if _UNFINISHED.fullmatch(entry.name) and entry.stat().st_mtime < time.time() - _ABANDONED:
+                os.unlink(entry.path)
 
 
 def private_folder(path: str | os.PathLike[str]) -> None:
@@ -122,25 +94,6 @@ def private_folder(path: str | os.PathLike[str]) -> None:
     if not path.is_dir():
         private_folder(path.parent)
         path.mkdir(0o700, exist_ok=True)
-
-
-def create_database(path: Path, make: Callable[[sqlite3.Connection], object]) -> None:
-    """Create an SQLite file whole, which only its owner may read.
-
-    On a full disk, a partial file could be mistaken for an empty account or a lost history.
-    """
-    import sqlite3  # not for commands without a ledger
-
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
-    try:
-        make_private(fresh)
-        with closing(sqlite3.connect(fresh)) as connection, connection:
-            make(connection)
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def make_private(path: str | os.PathLike[str]) -> None:
@@ -152,28 +105,9 @@ def make_private(path: str | os.PathLike[str]) -> None:
 
 def _system_error(error: BaseException | None) -> OSError | None:
     """Return the system's error behind an exception: PyTorch raises another while it closes a file."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, OSError):
-            return error
-        seen.add(id(error))
+    while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
-    return None
-
-
-def real_paths(paths: Iterable[Path]) -> dict[Path, Path]:
-    """Resolve the links of paths, each folder once; unlike `Path.resolve`, this takes a link to itself."""
-    folders: dict[Path, str] = {}
-    resolved: dict[Path, Path] = {}
-    for path in paths:
-        parent = path.parent
-        if parent not in folders:
-            folders[parent] = os.path.realpath(parent)
-        target = os.path.join(folders[parent], path.name)
-        if os.path.islink(target) or path.name in ("", ".."):
-            target = os.path.realpath(path)
-        resolved[path] = Path(target)
-    return resolved
+    return error
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
@@ -253,21 +187,14 @@ def version_mark(kind: str, version: int) -> dict[str, Any]:
 
 
 def parse_versioned(text: str, kind: str, version: int) -> dict[str, Any]:
-    """Return the entries of a file that `write_versioned` wrote.
-
-    Example:
-        >>> parse_versioned('{"format": "medfedaug.statistics", "version": 2}', "statistics", 1)
-        Traceback (most recent call last):
-        ValueError: version is 2, this release reads 1
-    """
+    """Return the entries of a file that `write_versioned` wrote."""
     return check_version(parse_json(text), kind, version)
 
 
 def check_version(content: Any, kind: str, version: int) -> dict[str, Any]:
     """Check the kind and version of a file's content, and return the content."""
-    if not isinstance(content, dict) or content.get("format") != f"medfedaug.{kind}":
-        raise ValueError(f'not a {kind} file: expected "format": "medfedaug.{kind}"')
-    recorded = content.get("version")
-    if isinstance(recorded, bool) or recorded != version:
-        raise ValueError(f"version is {recorded!r}, this release reads {version}")
+    mark = version_mark(kind, version)
+    found = {key: content.get(key) for key in mark} if isinstance(content, dict) else {}
+    if found != mark:
+        raise ValueError(f"not a {kind} file of this release: expected {mark}, got {found}")
     return content

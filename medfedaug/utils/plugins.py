@@ -106,8 +106,6 @@ def find(group: str, name: str, built_in: Collection[str]) -> Plugin | None:
     plugins = [plugin for plugin in installed(group) if plugin.name == name]
     usable = [plugin for plugin in plugins if _may(plugin)]
     if name in built_in:
-        if usable:
-            raise ConfigError(f"{usable[0].what} has the name of one that is built in; it needs another name")
         return None
     if len(usable) > 1:
         packages = " and ".join(plugin.package for plugin in usable)

@@ -3,22 +3,17 @@ r"""Make text from outside safe to show: control and invisible characters become
 Names of sites, classes, files and cases, settings of jobs and texts of errors come from other people. All
 output of them goes through `printable`: the console and its tables (`medfedaug.cli.console`), errors
 (`medfedaug.errors`), lines about events (`medfedaug.utils.event_text`), pages and tables in files
-(`medfedaug.analysis`), the event log (`medfedaug.nvflare_jobs.job.events`) and log records
-(`PrintableRecord`).
+(`medfedaug.analysis`) and the event log (`medfedaug.nvflare_jobs.job.events`).
 """
 
-import logging
 import re
-import traceback
 import unicodedata
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
 __all__ = [
-    "PrintableRecord",
     "is_printable",
-    "log_printable",
     "printable",
     "printable_lines",
     "printable_values",
@@ -28,7 +23,6 @@ __all__ = [
 _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-_INDENT = "    "
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -103,28 +97,6 @@ def printable_values(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [printable_values(entry) for entry in value]
     return value
-
-
-class PrintableRecord(logging.LogRecord):
-    """A log record whose message and traceback are printable.
-
-    Lines after the first are indented: none of them can look like a record of its own.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if self.exc_info and self.exc_info[0] is not None:
-            whole = "".join(traceback.format_exception(*self.exc_info)).rstrip("\n")
-            self.exc_text = printable_lines(whole, _INDENT)
-
-    def getMessage(self) -> str:  # noqa: N802  (the name is that of logging)
-        return printable_lines(super().getMessage(), _INDENT)
-
-
-def log_printable() -> None:
-    """Make every log record of this process printable, whoever logs it."""
-    if logging.getLogRecordFactory() is not PrintableRecord:
-        logging.setLogRecordFactory(PrintableRecord)
 
 
 def _seen(char: str) -> bool:

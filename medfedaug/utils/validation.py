@@ -123,16 +123,17 @@ def check_plain(name: str, value: Any, depth: int = 100) -> None:
         Traceback (most recent call last):
         medfedaug.errors.ConfigError: classes: holds a control character or one that cannot be seen; remove it
     """
-    if isinstance(value, str):
-        if not is_printable(value):
-            raise ConfigError(f"{name}: holds a control character or one that cannot be seen; remove it")
-        if len(value) > _LONGEST:
-            raise ConfigError(f"{name}: holds a text of more than {_LONGEST} characters; shorten it")
+    problem = ""
+    if isinstance(value, str) and not is_printable(value):
+        problem = ": holds a control character or one that cannot be seen; remove it"
+    elif isinstance(value, str) and len(value) > _LONGEST:
+        problem = f": holds a text of more than {_LONGEST} characters; shorten it"
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{name} must be a finite number")
-    elif isinstance(value, Mapping | list | tuple):
-        if not depth:
-            raise ConfigError(f"{name}: nested too deeply")
-        entries = [*value, *value.values()] if isinstance(value, Mapping) else value
-        for entry in entries:
+        problem = " must be a finite number"
+    elif not depth:
+        problem = ": nested too deeply"
+    if problem:
+        raise ConfigError(f"{name}{problem}")
+    if isinstance(value, Mapping | list | tuple):
+        for entry in [*value, *value.values()] if isinstance(value, Mapping) else value:
             check_plain(name, entry, depth - 1)

@@ -1,15 +1,9 @@
 """The job of a comparison: short trainings of several methods, one after the other."""
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nvflare.apis.fl_context import FLContext
-from nvflare.job_config.api import FedJob
-from nvflare.recipe.spec import Recipe
-
-from medfedaug._version import __version__
 from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.federation.composition import Composition
@@ -21,13 +15,10 @@ from medfedaug.federation.site.comparison import ComparisonSite
 from medfedaug.federation.site.gate import Gate
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy.site_settings import SiteSettings
-from medfedaug.nvflare_jobs.job.carrier import NVFlareCarrier
-from medfedaug.nvflare_jobs.job.controller import ProtocolController
+from medfedaug.nvflare_jobs.job.controller import ProtocolController, ServerJob
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.executor import AnsweringExecutor, site_trainer
-from medfedaug.nvflare_jobs.job.recipe import check_texts, name_classes_only, server_settings
-from medfedaug.nvflare_jobs.kit.app_validator import VERSION_KEY
-from medfedaug.utils.event_text import OnEvent
+from medfedaug.nvflare_jobs.job.recipe import JobRecipe
 from medfedaug.utils.files import write_json
 
 _PAGE = "compare.html"
@@ -39,49 +30,31 @@ class ComparisonController(ProtocolController):
     ``config`` is `medfedaug.config.comparison.ComparisonConfig` as a dictionary. No model stays.
     """
 
-    def __init__(
-        self,
-        config: dict[str, Any],
-        execution: dict[str, Any] | None = None,
-        task_check_period: float = 0.05,
-    ) -> None:
-        super().__init__(execution, task_check_period)
+    def __init__(self, config: dict[str, Any], execution: dict[str, Any] | None = None) -> None:
+        super().__init__(execution)
         self.config = config
         self._comparison = ComparisonConfig.from_dict(config)
 
-    def carry(
-        self,
-        settings: SiteSettings,
-        carrier: Callable[[Path | None], NVFlareCarrier],
-        record: OnEvent,
-        folder: Path,
-        fl_ctx: FLContext,
-    ) -> None:
+    def carry(self, job: ServerJob) -> None:
         """Make the trainings to their end."""
         # Imported here: the pages of a job are made at its end.
         from medfedaug.analysis.gain_page import conclusions, write_gain_page
 
         with tempfile.TemporaryDirectory(prefix="medfedaug-") as state:
-            comparison = Comparison(self._comparison, Path(state), self._execution, record)
-            compare(comparison, carrier(None))
+            comparison = Comparison(self._comparison, Path(state), self._execution, job.record)
+            compare(comparison, job.carrier(None))
         results = comparison.results()
         results["conclusions"] = conclusions(results)
-        write_json(folder / COMPARED, results)
-        write_gain_page(results, folder / _PAGE, results["conclusions"])
+        write_json(job.folder / COMPARED, results)
+        write_gain_page(results, job.folder / _PAGE, results["conclusions"])
 
 
 class ComparisonExecutor(AnsweringExecutor):
     """Run the trainings of a comparison at a site, with at most ``threads`` CPU threads."""
 
     def __init__(self, config: dict[str, Any], threads: int = 0) -> None:
-        super().__init__()
-        self.config = config
-        self.threads = threads
+        super().__init__(config, threads)
         self._comparison = ComparisonConfig.from_dict(config)
-
-    def job_settings(self) -> dict[str, Any]:
-        """Return the settings of all trainings in the job."""
-        return self.config
 
     def open_site(self, name: str, settings: SiteSettings, gate: Gate, events: EventLog) -> ComparisonSite:
         """Open the site, whose gate admits the comparison as a whole."""
@@ -94,14 +67,10 @@ class ComparisonExecutor(AnsweringExecutor):
         return ComparisonSite(name, self._comparison, trainer, events.path.parent, gate, events)
 
 
-class ComparisonRecipe(Recipe):
+class ComparisonRecipe(JobRecipe):
     """The job of a comparison, for simulator, POC mode and provisioned hospitals.
 
-    It names classes of the installed package, and has no code, no path and no data.
-    `medfedaug.nvflare_jobs.MedFedAugRecipe` describes the arguments other than ``config``.
-
-    Args:
-        config: the trainings.
+    `medfedaug.nvflare_jobs.MedFedAugRecipe` describes the arguments; ``config`` holds the trainings.
 
     Raises:
         ConfigError: when a method does not go with the settings.
@@ -113,19 +82,17 @@ class ComparisonRecipe(Recipe):
         config: ComparisonConfig,
         name: str = "compare",
         min_clients: int = 2,
-        task_request_interval: float = 0.1,
         execution: Execution | None = None,
     ) -> None:
         for run in config.configs().values():
             Composition(run).check_apart("a job")
-        self.name, execution = name, execution or Execution()
-        job = FedJob(name=name, min_clients=min_clients)
-        settings = config.to_dict()
-        check_texts(settings)
-        job.to_server(ComparisonController(config=settings, execution=execution.to_dict()))
-        tasks = [*(task for task in TASKS if task != TEST), SCORE]
-        job.to_clients(ComparisonExecutor(config=settings, threads=execution.threads), tasks=tasks)
-        name_classes_only(job)
-        super().__init__(job)
-        self.add_server_config(server_settings(execution, task_request_interval))
-        self.add_client_config({VERSION_KEY: __version__})
+        execution, settings = execution or Execution(), config.to_dict()
+        super().__init__(
+            name=name,
+            min_clients=min_clients,
+            execution=execution,
+            controller=ComparisonController(config=settings, execution=execution.to_dict()),
+            executor=ComparisonExecutor(config=settings, threads=execution.threads),
+            tasks=[*(task for task in TASKS if task != TEST), SCORE],
+            settings=settings,
+        )

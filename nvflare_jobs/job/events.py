@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import threading
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -26,9 +25,9 @@ class EventLog:
         self.path, self.name = folder / JOB_FOLDER / EVENTS, name
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._teller, self._lock = EventLines(), threading.Lock()  # each site answers in its own thread
-        torn = self._is_torn()
+        before = self.path.read_bytes() if self.path.exists() else b""
         self._file = self.path.open("a", buffering=1, encoding="utf-8")
-        if torn:  # a process ended in the middle of a line
+        if before and not before.endswith(b"\n"):  # a process ended in the middle of a line
             with suppress(OSError):
                 self._file.write("\n")
         self._warned: set[str] = set()
@@ -43,14 +42,6 @@ class EventLog:
                 alive.touch()
             if self._over.wait(PULSE):
                 return
-
-    def _is_torn(self) -> bool:
-        """Return whether the last line of the file has no end."""
-        if not self.path.exists() or not self.path.stat().st_size:
-            return False
-        with self.path.open("rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read(1) != b"\n"
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Write an event; errors of the disk are left to the files that a job needs."""

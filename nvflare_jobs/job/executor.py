@@ -18,7 +18,7 @@ from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 
 from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import ConfigError, MedFedAugError, own
+from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages.messages import Reply
 from medfedaug.federation.site.comparison import ComparisonSite
 from medfedaug.federation.site.gate import Gate
@@ -37,7 +37,7 @@ from medfedaug.nvflare_jobs.job.messages import reply_to_model, request_from_mod
 from medfedaug.nvflare_jobs.job.site_names import SiteNames
 from medfedaug.utils import plugins
 from medfedaug.utils.files import parse_json
-from medfedaug.utils.printable import log_printable, printable
+from medfedaug.utils.printable import printable
 
 _LONGEST = 200
 _ROOT = "rootCA.pem"
@@ -52,16 +52,13 @@ class AnsweringExecutor(Executor):
     and never come from the job.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, config: dict[str, Any], threads: int) -> None:
         super().__init__()
-        log_printable()
+        self.config = config
+        self.threads = threads
         self._site: Site | ComparisonSite | None = None
         self._gate: Gate | None = None
         self._events: EventLog | None = None
-
-    def job_settings(self) -> dict[str, Any]:
-        """Return the settings in the job."""
-        raise NotImplementedError
 
     def open_site(
         self, name: str, settings: SiteSettings, gate: Gate, events: EventLog
@@ -102,13 +99,14 @@ class AnsweringExecutor(Executor):
         if self._site is None:
             try:
                 self._site = self._opened(name, events, fl_ctx)
-            except MedFedAugError as error:
-                self.log_error(fl_ctx, str(error), fire_event=False)
-                text = without_job_text(public_text(error), self.job_settings(), (name,))
-                return Reply(request.task, error=f"site {name}: {text}")
-            except Exception as error:  # its text may have names of this site
+            except Exception as error:
                 self.log_exception(fl_ctx, str(error), fire_event=False)
-                text = f"{type(error).__name__} while its settings were opened; the site's own log says more"
+                if isinstance(error, MedFedAugError):
+                    text = without_job_text(public_text(error), self.config, (name,))
+                else:  # its text may have names of this site
+                    text = (
+                        f"{type(error).__name__} while its settings were opened; the site's own log says more"
+                    )
                 return Reply(request.task, error=f"site {name}: {text}")
         reply = self._site.answer(request, should_stop=lambda: bool(abort_signal.triggered))
         if reply.error:
@@ -130,21 +128,12 @@ class SiteExecutor(AnsweringExecutor):
     If the run has a custom training loop, the site's rules decide whether it takes part, before the script
     starts (`medfedaug.nvflare_jobs.job.loop.ScriptLoop`). A job names the executor by its class path, so it
     carries no code.
-
-    Raises:
-        ConfigError: when the configuration is not valid.
     """
 
     def __init__(self, config: dict[str, Any], threads: int = 0) -> None:
-        super().__init__()
-        self.config = config
-        self.threads = threads
+        super().__init__(config, threads)
         self._run_config = RunConfig.from_dict(config)
         self._loop = ScriptLoop(self._run_config.loop) if self._run_config.loop else None
-
-    def job_settings(self) -> dict[str, Any]:
-        """Return the run's settings in the job."""
-        return self.config
 
     def open_site(self, name: str, settings: SiteSettings, gate: Gate, events: EventLog) -> Site:
         """Open the site with its trainer."""
@@ -174,16 +163,9 @@ class SiteExecutor(AnsweringExecutor):
 def site_trainer(name: str, config: RunConfig, settings: SiteSettings, threads: int) -> SiteTrainer:
     """Build a site's trainer from the site's settings."""
     assert settings.state is not None  # a kit always has one
-    state = settings.state / name
-    ledger = settings.state / LEDGER_FILE
+    state, privacy = settings.state / name, SitePrivacy(settings.privacy, settings.state / LEDGER_FILE)
     return SiteTrainer(
-        config,
-        settings.data,
-        settings.device,
-        state,
-        SitePrivacy(settings.privacy, ledger),
-        threads=threads,
-        machine=settings,
+        config, settings.data, settings.device, state, privacy, threads=threads, machine=settings
     )
 
 
@@ -206,13 +188,8 @@ def _gate(name: str, settings: SiteSettings, kit: str, fl_ctx: FLContext) -> Gat
 def kit_identity(kit: Path) -> Certificates:
     """Return the certificates in a site's kit; the server's names are not a site's."""
     startup = kit / "startup"
-    file = startup / "fed_client.json"
-    try:
-        servers = parse_json(file.read_text())["servers"]
-        names = [str(server[key]) for server in servers for key in ("identity", "name") if key in server]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        text = f"{own(file)}: does not name the server ({error}); provision the kit again"
-        raise ConfigError(text) from error
+    servers = parse_json((startup / "fed_client.json").read_text())["servers"]
+    names = [server[key] for server in servers for key in ("identity", "name") if key in server]
     certificate, key, root = (startup / name for name in ("client.crt", "client.key", "rootCA.pem"))
     return Certificates(certificate, key, root, names)
 
@@ -224,7 +201,8 @@ def job_origin(fl_ctx: FLContext) -> Origin:
     content, or else from the server.
     """
     workspace, job = fl_ctx.get_workspace(), fl_ctx.get_job_id()
-    meta = _meta(Path(workspace.get_job_meta_path(job)))
+    file = Path(workspace.get_job_meta_path(job))
+    meta = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     name = _text(meta.get(JobMetaKey.JOB_NAME.value))
     root = Path(workspace.get_startup_kit_dir()) / _ROOT
     app = Path(workspace.get_app_dir(job))
@@ -236,14 +214,6 @@ def job_origin(fl_ctx: FLContext) -> Origin:
     claimed = (JobMetaKey.SUBMITTER_NAME, JobMetaKey.SUBMITTER_ORG, JobMetaKey.SUBMITTER_ROLE)
     submitter, organisation, role = (_text(meta.get(key.value)) for key in claimed)
     return Origin(name, submitter, organisation, role)
-
-
-def _meta(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _text(value: object) -> str:

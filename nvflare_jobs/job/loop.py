@@ -21,6 +21,10 @@ _PERIOD, _TO_END = 0.2, 10.0
 _log = logging.getLogger("medfedaug")
 
 
+class ScriptDone(BaseException):
+    """Ends a script before its last round; no `Exception`, which the script could catch."""
+
+
 class ScriptLoop(CustomLoop):
     """The script of a run's training loop, by its name in the run (`medfedaug.config.training_scripts`).
 
@@ -103,6 +107,8 @@ class _Running:
         try:
             with script_at(self.session, self._wait):
                 runpy.run_path(str(script), run_name="__main__")
+        except ScriptDone:
+            pass
         except BaseException as error:  # SystemExit of a script, too
             self.error = traceback.format_exception_only(error)[-1].strip().splitlines()[-1]
             _log.exception("the training script failed")

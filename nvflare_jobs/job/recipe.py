@@ -5,14 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ConfigVarName
+from nvflare.apis.impl.controller import Controller
 from nvflare.job_config.api import FedJob
 from nvflare.recipe.spec import Recipe
 
 from medfedaug._version import __version__
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.training_scripts import find_loop
-from medfedaug.errors import ConfigError, first_line
+from medfedaug.errors import ConfigError
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.initial_weights import INITIAL_FILE, InitialWeights
 from medfedaug.federation.messages.messages import TASKS
@@ -21,13 +23,48 @@ from medfedaug.nvflare_jobs.job.executor import SiteExecutor
 from medfedaug.nvflare_jobs.kit.app_validator import VERSION_KEY, keys_with_variables
 
 _LEAST_PATIENCE, _NO_END = 60.0, 1e9  # seconds
+_REQUEST_INTERVAL = 0.1
+"""Seconds after which an idle site asks for work; NVFlare's 2 s would be most of a small model's round."""
 
 
-class MedFedAugRecipe(Recipe):
+class JobRecipe(Recipe):
+    """A job that names classes of this package, and neither has their code nor any path or data.
+
+    Each site finds its data by its environment variable ``MEDFEDAUG_DATA``.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        min_clients: int,
+        execution: Execution,
+        controller: Controller,
+        executor: Executor,
+        tasks: list[str],
+        settings: Mapping[str, Any],
+    ) -> None:
+        for key in keys_with_variables(settings):
+            raise ConfigError(f"{key}: a job has no text with braces, which NVFlare takes for variables")
+        self.job = FedJob(name=name, min_clients=min_clients)
+        self.job.to_server(controller)
+        self.job.to_clients(executor, tasks=tasks)
+        _name_classes_only(self.job)
+        super().__init__(self.job)
+        # NVFlare would end a job a minute after fewer than ``min_clients`` sites are left. The server waits
+        # for a site as long as the run says, so that it can come back.
+        patience = max(execution.round_timeout, _LEAST_PATIENCE) if execution.round_timeout else _NO_END
+        server = {"task_request_interval": _REQUEST_INTERVAL}
+        self.add_server_config(
+            {"server": server, ConfigVarName.DEAD_CLIENT_GRACE_PERIOD: patience, VERSION_KEY: __version__}
+        )
+        self.add_client_config({VERSION_KEY: __version__})
+
+
+class MedFedAugRecipe(JobRecipe):
     """The job that simulator, POC mode and provisioned hospitals run unchanged.
 
-    It names classes of the installed package and has no code, no path and no data; with a custom script it
-    has that code. Each site finds its data by its environment variable ``MEDFEDAUG_DATA``.
+    With a custom script it has that code.
 
     Args:
         config: the run.
@@ -35,8 +72,6 @@ class MedFedAugRecipe(Recipe):
         min_clients: the number of connected sites that NVFlare needs to start the job, and below which it
             ends it; by default ``min_sites`` of the run, or two.
         resume: whether to continue the run of this name from the server's checkpoint.
-        task_request_interval: seconds after which an idle site asks for work again. NVFlare's default of
-            2 s would be most of the duration of a round with a small model.
         execution: see `medfedaug.config.run.Execution`.
         initial: the initial weights, if the run is configured with them: a file of numbers in the job's
             folder of configuration.
@@ -60,58 +95,34 @@ class MedFedAugRecipe(Recipe):
         name: str = "medfedaug",
         min_clients: int | None = None,
         resume: bool = False,
-        task_request_interval: float = 0.1,
         execution: Execution | None = None,
         initial: InitialWeights | None = None,
         script: str | Path | None = None,
     ) -> None:
         run = config if isinstance(config, RunConfig) else RunConfig.from_dict(config)
         Composition(run).check_apart("a job")
-        self.name, execution = name, execution or Execution()
-        least = min_clients or execution.min_sites or 2
-        try:
-            job = FedJob(name=name, min_clients=least)
-        except ValueError as error:
-            raise ConfigError(f"a job cannot be called {name!r}: {first_line(error)}") from error
-        settings, waits = run.to_dict(), execution.to_dict()
-        check_texts(settings)
-        job.to_server(FederationController(config=settings, execution=waits, run_name=name, resume=resume))
-        job.to_clients(SiteExecutor(config=settings, threads=execution.threads), tasks=list(TASKS))
+        execution, settings = execution or Execution(), run.to_dict()
+        waits = execution.to_dict()
+        super().__init__(
+            name=name,
+            min_clients=min_clients or execution.min_sites or 2,
+            execution=execution,
+            controller=FederationController(config=settings, execution=waits, run_name=name, resume=resume),
+            executor=SiteExecutor(config=settings, threads=execution.threads),
+            tasks=list(TASKS),
+            settings=settings,
+        )
         if initial is not None:
             self._folder = tempfile.TemporaryDirectory(prefix="medfedaug-")  # until the job is written
             path = Path(self._folder.name) / INITIAL_FILE
             initial.save(path)
-            job.add_file_to_server(str(path), app_folder_type="config")
+            self.job.add_file_to_server(str(path), app_folder_type="config")
         if script is not None:
             find_loop(str(run.loop), Path(script).parent)
-            job.add_file_to_clients(str(script))
-        name_classes_only(job)
-        super().__init__(job)
-        self.add_server_config(server_settings(execution, task_request_interval))
-        self.add_client_config({VERSION_KEY: __version__})
+            self.job.add_file_to_clients(str(script))
 
 
-def check_texts(settings: Mapping[str, Any]) -> None:
-    """Check that a job's settings have no text that NVFlare would change."""
-    for key in keys_with_variables(settings):
-        raise ConfigError(f"{key}: a job has no text with braces, which NVFlare takes for variables")
-
-
-def server_settings(execution: Execution, task_request_interval: float) -> dict[str, Any]:
-    """Return NVFlare's settings of a job at the server, with the version that exports it.
-
-    NVFlare would end a job a minute after fewer than ``min_clients`` sites are left. These settings let the
-    server wait for a site as long as the run says, so that it can come back.
-    """
-    patience = max(execution.round_timeout, _LEAST_PATIENCE) if execution.round_timeout else _NO_END
-    return {
-        "server": {"task_request_interval": task_request_interval},
-        ConfigVarName.DEAD_CLIENT_GRACE_PERIOD: patience,
-        VERSION_KEY: __version__,
-    }
-
-
-def name_classes_only(job: FedJob) -> None:
+def _name_classes_only(job: FedJob) -> None:
     """Let the job name this package's classes without a copy of their source.
 
     `FedJob.set_app_packages` has the same purpose, but refuses a development install, whose folders have

@@ -1,6 +1,5 @@
 """Disk space of a kit: list the leftovers of jobs, and remove those that nothing needs."""
 
-import json
 import os
 import re
 import shutil
@@ -12,10 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from medfedaug.errors import ConfigError
 from medfedaug.federation.job_folder import JOB_FOLDER, RESULTS
 from medfedaug.hospital.privacy.site_settings import SiteSettings
-from medfedaug.nvflare_jobs.kit.job_states import running_jobs
+from medfedaug.nvflare_jobs.kit.job_states import running_jobs, stored_jobs
 from medfedaug.nvflare_jobs.kit.kit import Kit
 
 _DAY = 24 * 3600.0
@@ -60,19 +58,17 @@ def survey(kit: Kit, days: float, *, results: bool = False) -> list[Leftover]:
 
 def remove(leftover: Leftover) -> None:
     """Remove a file or folder that may go; of a link, only the link."""
-    try:
-        if leftover.path.is_dir() and not leftover.path.is_symlink():
-            shutil.rmtree(leftover.path)
-        else:
-            leftover.path.unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{leftover.path}: cannot be removed ({error.strerror})") from error
+    if leftover.path.is_dir() and not leftover.path.is_symlink():
+        shutil.rmtree(leftover.path)
+    else:
+        leftover.path.unlink(missing_ok=True)
 
 
 def _leftovers(kit: Kit, results: bool) -> Iterator[tuple[Path, str, str]]:
     """Yield path, kind, and the reason why it stays, if any, whatever its age."""
     settings, root, commands = SiteSettings.load(kit.path), kit.path.resolve(), _commands()
-    alive = {} if kit.server else running_jobs(kit)
+    finished = {entry.job for entry in stored_jobs(kit) if entry.status.startswith("FINISHED")}
+    alive = running_jobs(kit)
     kept = "" if results else "results of a job (--results lets them go)"
     # No file says which run a job works on: while a job runs, the state of every run stays.
     running = any(str(root) in command and _JOB.search(command) for command in commands)
@@ -92,20 +88,11 @@ def _leftovers(kit: Kit, results: bool) -> Iterator[tuple[Path, str, str]]:
     for name, folder in kit.folders().items():
         for path in _folders(folder) if folder.is_relative_to(root) else ():
             if _JOB.fullmatch(path.name):
-                stored = (_unfinished(path) or kept) if name == "jobs-storage" else ""
-                yield path, STORES[name], of_job(path.name) or stored
+                stored = kept if path.name in finished else "the server has not finished it"
+                yield path, STORES[name], of_job(path.name) or (stored if name == "jobs-storage" else "")
     for path in _folders(settings.cache) if settings.cache else ():
         if _PREPARED.fullmatch(path.name):
             yield path, PREPARED, busy
-
-
-def _unfinished(job: Path) -> str:
-    """Return the state of a job in the server's store that has not finished; empty where it has."""
-    try:
-        status = str(json.loads((job / "meta").read_text(encoding="utf-8"))["status"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "its state cannot be read"
-    return "" if status.startswith("FINISHED") else f"the server calls it {status}"
 
 
 def _commands() -> list[str]:

@@ -8,7 +8,7 @@ import stat
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -23,30 +23,19 @@ from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, MedFedAugError, MedFedAugWarning
 from medfedaug.federation.messages.run_definition import bundle_run_settings
 from medfedaug.federation.site.data_folder import resolve_data_folder
-from medfedaug.hospital.privacy import PrivacyLedger
 from medfedaug.hospital.privacy.account_mark import check_account
 from medfedaug.hospital.privacy.accountant import require_opacus
 from medfedaug.hospital.privacy.policy import OPEN_PROMISE, PrivacyPolicy
 from medfedaug.hospital.privacy.site_settings import SiteSettings
-from medfedaug.nvflare_jobs.kit import allowed
-from medfedaug.nvflare_jobs.kit.kit import (
-    DEFAULT_LAUNCHER,
-    LAUNCHER,
-    Kit,
-    forbid_code,
-    open_kit,
-    sends_logs,
-    validates_json,
-)
+from medfedaug.nvflare_jobs.kit.kit import Kit, forbid_code, open_kit
 from medfedaug.nvflare_jobs.kit.kit_process import (
     SILENT,
     ProcessRecord,
     changes_at_restart,
     find_process,
-    settings_at_start,
 )
 from medfedaug.nvflare_jobs.kit.kit_status import LEAST_DISK
-from medfedaug.nvflare_jobs.kit.startup import Check, check_connection, check_startup
+from medfedaug.nvflare_jobs.kit.startup import Check, check_startup
 from medfedaug.utils import plugins
 
 __all__ = ["Check", "examine"]
@@ -54,46 +43,29 @@ __all__ = ["Check", "examine"]
 _LABEL_TIME = 30.0  # seconds for which label maps are read
 
 
-def examine(
-    kit: str | Path | None = None, data: str | Path | None = None, *, connect: bool = False
-) -> list[Check]:
+def examine(kit: str | Path, *, connect: bool = False) -> list[Check]:
     """Check software, device, data, kit and disk of a site, or of the server where the kit is the server's.
 
-    Args:
-        kit: the NVFlare kit; ``None`` checks no kit.
-        data: the site's data folder; by default the folder of the kit's settings or of ``MEDFEDAUG_DATA``.
-        connect: whether to connect to a site's server.
-
-    Returns:
-        The checks in the order in which problems should be solved.
-
-    Raises:
-        ConfigError: when ``kit`` is not a kit.
+    The checks are in the order in which problems should be solved. ``connect`` connects to a site's server.
     """
-    opened = open_kit(kit) if kit is not None else None
+    opened = open_kit(kit)
     packages = ("medfedaug", "nvflare", "torch", "monai")
     versions = [f"{package} {metadata.version(package)}" for package in packages]
     checks = [Check("versions", True, ", ".join([*versions, f"Python {platform.python_version()}"]))]
-    if opened is not None:
-        checks += check_startup(opened.path)
-        checks += check_connection(opened.path) if connect else ()
-        checks += _kit_files(opened)
-        checks += [_modes(opened), check_process(opened)]
-    else:
-        checks.append(Check("kit", None, "not looked at", "Name it: medfedaug site doctor KIT."))
+    checks += check_startup(opened.path, connect=connect)
+    checks += [*_kit_files(opened), _modes(opened), check_process(opened)]
     try:
-        settings = SiteSettings.load(opened.path if opened else None)
+        settings = SiteSettings.load(opened.path)
     except ConfigError as error:
         return [*checks, Check("settings", False, str(error), "Correct it, or run medfedaug site configure.")]
-    checks += _plugins(settings.plugins)
-    checks += [_bundle(bundle) for bundle in settings.bundles.values()]
-    if opened is not None and opened.server:
+    checks += map(_plugin, settings.plugins)
+    checks += map(_bundle, settings.bundles.values())
+    if opened.server:
         return [*checks, _disk("disk", opened.path)]
-    checks.append(_device(settings.device))
-    checks += _data(opened, Path(data) if data else settings.data, settings)
+    assert settings.state is not None  # a kit always has one
+    checks += [_device(settings.device), *_data(opened, settings)]
     checks += [*_noise(settings.privacy), *_leaves(settings.privacy)]
-    checks += [Check("jobs", True, settings.jobs.describe())] if opened else []
-    checks += [_disk("state folder", settings.state)] if settings.state else []
+    checks += [Check("jobs", True, settings.jobs.describe()), _disk("state folder", settings.state)]
     # All prepared images may fit into memory, so that a full disk is no failure.
     return [*checks, _disk("prepared images", settings.cache or Path(tempfile.gettempdir()), low=None)]
 
@@ -101,32 +73,17 @@ def examine(
 def _kit_files(kit: Kit) -> Iterator[Check]:
     configure = f"medfedaug site configure {kit.path}"
     try:
-        resources, policy = kit.resources(), kit.policy()
-        kit.check_version()
+        missing, roles = kit.missing(), forbid_code(kit.policy())[1]
     except ConfigError as error:
         yield Check("kit", False, str(error), "Correct it, or provision the kit again.")
         return
-    if trouble := allowed.class_trouble(resources, kit.server):
-        yield Check("allow-list", False, trouble, configure)
+    if missing:
+        yield Check("kit", False, f"resources.json lacks {'; '.join(missing)}", configure)
     else:
-        yield Check("allow-list", True, "only the classes of medfedaug's jobs")
-    if validates_json(resources):
-        yield Check("job files", True, "only JSON without variables may configure a job")
-    else:
-        text = "a job in HOCON or YAML can read environment, files and addresses of this machine"
-        yield Check("job files", False, text, f"{configure}, then start the kit again")
-    if missing := kit.lacking_components():
-        names = ", ".join(path.rsplit(".", 1)[1] for path in missing)
-        yield Check("components", False, f"{names}: not in resources.json", configure)
-    if not kit.server:
-        yield _launcher(kit.launchers(), configure)
-        if sends_logs(resources):
-            yield Check("logs", False, "sent to the server: they name cases and files", configure)
-        else:
-            yield Check("logs", True, "stay here")
-    if roles := forbid_code(policy)[1]:
-        text = f"jobs may carry code of {', '.join(roles)}"
-        yield Check("policy", None, text, configure)
+        text = "only medfedaug's jobs, in plain JSON; a process that dies is started again; logs stay here"
+        yield Check("kit", True, text)
+    if roles:
+        yield Check("policy", None, f"jobs may carry code of {', '.join(roles)}", configure)
     else:
         yield Check("policy", True, "jobs may not carry code")
 
@@ -156,7 +113,7 @@ def check_process(kit: Kit) -> Check:
         )
         return Check(name, False, text, restart)
     text = f"runs since {time.strftime('%Y-%m-%d %H:%M', time.localtime(record.started))}"
-    if changes := changes_at_restart(record.settings, settings_at_start(kit.path)):
+    if changes := changes_at_restart(kit.path, record):
         # A renewed certificate takes effect at the next start; until then the old one serves.
         ok = None if all(change.startswith("startup/") for change in changes) else False
         return Check(name, ok, f"{text} with an earlier {', '.join(changes)}", restart)
@@ -168,40 +125,34 @@ def check_process(kit: Kit) -> Check:
     return Check(name, True, f"{text}; the server answers")
 
 
-def _launcher(paths: list[str], configure: str) -> Check:
-    if paths == [LAUNCHER]:
-        return Check("launcher", True, "a job process that dies is started again")
-    if paths == [DEFAULT_LAUNCHER]:
-        return Check("launcher", False, "a job process that dies ends everybody's job", configure)
-    if len(paths) != 1:
-        text = f"{len(paths)} in resources.json; one is needed"
-        return Check("launcher", False, text, "Remove the others.")
-    return Check("launcher", None, f"{paths[0]}, not ours: a process that dies may end everybody's job")
+def _attempt(name: str, advice: str, action: Callable[[], str]) -> Check:
+    """Return the finding of an action, or its error with the remedy."""
+    try:
+        return Check(name, True, action())
+    except MedFedAugError as error:
+        return Check(name, False, str(error), advice)
 
 
-def _plugins(packages: Sequence[str]) -> Iterator[Check]:
-    """Check that each allowed package adds something that jobs could use."""
-    for package in packages:
-        name, key = f"plugin {package}", canonicalize_name(package)
-        found = [p for g in plugins.JOB_GROUPS for p in plugins.installed(g)]
-        names = [plugin.name for plugin in found if canonicalize_name(plugin.package) == key]
-        if names:
-            yield Check(name, True, f"{', '.join(names)}: jobs may use them")
-        else:
-            advice = f"pip install {package}, or take it out of local/medfedaug.json."
-            yield Check(name, False, "allowed, and adds nothing here that jobs could use", advice)
+def _plugin(package: str) -> Check:
+    """Check that an allowed package adds something that jobs could use."""
+    found = [plugin for group in plugins.JOB_GROUPS for plugin in plugins.installed(group)]
+    key, name = canonicalize_name(package), f"plugin {package}"
+    if names := [plugin.name for plugin in found if canonicalize_name(plugin.package) == key]:
+        return Check(name, True, f"{', '.join(names)}: jobs may use them")
+    advice = f"pip install {package}, or take it out of local/medfedaug.json."
+    return Check(name, False, "allowed, and adds nothing here that jobs could use", advice)
 
 
 def _bundle(bundle: AllowedBundle) -> Check:
     """Check that an allowed Bundle is unchanged, and can be read here."""
-    name = f"bundle {bundle.name}"
-    try:
+
+    def read() -> str:
         bundle.check()
         bundle_run_settings(bundle)
-    except ConfigError as error:
-        advice = "Mend it, or allow it as it is now: site configure --allow-bundle."
-        return Check(name, False, str(error), advice)
-    return Check(name, True, f"{bundle.folder}, content {short_hash(bundle.hash)}: jobs may use it")
+        return f"{bundle.folder}, content {short_hash(bundle.hash)}: jobs may use it"
+
+    advice = "Mend it, or allow it as it is now: site configure --allow-bundle."
+    return _attempt(f"bundle {bundle.name}", advice, read)
 
 
 def _device(name: str) -> Check:
@@ -216,12 +167,11 @@ def _device(name: str) -> Check:
     return Check("device", True, f"{name} ({gpus})" if name.startswith("cuda") else name)
 
 
-def _data(kit: Kit | None, folder: Path | None, settings: SiteSettings) -> Iterator[Check]:
-    name = kit.name if kit else ""
+def _data(kit: Kit, settings: SiteSettings) -> Iterator[Check]:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", MedFedAugWarning)
-            site = open_site(resolve_data_folder(name, folder), name=name or None)
+            site = open_site(resolve_data_folder(kit.name, settings.data), name=kit.name)
             channels = site.check_files()
     except MedFedAugError as error:
         yield Check("data", False, str(error), "medfedaug site configure --data DIR names the folder.")
@@ -232,10 +182,20 @@ def _data(kit: Kit | None, folder: Path | None, settings: SiteSettings) -> Itera
     for warning in caught:
         if issubclass(warning.category, MedFedAugWarning):
             yield Check("data", None, str(warning.message))
-    if kit is not None and not site.published:
-        yield _account(site, kit.ledger())
-    decoding = _decoding(site)
-    yield decoding
+    if not site.published:
+        ledger = kit.ledger()
+
+        def named() -> str:
+            mark = check_account(ledger, site)
+            return f"the images name {ledger.path}" if mark else "the images name none; the next job adds it"
+
+        yield _attempt("account", "medfedaug site configure --state DIR names the state folder.", named)
+    case = next(case for cases in site.cases.values() for case in cases)
+
+    def decoded() -> str:
+        return f"{case.name}: {' x '.join(map(str, site.load_image(case).shape))} decoded"
+
+    yield _attempt("one image", "Replace the file or take the case out of the list.", decoded)
     yield from _labels(site)
     yield from _numbers(site, settings)
 
@@ -267,29 +227,9 @@ def _numbers(site: SiteFolder, settings: SiteSettings) -> Iterator[Check]:
             yield Check(f"{split} scores", None, text, "Add cases.")
 
 
-def _account(site: SiteFolder, ledger: PrivacyLedger) -> Check:
-    """Check that this kit's ledger, and no other, counts the releases about the site's images."""
-    name = "account"
-    try:
-        mark = check_account(ledger, site)
-    except ConfigError as error:
-        return Check(name, False, str(error), "medfedaug site configure --state DIR names the state folder.")
-    if mark is not None:
-        return Check(name, True, f"the images name {ledger.path}")
-    if os.access(site.path, os.W_OK):
-        return Check(name, True, "the images name none yet; the next job, or site configure --data, adds it")
-    text = f"{site.path} cannot be written: another kit with these images would have a separate budget"
-    return Check(name, None, text, "Run site configure --data once where it can be written.")
-
-
 def _noise(policy: PrivacyPolicy) -> Iterator[Check]:
     """Check that a site whose policy asks for noise can add it; else it would refuse every job."""
     if not policy.adds_noise:
-        return
-    try:
-        require_opacus()
-    except ConfigError as error:
-        yield Check("noise", False, str(error), "pip install 'medfedaug[privacy]'")
         return
     noise = {
         "weights": policy.sgd_noise_multiplier,
@@ -297,7 +237,12 @@ def _noise(policy: PrivacyPolicy) -> Iterator[Check]:
         "scores": policy.score_noise_multiplier,
     }
     text = ", ".join(f"{kind} {multiplier:g}" for kind, multiplier in noise.items() if multiplier)
-    yield Check("noise", True, f"{text}; up to ε = {policy.epsilon:g} at δ = {policy.delta:g}")
+
+    def adds() -> str:
+        require_opacus()
+        return f"{text}; up to ε = {policy.epsilon:g} at δ = {policy.delta:g}"
+
+    yield _attempt("noise", "pip install 'medfedaug[privacy]'", adds)
 
 
 def _leaves(policy: PrivacyPolicy) -> Iterator[Check]:
@@ -306,15 +251,6 @@ def _leaves(policy: PrivacyPolicy) -> Iterator[Check]:
     if policy.epsilon is None:
         text = f"{OPEN_PROMISE}, or bound it for each patient with site configure --epsilon"
         yield Check("images", True, text)
-
-
-def _decoding(site: SiteFolder) -> Check:
-    case = next(case for cases in site.cases.values() for case in cases)
-    try:
-        image = site.load_image(case)
-    except MedFedAugError as error:
-        return Check("one image", False, str(error), "Replace the file or take the case out of the list.")
-    return Check("one image", True, f"{case.name}: {' x '.join(map(str, image.shape))} decoded")
 
 
 def _labels(site: SiteFolder) -> Iterator[Check]:

@@ -29,7 +29,7 @@ from medfedaug.utils.files import parse_json, write_text
 
 LAUNCHER = "medfedaug.nvflare_jobs.kit.launcher.RestartingLauncher"
 VALIDATOR = "medfedaug.nvflare_jobs.kit.app_validator.JsonAppValidator"
-DEFAULT_LAUNCHER = "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
+_DEFAULT_LAUNCHER = "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
 _STATUS = {"medfedaug_status": "medfedaug.nvflare_jobs.kit.kit_status.KitStatus"}
 OWN_COMPONENTS: dict[bool, dict[str, str]] = {
     True: {**_STATUS, "medfedaug_lost_jobs": "medfedaug.nvflare_jobs.kit.lost_jobs.LostJobs"},
@@ -101,11 +101,7 @@ class Kit:
         return files
 
     def write(self, files: Iterable[KitFile]) -> None:
-        """Write the files that have changes, each whole or not at all.
-
-        Raises:
-            StorageError: naming the file that cannot be written, which keeps its content.
-        """
+        """Write the files that have changes, each whole or not at all."""
         for file in files:
             if file.changes:
                 # An administrator's link stays a link.
@@ -115,30 +111,13 @@ class Kit:
         """The current authorization policy."""
         return _in_force(self.path / "local/authorization.json") or {}
 
-    def resources(self) -> dict[str, Any]:
-        """The current resources."""
-        return _in_force(self.path / "local/resources.json") or {}
-
-    def launchers(self) -> list[str]:
-        """The class paths of launchers of job processes. NVFlare needs exactly one."""
-        paths = (str(component.get("path", "")) for component in _components(self.resources()))
-        return [path for path in paths if path.endswith("Launcher")]
-
-    def check_version(self) -> None:
-        """Check that this version of medfedaug configured the kit, or none did."""
-        by = self.resources().get(_CONFIGURED_BY)
-        if by not in (None, __version__):
-            advice = f"run medfedaug site configure {self.path}"
-            raise ConfigError(f"{self.path}: configured by {by}, this is {__version__}: {advice}")
-
-    def lacking_components(self) -> list[str]:
-        """The class paths of `OWN_COMPONENTS` that the kit lacks."""
-        present = {component.get("path") for component in _components(self.resources())}
-        return [path for path in OWN_COMPONENTS[self.server].values() if path not in present]
+    def missing(self) -> list[str]:
+        """The changes that `medfedaug site configure` of this version makes to ``local/resources.json``."""
+        return self._resources().changes
 
     def folders(self) -> dict[str, Path]:
         """The server's folders of jobs and of snapshots, by their names; a site has none."""
-        arguments = self._storage(self.resources())
+        arguments = self._storage(_in_force(self.path / "local/resources.json") or {})
         return {name: Path(str(values[key])) for name, (values, key) in arguments.items()}
 
     def job_book(self) -> JobBook:
@@ -183,33 +162,30 @@ class Kit:
             file.wanted[_CONFIGURED_BY] = __version__
             file.changes.append(f"{_CONFIGURED_BY}: {__version__}")
         file.changes += allowed.restrict_classes(file.wanted, self.server)
-        self._validator(file)
+        present = file.wanted.get("app_validator")
+        if (present or {}).get("path") != VALIDATOR:  # it asks the site's present one next
+            file.wanted["app_validator"] = {"path": VALIDATOR, "args": {"also": present} if present else {}}
+            file.changes.append(f"app_validator: {VALIDATOR}")
         self._add_components(file)
-        for component in _components(file.wanted):
-            if not self.server and component.get("path") == DEFAULT_LAUNCHER:
+        for component in file.wanted.get("components", []):
+            if not self.server and component.get("path") == _DEFAULT_LAUNCHER:
                 component.update(path=LAUNCHER, args={})
                 file.changes.append(f"{component.get('id')}: {LAUNCHER}")
-        if not self.server and sends_logs(file.wanted):
+        if not self.server and file.wanted.get("allow_log_streaming") is not False:
             # A site's log has names of cases and files.
             file.wanted["allow_log_streaming"] = False
             file.changes.append("allow_log_streaming: false")
         self._own_folders(file)
         return file
 
-    def _validator(self, file: KitFile) -> None:
-        """Admit only jobs in plain JSON; the site's present validator is asked next."""
-        present = file.wanted.get("app_validator")
-        if not validates_json(file.wanted):
-            file.wanted["app_validator"] = {"path": VALIDATOR, "args": {"also": present} if present else {}}
-            file.changes.append(f"app_validator: {VALIDATOR}")
-
     def _add_components(self, file: KitFile) -> None:
         """Add the components of this package first: NVFlare builds them in this order."""
-        present = {component.get("path") for component in _components(file.wanted)}
+        components = file.wanted.get("components", [])
+        present = {component.get("path") for component in components}
         missing = {name: path for name, path in OWN_COMPONENTS[self.server].items() if path not in present}
-        added = [{"id": name, "path": path, "args": {}} for name, path in missing.items()]
-        if added:
-            rest = [c for c in file.wanted.get("components", []) if c.get("id") not in missing]
+        if missing:
+            added = [{"id": name, "path": path, "args": {}} for name, path in missing.items()]
+            rest = [component for component in components if component.get("id") not in missing]
             file.wanted["components"] = [*added, *rest]
             file.changes += [f"{name}: {path}" for name, path in missing.items()]
 
@@ -228,7 +204,7 @@ class Kit:
         snapshots = resources.get("snapshot_persistor") or {}
         storage = (snapshots.get("args") or {}).get("storage") or {}
         places = [("snapshot-storage", storage.get("args") or {}, "root_dir")]
-        places += [("jobs-storage", c.get("args") or {}, "uri_root") for c in _components(resources)]
+        places += [("jobs-storage", c.get("args") or {}, "uri_root") for c in resources.get("components", [])]
         return {name: (values, key) for name, values, key in places if values.get(key)}
 
     def _settings(self, changes: Mapping[str, Any]) -> KitFile:
@@ -262,32 +238,12 @@ class Kit:
 
 def open_kit(path: str | Path) -> Kit:
     """Open the kit of a server or of a site."""
-    path = Path(path)
-    if not path.is_dir():
-        raise ConfigError(f"{path}: no such folder")
-    startup = path / "startup"
-    for file, server in (("fed_server.json", True), ("fed_client.json", False)):
-        if (startup / file).is_file():
-            if not (path / "local").is_dir():
-                raise ConfigError(f"{path}: the kit has no folder 'local'; provision it again")
-            return Kit(path, server)
-    if (startup / "fed_admin.json").is_file():
-        raise ConfigError(f"{path}: is an administrator's kit; name the server's or a site's")
+    for kind in ("server", "client"):
+        if (Path(path) / f"startup/fed_{kind}.json").is_file():
+            return Kit(Path(path), server=kind == "server")
     raise ConfigError(
-        f"{path}: is not an NVFlare kit (no startup/fed_client.json or fed_server.json); name the folder "
-        "that holds 'startup' and 'local'"
+        f"{path}: not an NVFlare kit of a server or a site; name the folder that holds 'startup' and 'local'"
     )
-
-
-def validates_json(resources: Mapping[str, Any]) -> bool:
-    """Return whether a server or site with these resources refuses jobs that are not plain JSON."""
-    validator = resources.get("app_validator")
-    return isinstance(validator, dict) and validator.get("path") == VALIDATOR
-
-
-def sends_logs(resources: Mapping[str, Any]) -> bool:
-    """Return whether a site with these resources sends the logs of its jobs to the server."""
-    return resources.get("allow_log_streaming") is not False
 
 
 def forbid_code(policy: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -307,24 +263,15 @@ def forbid_code(policy: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return wanted, roles
 
 
-def _components(resources: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [entry for entry in resources.get("components", []) if isinstance(entry, dict)]
-
-
 def _in_force(path: Path) -> dict[str, Any] | None:
     content = _read(path)
     return _read(path.with_name(f"{path.name}.default")) if content is None else content
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    if path.exists() and not path.is_file():  # reading a FIFO would block
-        raise ConfigError(f"{path}: not a file")
     try:
-        content = parse_json(path.read_text())
+        return dict(parse_json(path.read_text()))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: not readable as JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: a JSON object is needed, got {type(content).__name__}")
-    return content
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: not readable as a JSON object ({error})") from error

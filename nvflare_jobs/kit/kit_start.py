@@ -38,10 +38,7 @@ def _find_loop(kit: Path) -> psutil.Process | None:
 def start(kit: str | Path, timeout: float = 60.0) -> str:
     """Start a kit that does not run, and wait until its process has written its record.
 
-    Raises:
-        ConfigError: for a kit that is not configured.
-        RunFailed: when the process does not stay, with the last line of its output; when it does not reach
-            the server, with the reason: then it keeps trying.
+    A process that does not reach the server keeps trying after the error that names the reason.
     """
     kit = Path(kit).resolve()
     if (running := find_process(kit)) is not None:
@@ -59,20 +56,11 @@ def start(kit: str | Path, timeout: float = 60.0) -> str:
         (kit / "daemon_pid.fl").unlink(missing_ok=True)
         descriptor = os.open(kit / _START_LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "wb") as log:
-            try:
-                subprocess.run(
-                    [script],
-                    cwd=kit,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    check=True,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise RunFailed(f"{script}: cannot be run ({error.strerror})") from error
-            except subprocess.CalledProcessError as error:
-                raise RunFailed(f"{kit}: does not start: {_last_error(kit)}") from error
+            done = subprocess.run(
+                [script], cwd=kit, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        if done.returncode:
+            raise RunFailed(f"{kit}: does not start: {_last_error(kit)}")
     return _await_up(kit, before=None, starts=starts, timeout=timeout)
 
 
@@ -96,10 +84,6 @@ def restart(kit: str | Path, timeout: float = 60.0) -> str:
     """Stop the process of a kit and start it again, and wait until the new one has written its record.
 
     Where a service or a container runs the kit, it stays: only the process below it is new.
-
-    Raises:
-        ConfigError: for a kit that is not configured.
-        RunFailed: see `start`.
     """
     kit = Path(kit).resolve()
     _check_configured(kit)
@@ -115,9 +99,12 @@ def restart(kit: str | Path, timeout: float = 60.0) -> str:
 
 
 def _check_configured(kit: Path) -> None:
-    """Refuse a kit that would run a job's code, and send error logs, which name files, to the server."""
-    if open_kit(kit).lacking_components():
-        raise ConfigError(f"{kit}: not configured: run medfedaug site configure {kit} first")
+    """Refuse a kit that would admit any job, and send error logs, which name files, to the server."""
+    if missing := open_kit(kit).missing():
+        raise ConfigError(
+            f"{kit}: not configured: run medfedaug site configure {kit} first; resources.json lacks "
+            + "; ".join(missing)
+        )
 
 
 def _await_up(kit: Path, before: int | None, starts: int, timeout: float) -> str:
@@ -155,18 +142,16 @@ def _await_up(kit: Path, before: int | None, starts: int, timeout: float) -> str
 
 def _starts(kit: Path) -> int:
     """Return how often the start script has started the process, by its output."""
-    try:
-        return (kit / _START_LOG).read_text(errors="replace").count("new pid ")
-    except OSError:
-        return 0
+    return _output(kit).count("new pid ")
+
+
+def _output(kit: Path) -> str:
+    file = kit / _START_LOG
+    return file.read_text(errors="replace") if file.exists() else ""
 
 
 def _last_error(kit: Path) -> str:
     """Return the last error in the output of the process."""
-    try:
-        lines = (kit / _START_LOG).read_text(errors="replace").splitlines()
-    except OSError:
-        return "its output says why"
-    lines = [line.strip() for line in lines if line.strip()] or ["its output is empty"]
+    lines = [line.strip() for line in _output(kit).splitlines() if line.strip()] or ["its output is empty"]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return printable((errors or lines)[-1])[:300]

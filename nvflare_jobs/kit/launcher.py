@@ -20,7 +20,6 @@ from nvflare.app_common.job_launcher.client_process_launcher import ClientProces
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 
 from medfedaug.nvflare_jobs.kit.rejoin import JobSession
-from medfedaug.utils.printable import log_printable
 
 # The site or its policy cannot run this job, so another attempt would fail too.
 _PERMANENT = (ProcessExitCode.UNSAFE_COMPONENT, ProcessExitCode.CONFIG_ERROR)
@@ -38,7 +37,6 @@ class RestartingLauncher(ClientProcessJobLauncher):
 
     def __init__(self, restarts: int = 3, pause: float = 5.0, healthy: float = 3600.0) -> None:
         super().__init__()
-        log_printable()  # in the site's parent process, which logs texts from the server
         self.restarts, self.pause, self.healthy = restarts, pause, healthy
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
@@ -46,7 +44,7 @@ class RestartingLauncher(ClientProcessJobLauncher):
 
         A job that was running when the parent process died keeps its first token.
         """
-        job_id = str(job_meta.get(JobConstants.JOB_ID))
+        job_id = job_meta[JobConstants.JOB_ID]
         root = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()
         session = JobSession.load(root, job_id)
         if session is not None:

@@ -36,8 +36,8 @@ class LostJobs(FLComponent):
         """Begin before the server takes any job; only its parent process sees these events."""
         engine = fl_ctx.get_engine()
         if event_type == EventType.SYSTEM_BOOTSTRAP:
-            self._end_lost(engine, fl_ctx)
             threading.Thread(target=self._watch, args=(engine,), name="lost jobs", daemon=True).start()
+            self._end_lost(engine, fl_ctx)
         elif event_type == EventType.CLIENT_REGISTER_PROCESSED:
             # Before its first heartbeat, which would report that it does not have the job.
             peer = fl_ctx.get_peer_context()
@@ -49,15 +49,12 @@ class LostJobs(FLComponent):
 
     def _end_lost(self, engine: Any, fl_ctx: FLContext) -> None:
         manager = engine.get_component(SystemComponents.JOB_MANAGER)
-        try:
-            for job in manager.get_jobs_by_status([RunStatus.RUNNING, RunStatus.DISPATCHED], fl_ctx):
-                manager.set_status(job.job_id, RunStatus.FINISHED_ABNORMAL, fl_ctx)
-                self.logger.warning(
-                    f"job {job.job_id} was running when this server went down, and is over; the lead submits "
-                    "it again with --resume, and it continues from its last round"
-                )
-        except Exception as error:
-            self.logger.exception(f"jobs that were running are not looked after: {error}")
+        for job in manager.get_jobs_by_status([RunStatus.RUNNING, RunStatus.DISPATCHED], fl_ctx):
+            manager.set_status(job.job_id, RunStatus.FINISHED_ABNORMAL, fl_ctx)
+            self.logger.warning(
+                f"job {job.job_id} was running when this server went down, and is over; the lead submits "
+                "it again with --resume, and it continues from its last round"
+            )
 
     def _watch(self, engine: Any) -> None:
         while not self._end.wait(_PERIOD):

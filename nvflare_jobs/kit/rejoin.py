@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,11 +36,13 @@ from nvflare.private.defs import CellChannel, CellChannelTopic, CellMessageHeade
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 
 from medfedaug.federation.job_folder import JOB_FOLDER, SESSION
+from medfedaug.nvflare_jobs.kit.kit_process import command_line
 from medfedaug.utils.files import write_json
 
 _FILE = f"{JOB_FOLDER}/{SESSION}"
 _IDENTITY = (JobProcessArgs.AUTH_TOKEN, JobProcessArgs.TOKEN_SIGNATURE, JobProcessArgs.SSID)
 _WORKER = "nvflare.private.fed.app.client.worker_process"
+_PAUSE = 5.0  # seconds between two attempts to reach the server
 _PATIENCE = 60.0
 """Seconds in which an orphaned job process may end by itself; NVFlare's ends within about one."""
 
@@ -69,25 +70,21 @@ class JobSession:
 
     @classmethod
     def load(cls, workspace: str | Path, job: str) -> JobSession | None:
-        """Return the session of a job; ``None`` where none can be read."""
-        try:
-            session = cls(**json.loads((Path(workspace) / job / _FILE).read_text()))
-        except (OSError, ValueError, TypeError):
-            return None
-        return session if session.job == job and isinstance(session.meta, dict) else None
+        """Return the session of a job, if it has one."""
+        file = Path(workspace) / job / _FILE
+        return cls(**json.loads(file.read_text())) if file.exists() else None
 
     @classmethod
     def all_of(cls, workspace: str | Path) -> list[JobSession]:
         """Return the sessions of all jobs that have not ended at this site."""
-        jobs = sorted(path.parents[1].name for path in Path(workspace).glob(f"*/{_FILE}"))
-        return [session for job in jobs if (session := cls.load(workspace, job)) is not None]
+        return [cls(**json.loads(path.read_text())) for path in sorted(Path(workspace).glob(f"*/{_FILE}"))]
 
     @classmethod
     def of(cls, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobSession:
         """Return the session of a job that starts now, from NVFlare's arguments for its process."""
-        arguments = fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS) or {}
-        token, signature, ssid = (str(arguments.get(key, ("", ""))[1]) for key in _IDENTITY)
-        return cls(str(job_meta.get(JobConstants.JOB_ID)), dict(job_meta), token, signature, ssid)
+        arguments = fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS)
+        token, signature, ssid = (arguments[key][1] for key in _IDENTITY)
+        return cls(job_meta[JobConstants.JOB_ID], dict(job_meta), token, signature, ssid)
 
     def apply(self, fl_ctx: FLContext) -> None:
         """Let the job's process present this identity instead of the site's current one."""
@@ -105,12 +102,8 @@ class JobRejoiner(FLComponent):
     """Start the processes of jobs that were running when the site's machine went down.
 
     It starts the jobs that still run at the server and that the site's current policy allows, as NVFlare
-    checks when it deploys a job. Between two attempts to reach the server it waits for ``pause`` seconds.
+    checks when it deploys a job.
     """
-
-    def __init__(self, pause: float = 5.0) -> None:
-        super().__init__()
-        self.pause = pause
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Begin once the site has registered; only its parent process sees this event."""
@@ -163,7 +156,7 @@ class JobRejoiner(FLComponent):
             if code == ReturnCode.OK:
                 return set(answer.get_header(CellMessageHeaderKeys.ABORT_JOBS) or ())
             self.logger.warning(f"the server does not say yet which jobs still run ({code})")
-            time.sleep(self.pause)
+            time.sleep(_PAUSE)
         return set(jobs)
 
     def _start(self, engine: Any, session: JobSession, workspace: str) -> None:
@@ -220,17 +213,8 @@ def _refusal(workspace: Workspace, session: JobSession) -> str:
 
 def _await_end(workspace: str, job: str) -> None:
     """Wait for an orphaned process of the job: two processes would write the same state."""
-    _, alive = psutil.wait_procs(list(_processes(workspace, job)), timeout=_PATIENCE)
+    orphans = [p for p in psutil.process_iter() if {_WORKER, job, workspace} <= {*command_line(p)}]
+    _, alive = psutil.wait_procs(orphans, timeout=_PATIENCE)
     for process in alive:
         process.kill()
     psutil.wait_procs(alive, timeout=_PATIENCE)
-
-
-def _processes(workspace: str, job: str) -> Iterable[psutil.Process]:
-    for process in psutil.process_iter():
-        try:
-            command = process.cmdline()
-        except psutil.Error:
-            continue
-        if _WORKER in command and job in command and workspace in command:
-            yield process

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 import socket
 import ssl
 import stat
@@ -16,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from http.client import HTTPConnection, HTTPException
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -26,24 +26,15 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import NameOID
 
 from medfedaug.nvflare_jobs.kit.kit_process import find_process, python_trouble
-from medfedaug.utils.printable import printable
 
 _WARN_DAYS = 30
 _RENEW = "Ask who provisions for a new kit: docs/howto/certificates.md."
 _TIMEOUT = 5.0
-_LONGEST_ANSWER = 16384
 
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check.
-
-    Args:
-        name: the subject of the check.
-        ok: whether the check passed; ``None`` for a warning.
-        found: the finding, in a few words.
-        advice: the remedy; empty where none is needed.
-    """
+    """Result of one check, with the remedy where one is needed; ``ok`` is ``None`` for a warning."""
 
     name: str
     ok: bool | None
@@ -69,29 +60,28 @@ class _Startup:
     def read(cls, kit: str | Path) -> _Startup:
         folder = Path(kit) / "startup"
         server = (folder / "fed_server.json").is_file()
-        values = json.loads((folder / ("fed_server.json" if server else "fed_client.json")).read_text())
-        entry = (values.get("servers") or [{}])[0]
-        participant = entry if server else values.get("client") or {}
         kind = "server" if server else "client"
-        service = entry.get("service") or {}
+        values = json.loads((folder / f"fed_{kind}.json").read_text())
+        entry = values["servers"][0]
+        participant = entry if server else values["client"]
         return cls(
             folder=folder,
             server=server,
-            certificate=folder / str(participant.get("ssl_cert") or f"{kind}.crt"),
-            key=folder / str(participant.get("ssl_private_key") or f"{kind}.key"),
-            root=folder / str(participant.get("ssl_root_cert") or "rootCA.pem"),
-            target=str(service.get("target") or ""),
-            scheme=str(service.get("scheme") or "grpc"),
-            identity=str(entry.get("identity") or ""),
-            security=str(participant.get("connection_security") or "mtls"),
+            certificate=folder / participant.get("ssl_cert", f"{kind}.crt"),
+            key=folder / participant.get("ssl_private_key", f"{kind}.key"),
+            root=folder / participant.get("ssl_root_cert", "rootCA.pem"),
+            target=str(entry["service"].get("target", "")),
+            scheme=str(entry["service"].get("scheme", "grpc")),
+            identity=str(entry.get("identity", "")),
+            security=str(participant.get("connection_security", "mtls")),
         )
 
 
-def check_startup(kit: str | Path) -> Iterator[Check]:
-    """Check a kit's files, without a connection."""
+def check_startup(kit: str | Path, *, connect: bool = False) -> Iterator[Check]:
+    """Check a kit's files, and a site's way to its server."""
     try:
         startup = _Startup.read(kit)
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, LookupError) as error:
         yield Check("startup", False, f"{kit}/startup: not readable ({error})", "Provision the kit again.")
         return
     # `nvflare deploy prepare` leaves a kit without it.
@@ -101,6 +91,8 @@ def check_startup(kit: str | Path) -> Iterator[Check]:
         found = trouble or "start.sh runs this medfedaug"
         yield Check("python3", not trouble, found, advice if trouble else "")
     yield from check_certificates(kit)
+    if connect:
+        yield from check_connection(kit)
 
 
 def check_certificates(kit: str | Path) -> Iterator[Check]:
@@ -165,17 +157,14 @@ def _common_name(certificate: x509.Certificate) -> str:
 
 def check_connection(kit: str | Path) -> Iterator[Check]:
     """Check a site's way to its server: address, proxy, TCP, and TLS with both certificates."""
-    try:
-        startup = _Startup.read(kit)
-    except (OSError, ValueError, AttributeError):
-        return
+    startup = _Startup.read(kit)
     if startup.server:
         return
     host, _, port = startup.target.rpartition(":")
     variable, proxy = _proxy(host) if startup.scheme == "grpc" else ("", "")
     try:
         plain = _connect(host, int(port), proxy)
-    except (OSError, ValueError, OverflowError) as error:
+    except (OSError, ValueError, OverflowError, HTTPException) as error:
         text = f"{startup.target}: not reachable ({getattr(error, 'strerror', None) or error})"
         advice = "If the server is up: ask for its address and port, and for the way through the firewall."
         if proxy:
@@ -220,25 +209,14 @@ def _connect(host: str, port: int, proxy: str) -> socket.socket:
     parts = urlsplit(proxy if "//" in proxy else f"http://{proxy}")
     if parts.scheme != "http" or not parts.hostname:
         raise ValueError("gRPC needs http://HOST:PORT")
-    request = f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n"
+    headers = {}
     if parts.username is not None:
         user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        request += f"Proxy-Authorization: Basic {base64.b64encode(user.encode()).decode()}\r\n"
-    plain = socket.create_connection((parts.hostname, parts.port or 80), timeout=_TIMEOUT)
-    try:
-        plain.sendall(f"{request}\r\n".encode())
-        answer = b""
-        while not answer.endswith(b"\r\n\r\n") and len(answer) < _LONGEST_ANSWER:
-            if not (byte := plain.recv(1)):  # what follows the header is the server's
-                break
-            answer += byte
-        if not re.match(rb"HTTP/1\.[01] 2\d\d\b", answer):
-            line = answer.decode("latin-1").partition("\r\n")[0]
-            raise ValueError(f"it answers {printable(line)[:80] or 'nothing'}")
-    except BaseException:
-        plain.close()
-        raise
-    return plain
+        headers["Proxy-Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
+    tunnel = HTTPConnection(parts.hostname, parts.port or 80, timeout=_TIMEOUT)
+    tunnel.set_tunnel(host, port, headers)
+    tunnel.connect()
+    return tunnel.sock
 
 
 def _check_tls(startup: _Startup, plain: socket.socket) -> Check:

@@ -1,10 +1,13 @@
 """NVFlare's simulator in forks of a process that has imported all packages.
 
-``python -m medfedaug.nvflare_jobs.simulator.forked_simulator START`` imports the packages of server and
-sites, and then supervises the simulator (`medfedaug.nvflare_jobs.simulator.supervised`). It computes nothing
-itself and has one thread, so that it can be forked at any time. The simulator is its first fork. It requests
-each site through a private socket pair, and each site is a fork, too: a fork shares the memory of PyTorch,
-MONAI and NVFlare, which a fresh process would import again.
+The prepared process imports the packages of server and sites, waits for one line on standard input, and then
+supervises the simulator (`medfedaug.nvflare_jobs.simulator.supervised`). It computes nothing itself and has
+one thread, so that it can be forked at any time. The simulator is its first fork. It requests each site
+through a private socket pair, and each site is a fork, too: a fork shares the memory of PyTorch, MONAI and
+NVFlare, which a fresh process would import again.
+
+The prepared process is ``python -m medfedaug.nvflare_jobs.simulator.forked_simulator``, or a fork of a
+command that has imported these packages and computed nothing (`prepare`).
 """
 
 from __future__ import annotations
@@ -28,8 +31,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+import torch
 
-from medfedaug.nvflare_jobs.simulator.simulator_process import WORKER, Start
+from medfedaug.nvflare_jobs.simulator.simulator_process import WORKER, Start, no_fast_start, waiting
 from medfedaug.nvflare_jobs.simulator.supervised import supervise
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
@@ -47,19 +51,72 @@ _MODULES = (
 )
 
 
-def main(start: Start) -> int:
-    """Prepare and run; return the exit code of the simulator."""
+def main() -> int:
+    """Import, wait, and run; return the exit code of the simulator, 0 without a simulation."""
     gc.disable()
     for name in _MODULES:
         importlib.import_module(name)
+    gc.freeze()  # a fork that collects garbage does not copy shared memory
     gc.enable()
+    line = _read_line(0)
+    if not line:
+        return 0
+    order = json.loads(line)
+    start = Start(**order["start"])
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    _write_to(order["log"])
     if reason := _no_forks():
         print(f"server and sites import their packages afresh: {reason}", flush=True)
         os.execv(sys.executable, start.fresh)
-    gc.collect()
-    gc.freeze()  # a fork that collects garbage does not copy shared memory
     sites = ForkedSites(start)
     return supervise(start.lock, sites.start_simulator, sites)
+
+
+def prepare() -> None:
+    """Fork this process for the next simulation; it has imported packages, and computed nothing."""
+    if no_fast_start() is not None or _no_forks() is not None:
+        return
+    source, lifeline = os.pipe()
+    pid = _fork(lambda: _wait(source), {source})
+    os.close(source)
+    waiting[:] = [_Fork(pid, lifeline)]
+
+
+class _Fork:
+    """A fork of this process with a pipe to its standard input, as `subprocess.Popen`."""
+
+    def __init__(self, pid: int, stdin: int) -> None:
+        self.pid, self.stdin = pid, os.fdopen(stdin, "wb")
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self.wait(os.WNOHANG)
+
+    def wait(self, options: int = 0) -> Any:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+
+def _wait(source: int) -> int:
+    # The end of standard input, and no signal, tells it that its parent has died: it ends the others first.
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, 0, 0, 0, 0)
+    os.setsid()
+    os.dup2(source, 0)
+    os.close(source)
+    _write_to(os.devnull)
+    return main()
+
+
+def _write_to(log: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.close(file)
 
 
 def _no_forks() -> str | None:
@@ -89,7 +146,7 @@ class ForkedSites:
         from medfedaug.nvflare_jobs.simulator.short_waits import run_simulator
 
         forks, arguments = self._simulator, self._start.arguments
-        pid = _fork(lambda: run_simulator(arguments, _Processes(forks)), {forks.fileno()})
+        pid = _fork(lambda: _limited(run_simulator, arguments, _Processes(forks)), {forks.fileno()})
         forks.close()
         return pid
 
@@ -164,7 +221,14 @@ def _run_site(request: dict[str, Any], sites: int) -> None:
     # The folder of a job's code, which a fresh process would read at its start.
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [path for path in paths if path and path not in sys.path]
-    run_site(request["command"], sites)
+    _limited(run_site, request["command"], sites)
+
+
+def _limited(run: Callable[..., int | None], *arguments: Any) -> int | None:
+    """Run with the threads of the environment, which PyTorch reads when it is imported."""
+    if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdigit():
+        torch.set_num_threads(int(threads))
+    return run(*arguments)
 
 
 class _Processes:
@@ -177,11 +241,8 @@ class _Processes:
 
     def Popen(self, command: Sequence[str], *, env: dict[str, str], **_: Any) -> SiteProcess:  # noqa: N802, its name there
         """Start a site."""
-        module, *arguments = command[command.index("-m") + 1 :]
-        if module != WORKER:
-            raise ValueError(f"expected {WORKER}, got {module}")
         request = {
-            "command": [module, *arguments],
+            "command": [*command[command.index("-m") + 1 :]],
             "set": {name: value for name, value in env.items() if os.environ.get(name) != value},
             "unset": sorted(os.environ.keys() - env.keys()),
         }
@@ -238,6 +299,6 @@ class SiteProcess:
 
 
 if __name__ == "__main__":
-    code = main(Start(**json.loads(sys.argv[1])))
+    code = main()
     sys.stdout.flush()
     os._exit(code)  # the command waits for this process, which has nothing left to do

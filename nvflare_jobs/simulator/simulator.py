@@ -17,6 +17,7 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import MedFedAugWarning, RunFailed
 from medfedaug.federation.engine import Engine, FederationRun
 from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER, RESULTS
+from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.hospital.privacy import PrivacyPolicy
 from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
 from medfedaug.nvflare_jobs.job.events import WARNING
@@ -82,47 +83,28 @@ def run_in_simulator(
     data_dir: str | Path,
     sites: Sequence[str],
     work_dir: str | Path,
-    device: str = "auto",
     *,
-    on_event: OnEvent | None = None,
-    state_dir: str | Path | None = None,
     execution: Execution | None = None,
-    machine: Machine | None = None,
-    lock: str | Path | None = None,
+    resume: bool = False,
+    initial: InitialWeights | None = None,
+    script: Path | None = None,
     **of_job: Any,
 ) -> Path:
-    """Export the job of a run, and run it in NVFlare's simulator.
-
-    Args:
-        config: the run.
-        data_dir: the folder with the sites' folders.
-        sites: the sites' names, with unseen sites.
-        work_dir: an empty folder for the job, the simulator's workspace and its log, `LOG_FILE`.
-        state_dir: a folder for the state of server and sites; by default in ``work_dir``.
-        lock: a file that is locked while a process of the run is alive; by default in ``work_dir``.
-        **of_job: further arguments of `medfedaug.nvflare_jobs.MedFedAugRecipe`.
+    """Export the job of a run, and run it in NVFlare's simulator; arguments as in `run_job`.
 
     Returns:
         The folder with ``results.json`` and the models.
-
-    Raises:
-        RunFailed: when the run ended without results, with the reason if it is known.
     """
     execution = execution or Execution()
-    least = execution.min_sites or len(sites)
-    return run_job(
-        MedFedAugRecipe(config=config, min_clients=least, execution=execution, **of_job),
-        data_dir,
-        sites,
-        work_dir,
-        RESULTS,
-        device=device,
-        on_event=on_event,
-        state_dir=state_dir,
+    recipe = MedFedAugRecipe(
+        config=config,
+        min_clients=execution.min_sites or len(sites),
         execution=execution,
-        machine=machine,
-        lock=lock,
+        resume=resume,
+        initial=initial,
+        script=script,
     )
+    return run_job(recipe, data_dir, sites, work_dir, RESULTS, execution=execution, **of_job)
 
 
 def run_job(
@@ -132,14 +114,29 @@ def run_job(
     work_dir: str | Path,
     result: str,
     *,
+    execution: Execution,
     device: str = "auto",
     on_event: OnEvent | None = None,
     state_dir: str | Path | None = None,
-    execution: Execution,
     machine: Machine | None = None,
     lock: str | Path | None = None,
 ) -> Path:
-    """Run any of our jobs in NVFlare's simulator."""
+    """Run any of our jobs in NVFlare's simulator.
+
+    Args:
+        data_dir: the folder with the sites' folders.
+        sites: the sites' names, with unseen sites.
+        work_dir: an empty folder for the job, the simulator's workspace and its log, `LOG_FILE`.
+        result: the file of the result in the server's folder.
+        state_dir: a folder for the state of server and sites; by default in ``work_dir``.
+        lock: a file that is locked while a process of the run is alive; by default in ``work_dir``.
+
+    Returns:
+        The server's folder.
+
+    Raises:
+        RunFailed: when the run ended without results, with the reason if it is known.
+    """
     known = identifiers(sites)
     work, log = Path(work_dir), Path(work_dir) / LOG_FILE
     recipe.export(job_dir=str(work / "job"))

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, Protocol
 
 FAST_START_VARIABLE = "MEDFEDAUG_FAST_START"
 VERSIONS = ("2.9.0",)
@@ -44,11 +45,6 @@ class Start:
         simulator = [sys.executable, "-m", _SIMULATOR, *self.arguments]
         return [sys.executable, _SUPERVISOR, self.lock, *simulator]
 
-    @property
-    def forked(self) -> list[str]:
-        """The command that starts them as forks."""
-        return [sys.executable, "-m", _FORKED, json.dumps(asdict(self))]
-
 
 def no_fast_start() -> str | None:
     """Return the reason why server and sites are fresh processes; ``None`` where they may be forks."""
@@ -62,6 +58,22 @@ def no_fast_start() -> str | None:
     return None
 
 
+class Process(Protocol):
+    """The used part of `subprocess.Popen`."""
+
+    stdin: Any
+
+    def poll(self) -> int | None:
+        """Return the exit code; ``None`` while it runs."""
+
+    def wait(self) -> int:
+        """Wait for the end."""
+
+
+waiting: list[Process] = []
+"""The fork of this process that waits for a simulation (`forked_simulator.prepare`)."""
+
+
 class SimulatorProcess:
     """The process that supervises a simulation, and runs as long as its standard input is open.
 
@@ -72,16 +84,27 @@ class SimulatorProcess:
     """
 
     def __init__(self, start: Start, environment: dict[str, str], log: Path) -> None:
-        with log.open("wb") as output:
-            # In a separate session: this process alone handles a signal to its group.
-            self._process = subprocess.Popen(
-                start.forked if no_fast_start() is None else start.fresh,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
-                start_new_session=True,
-            )
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
+        forks = no_fast_start() is None
+        if forks and waiting:
+            self._process = waiting.pop()
+        else:
+            command = [sys.executable, "-m", _FORKED] if forks else start.fresh
+            with log.open("wb") as output:
+                # In a separate session: this process alone handles a signal to its group.
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                )
+        if forks:
+            line = json.dumps({"start": asdict(start), "environment": environment, "log": str(log.resolve())})
+            with suppress(BrokenPipeError):  # it has ended, and its log has the reason
+                self._process.stdin.write(line.encode() + b"\n")
+                self._process.stdin.flush()
 
     @property
     def returncode(self) -> int | None:
@@ -90,7 +113,6 @@ class SimulatorProcess:
 
     def end(self) -> None:
         """End all remaining processes, and wait for them."""
-        assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()

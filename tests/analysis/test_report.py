@@ -29,7 +29,7 @@ def test_report_holds_everything_and_loads_nothing(write, tmp_path):
         assert not re.search(r'href="(?!#)|<script|<image|@import|url\((?!#)', svg)
     for name, value in page.attributes:
         assert not name.startswith("on")
-        if name in ("src", "srcset", "href"):
+        if name in ("src", "href"):
             assert value.startswith("data:image/svg+xml;base64,")
     assert all(alt for name, alt in page.attributes if name == "alt")
     for expected in (
@@ -140,7 +140,6 @@ def test_every_table_says_whose_model_was_scored(write, without, tmp_path):
         for label, model in expected.items():
             (row, *_) = [line for line in table.markdown().splitlines() if line.startswith(f"| {label} |")]
             assert f"| {model} |" in row
-            assert re.search(rf"^ *{label} &.* {re.escape(model)} (&|\\)", table.latex(), re.MULTILINE)
     patients = [(row["model"], row["where"]) for row in patient_table(runs).records]
     assert patients == [("personal (own layers)", "training sites"), ("unseen", "unseen sites")]
     text = Page(write_report(folders, tmp_path / "page.html").read_text()).text

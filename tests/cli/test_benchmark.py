@@ -51,7 +51,7 @@ def test_the_command_runs_combinations_in_a_row_and_says_that_it_was_reduced(run
     settings = "batch_size=4,fedfa.prob=0.1,image_size=32,network=lenet5,scale=0.001"
     assert f"4/4 fedrdn,fedfa/{settings}/seed-0" in err
     assert "UNFINISHED" not in out
-    for name in ("table.md", "table.csv", "table.tex", "report.html"):
+    for name in ("table.md", "table.csv", "report.html"):
         text = (tmp_path / name).read_text()
         assert name == "table.csv" or "REDUCED, not the paper" in text
     assert len(list(tmp_path.glob("*/*/seed-0/results.json"))) == 4

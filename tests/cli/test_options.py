@@ -117,6 +117,14 @@ def test_a_copy_without_the_other_layers_has_the_commands_of_the_core(monkeypatc
     assert "--dimse" not in {flag for option in predict.params for flag in option.opts}
 
 
+@pytest.mark.parametrize("name", every_command())
+def test_every_command_has_help_all(run, name):
+    command = every_command()[name]
+    rare = [one for one in command.params if getattr(one, "hidden", False) and one.name != "help_all"]
+    shown, full = (run.ok(*name.split(), option) for option in ("--help", "--help-all"))
+    assert (shown == full) is (not rare)
+
+
 def test_help_all_shows_what_help_leaves_out_once(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     short, full, again = (run("simulate", option)[1] for option in ("--help", "--help-all", "--help"))

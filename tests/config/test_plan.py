@@ -112,7 +112,7 @@ def test_windows_over_a_volume_give_what_a_network_without_a_view_gives():
         Plan(spatial_dims=3, patch_size=(32, 8, 4), overlap=0.5),
         Plan(spatial_dims=3),
     ):
-        logits = SegmentationTask(3, plan=plan).logits(network, image, torch.device("cpu"), 2)
+        logits = SegmentationTask(3, plan=plan).logits(network, image, 2)
         assert torch.equal(logits.argmax(dim=0, keepdim=True), expected)
 
 
@@ -439,7 +439,7 @@ def test_a_plan_that_needs_geometry_names_the_file_without(make_site, run, tmp_p
         *("simulate", "--data", folders[0].parent, "--methods", "fedavg", "--out", tmp_path / "out"),
         *("--engine", "inprocess", "--spacing", "1,1,1", "--rounds", 1),
     )
-    assert "does not say how large its voxels are" in err
+    assert "the file states no geometry" in err
     assert "0.nii.gz" in err
 
 

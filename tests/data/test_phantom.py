@@ -106,32 +106,6 @@ def test_the_dial_moves_the_scanners_apart(tmp_path):
     assert np.array_equal(images[2], voxels(own / "images/patient_001.nii.gz"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"sites": 0}, "sites must be at least 1, got 0"),
-        ({"patients": 2}, "patients must be at least 3"),
-        ({"shape": (96, 96)}, "shape must be three"),
-        ({"shape": (96, 8, 12)}, "shape must be three"),
-        ({"seed": -1}, "seed must be from 0"),
-        ({"shift": 3.5}, "shift must be from 0 to 3"),
-        ({"shift": (0, 2, 0)}, "such a number for each of the 4 sites"),
-        ({"shift": (0, 0, 0, -1)}, "shift must be from 0 to 3"),
-        ({"structures": [Structure()]}, "structures must have an entry for each of the 4 sites"),
-        ({"classes": 1}, "classes must be from 2 to 5"),
-        ({"classes": 6}, "classes must be from 2 to 5"),
-        ({"spacings": [(1, 1)]}, "three positive edges"),
-        ({"spacings": [(1, 1, 0)]}, "three positive edges"),
-        ({"inverted": [True]}, "inverted must say yes or no for each of the 4 sites"),
-    ],
-)
-def test_bad_arguments_write_nothing(tmp_path, arguments, message):
-    with pytest.raises(ValueError, match=message) as error:
-        make_phantom(tmp_path / "out", **arguments)
-    assert "\n" not in str(error.value)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     (tmp_path / "keep.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="not an empty folder"):

@@ -1,6 +1,7 @@
 """The equations against float64 references written from the papers."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -259,3 +260,20 @@ def test_moments_far_from_zero_keep_their_digits(layout):
     exact = x.double().flatten(2)
     torch.testing.assert_close(mean.double(), exact.mean(2), rtol=2e-5, atol=0)
     torch.testing.assert_close(variance.double(), exact.var(2, correction=0), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "name"),
+    [
+        (F.augment_features, [(4, 3, 5), (1, 3), (3,), (4, 3), (4, 3)], "gamma_mean"),
+        (F.augment_features, [(4, 3, 5), (3,), (3,), (4, 1), (4, 3)], "noise_mean"),
+        (partial(F.soft_histogram, bins=2), [(5, 3)], "low"),
+        (F.symmetric_kl, [(3, 4), (1, 4)], "q"),
+        (F.across_site_variance, [(3,)], "values"),
+        (F.mix_statistics, [(2, 3), (3,), (1,)], "u"),
+    ],
+)
+def test_a_shape_that_would_broadcast_is_refused(function, shapes, name):
+    more = {"low": torch.zeros(1)} if name == "low" else {}
+    with pytest.raises(ValueError, match=f"expected {name}"):
+        function(*map(torch.zeros, shapes), **more)

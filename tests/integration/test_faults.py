@@ -291,13 +291,13 @@ def test_an_untrusted_name_of_a_run_is_no_path(phantom_dir, tmp_path, tiny_confi
 @pytest.mark.parametrize("damage", [b"", b"not a checkpoint", None])
 def test_a_damaged_checkpoint_is_named(tmp_path, damage):
     path = tmp_path / "checkpoint.pt"
-    with pytest.raises(ConfigError, match="there is no checkpoint"):
+    with pytest.raises(ConfigError, match="not a checkpoint"):
         load_checkpoint(path)
     if damage is None:
         torch.save({"format": "medfedaug.checkpoint", "version": 99}, path)
     else:
         path.write_bytes(damage)
-    reason = r"checkpoint\.pt: (not a checkpoint|version is 99)"
+    reason = r"checkpoint\.pt: not a checkpoint"
     with pytest.raises(ConfigError, match=reason):
         load_checkpoint(path)
 

@@ -34,13 +34,6 @@ def refused(run, tmp_path, *words, data="data"):
     assert not (tmp_path / "out").exists()
 
 
-def doctor(run, folder):
-    """What `doctor` says of a folder, without the lines of its table."""
-    out = run("site", "doctor", "--data", folder)[1]
-    columns = [line.split("│")[3] for line in out.splitlines() if line.count("│") == 5]
-    return "".join("".join(columns).split())
-
-
 def edit(folder, change):
     content = json.loads((folder / "dataset.json").read_text())
     change(content)
@@ -78,7 +71,6 @@ def test_a_label_map_elsewhere_than_its_image_is_refused(run, two_sites, tmp_pat
     place(two_sites[1] / "labels/3.nii.gz", affine)
     words = ("site B", "labels/3.nii.gz", f"lies up to {apart} from its image", "1 x 1 x 1 mm", "Resample")
     refused(run, tmp_path, *words)
-    assert "labels/3.nii.gz:thelabelmapliesupto" in doctor(run, two_sites[1])
 
 
 @pytest.mark.parametrize("copy", [os.link, shutil.copy])
@@ -151,15 +143,11 @@ def test_volumes_that_lie_differently_are_named(run, two_sites, tmp_path, affine
 SPOILT = {
     "one entry missing": (
         lambda model: model.pop("model.2.conv.bias"),
-        "lacks 1 of the 26 entries that its run's network shares: model.2.conv.bias",
+        "the global model lacks model.2.conv.bias",
     ),
     "one infinity": (
         lambda model: model["model.2.conv.bias"].fill_(float("inf")),
-        "NaN or infinite values in 1 entries: model.2.conv.bias",
-    ),
-    "another network": (
-        lambda model: model.update(more=torch.zeros(2)),
-        "its run's network has no entries more",
+        "model.2.conv.bias: expected finite",
     ),
 }
 
@@ -185,7 +173,8 @@ def test_a_model_that_is_none_is_not_scored(run, finished, phantom_dir, tmp_path
     code, shown, err = run("evaluate", "--model", out / "global_model.pt", "--data", phantom_dir)
     assert code == 2
     assert not shown
-    assert f"global_model.pt: {words}" in " ".join(err.split())
+    assert "global_model.pt: " in err
+    assert words in " ".join(err.split())
 
 
 def test_an_exchange_with_nan_is_not_used(run, finished, phantom_dir, tmp_path):
@@ -194,4 +183,4 @@ def test_an_exchange_with_nan_is_not_used(run, finished, phantom_dir, tmp_path):
     rehashed(out)
     code, _, err = run("evaluate", "--model", out / "global_model.pt", "--data", phantom_dir)
     assert code == 2
-    assert "global_exchange.pt: NaN or infinite values in 1 entries: fedavg/nothing" in " ".join(err.split())
+    assert "fedavg/nothing: expected finite" in " ".join(err.split())

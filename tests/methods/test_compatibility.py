@@ -54,15 +54,6 @@ def test_a_method_from_outside_is_refused_in_one_line(flip, run, phantom_dir, tm
         build_methods([{"name": "moex"}, {"name": "flip"}])
 
 
-def test_a_word_that_nobody_knows_is_refused_with_the_nearest(outside_package):
-    outside_package(
-        "flipping", FLIP.replace('{"labels"}', '{"label"}'), {"medfedaug.methods": {"flip": "Flip"}}
-    )
-    message = "flip: requires has the unknown word 'label'; did you mean labels?"
-    with pytest.raises(ConfigError, match=f"^{message.replace('?', '[?]')}$"):
-        build_methods([{"name": "flip"}])
-
-
 @pytest.mark.all_layers
 def test_methods_declare_words_of_the_list_and_methods_that_exist():
     used = set()

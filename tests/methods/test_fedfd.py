@@ -141,7 +141,7 @@ def test_an_unseen_site_is_scored_by_the_selected_model_and_its_entries(tiny_con
     trainer.open("site_C")
     cases = trainer.task.evaluation_cases(trainer.folder, "test")
     transform = trainer.evaluation_transform()
-    assert trainer.task.evaluate(network, cases, transform, trainer.device, 4, full=True) == scores
+    assert trainer.task.evaluate(network, cases, transform, 4, full=True) == scores
 
 
 def test_the_selected_payload_survives_a_restart_of_the_server(tiny_config, phantom_dir, tmp_path):

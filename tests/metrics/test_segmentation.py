@@ -14,9 +14,7 @@ from medfedaug.metrics.label_maps import LabelMaps, voxel_edges
 from medfedaug.metrics.registry import METRICS, metric_names, over_sites
 from medfedaug.metrics.segmentation import LabelMapScores
 from medfedaug.metrics.significance import mean_interval
-from medfedaug.tasks import ClassificationTask, EvaluationCase, SegmentationTask
-
-CPU = torch.device("cpu")
+from medfedaug.tasks import EvaluationCase, SegmentationTask
 
 
 class Nearest(torch.nn.Module):
@@ -141,8 +139,8 @@ def label_cases(classes: int = 3) -> list[EvaluationCase]:
 def test_scores_by_class_are_means_over_the_cases_that_have_them():
     cases = label_cases()
     task = SegmentationTask(3, classes=("background", "edema", "core"), surface_tolerance=1.5)
-    plain = task.evaluate(Nearest(3), cases, lambda data: data, CPU)
-    scores = task.evaluate(Nearest(3), cases, lambda data: data, CPU, full=True)
+    plain = task.evaluate(Nearest(3), cases, lambda data: data)
+    scores = task.evaluate(Nearest(3), cases, lambda data: data, full=True)
     assert plain == {key: scores[key] for key in ("dice", "cases")}
     values: dict[str, dict[str, list[float]]] = {
         name: {"dice": [], "hd95": [], "nsd": []} for name in ("edema", "core")
@@ -183,7 +181,7 @@ def test_scores_by_class_are_means_over_the_cases_that_have_them():
 def test_predicted_volumes_are_relative_to_what_is_outlined():
     cases = label_cases()
     task = SegmentationTask(3, classes=("background", "edema", "core"))
-    scores = task.evaluate(Nearest(3), cases, lambda data: data, CPU, full=True)
+    scores = task.evaluate(Nearest(3), cases, lambda data: data, full=True)
     predicted, outlined = (
         sum(int((volume == 2).sum()) for volume in volumes)
         for volumes in zip(*((case.image, case.label) for case in cases), strict=True)
@@ -197,15 +195,15 @@ def test_an_image_of_one_slice_has_the_surface_of_its_plane():
     truth[4:14, 5:16], seen[6:14, 5:19] = 1, 1
     task = SegmentationTask(2, surface_tolerance=1.0)
     case = EvaluationCase("a", torch.tensor(seen)[None].float(), torch.tensor(truth)[None])
-    scores = task.evaluate(Nearest(2), [case], lambda data: data, CPU, full=True)
+    scores = task.evaluate(Nearest(2), [case], lambda data: data, full=True)
     expected = by_hand(seen[..., 0] > 0, truth[..., 0] > 0, (1, 1), 1.0)
     assert (scores["hd95"], scores["nsd"]) == pytest.approx(expected)
     assert scores["nsd"] < 1
     assert scores["unit"] == "px"
     scaled = EvaluationCase("b", case.image, case.label, torch.diag(torch.tensor([0.5, 0.5, 9.0, 1.0])))
-    found = task.evaluate(Nearest(2), [scaled], lambda data: data, CPU, full=True)
+    found = task.evaluate(Nearest(2), [scaled], lambda data: data, full=True)
     assert (found["hd95"], found["unit"]) == (pytest.approx(expected[0] / 2), "mm")
-    both = task.evaluate(Nearest(2), [case, scaled], lambda data: data, CPU, full=True)
+    both = task.evaluate(Nearest(2), [case, scaled], lambda data: data, full=True)
     assert (both["hd95"], both["unit"], both["classes"]["1"]["hd95"]) == (None, "mixed", None)
 
 
@@ -294,10 +292,3 @@ def test_worst_site_and_disparity():
         "disparity": {"hd95": None},
     }
     assert over_sites({"A": sites["A"]}, ["dice"])["disparity"] == {"dice": None}
-
-
-def test_every_metric_of_a_task_is_registered():
-    for task in (SegmentationTask, ClassificationTask):
-        assert task.metrics[0] == task.metric
-        assert all(METRICS[name].name == name for name in task.metrics)
-    assert not METRICS["hd95"].higher_is_better

@@ -42,12 +42,6 @@ def test_paired_t_test_at_its_edges():
     assert paired_t_test([0.5, 0.6], [0.5, 0.6]).p == 1
     assert paired_t_test([1.0, 2.0], [0.5, 1.5]).p == 0
     assert t_two_sided(math.inf, 4) == pytest.approx(0, abs=1e-15)
-    with pytest.raises(ValueError, match="two or more pairs"):
-        paired_t_test([1.0], [2.0])
-    with pytest.raises(ValueError, match="two or more pairs"):
-        paired_t_test([1.0, 2.0], [2.0])
-    with pytest.raises(ValueError, match="df"):
-        t_two_sided(1.0, 0)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +72,3 @@ def test_detectable_difference_is_found_four_times_in_five():
     assert detectable_difference(spread, n, power=0.9) > shift > detectable_difference(spread, n + 1)
     assert detectable_difference(1, 100_000) * math.sqrt(100_000) == pytest.approx(2.8016, rel=1e-4)  # z + z
     assert detectable_difference(0.0, n) == 0
-    for bad in ({"pairs": 1}, {"pairs": 5, "power": 1.0}, {"pairs": 5, "power": 0.01}):
-        with pytest.raises(ValueError, match="pairs"):
-            detectable_difference(1.0, **bad)

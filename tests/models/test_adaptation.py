@@ -206,9 +206,5 @@ def test_adapters_survive_copies():
 def test_what_cannot_be_adapted_says_why():
     with pytest.raises(ValueError, match=r"BasicUNet has no batch norm.*norm='batch'"):
         insert_instance_adapters(build_network("basicunet", norm="instance"))
-    with pytest.raises(ValueError, match="already has instance adapters"):
-        insert_instance_adapters(insert_instance_adapters(build_network("basicunet")))
-    with pytest.raises(ValueError, match="extent"):
-        insert_instance_adapters(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     with pytest.raises(ValueError, match="no batch norm with running"):
         adapt_batch_norm(nn.BatchNorm2d(2, track_running_stats=False))

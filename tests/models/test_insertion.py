@@ -5,11 +5,9 @@ import copy
 import pytest
 import torch
 from monai.networks.nets import AutoEncoder, BasicUNet, UNet
-from small_networks import build_small
 from torch import nn
 
 from medfedaug.models import FFALayer, ffa_layers, insert_ffa, remove_ffa
-from medfedaug.models.stages import known_stages
 
 WIDTHS = (4, 6, 8, 10, 12)
 
@@ -187,9 +185,7 @@ def test_any_network_by_module_names(stages, widths):
     x = image(size=16)
     result = net.eval()(x)
     if stages == ["layer2.3"]:
-        with pytest.raises(
-            ValueError, match=r"stage 'layer2\.3': the number of channels of MaxPool2d is not known"
-        ):
+        with pytest.raises(ValueError, match=r"stage 'layer2\.3' of Encoder is unknown, or its number of"):
             insert_ffa(net, stages=stages)
     else:
         insert_ffa(net, stages=stages, prob=1.0)
@@ -215,16 +211,15 @@ def test_a_bare_sequential_network():
 @pytest.mark.parametrize(
     ("make", "stages", "message"),
     [
-        (basic_unet, [6], "unknown stage 6 of BasicUNet, known: 1 to 5, enc1, enc2, enc3, enc4, enc5"),
-        (basic_unet, [0], "unknown stage 0"),
-        (basic_unet, ["enc6"], "unknown stage 'enc6' of BasicUNet.*conv_0"),
-        (basic_unet, [""], "unknown stage ''"),
-        (basic_unet, [], "stages is empty"),
-        (basic_unet, [1, "enc1"], "occurs twice"),
+        (basic_unet, [6], "stage 6 of BasicUNet is unknown.* choose from enc1, enc2, enc3, enc4, enc5, 1, 2"),
+        (basic_unet, [0], "stage 0 of"),
+        (basic_unet, ["enc6"], "stage 'enc6' of BasicUNet is unknown.*conv_0"),
+        (basic_unet, [""], "stage '' of"),
+        (basic_unet, [], "at least one"),
+        (basic_unet, [1, "enc1"], "must be different"),
         (Encoder, None, "stages of Encoder are not known .*BasicUNet.*layer1, .*blocks"),
-        (Encoder, [1], "unknown stage 1 of Encoder, modules are for example: layer1"),
-        (Encoder, ["layer3"], "unknown stage 'layer3' of Encoder"),
-        (Encoder, ["head"], "stage 'head': the number of channels of Sequential is not known"),
+        (Encoder, [1], "stage 1 of Encoder is unknown.* choose from modules such as layer1"),
+        (Encoder, ["head"], "stage 'head' of Encoder is unknown, or its number of channels is"),
         (lambda: AutoEncoder(2, 1, 1, (4, 4), (2, 2)), None, "AutoEncoder are not known"),
     ],
 )
@@ -272,11 +267,3 @@ def test_layers_that_the_network_class_builds_stay():
     remove_ffa(net)
     assert list(ffa_layers(net)) == ["1"]
     assert isinstance(net[1], FFALayer)
-
-
-@pytest.mark.parametrize("name", ["dynunet", "lenet5", "unetr"])
-def test_stages_are_the_same_with_layers_in_place(name):
-    net = build_small(name, in_channels=1, out_channels=4)
-    before = known_stages(net)
-    assert before
-    assert known_stages(insert_ffa(net)) == before

@@ -68,11 +68,11 @@ def test_a_malformed_file_is_told_in_one_line(write, data, problem):
 
 
 def test_a_missing_or_unreadable_file_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"nothing.results\.json.*missing"):
+    with pytest.raises(DataError, match=r"nothing.results\.json.*No such file"):
         load_run(tmp_path / "nothing")
     for text in ('{"config": ', "[" * 100_000):
         (tmp_path / "results.json").write_text(text)
-        with pytest.raises(DataError, match=r"results\.json: is not JSON") as error:
+        with pytest.raises(DataError, match=r"results\.json: is no record") as error:
             load_run(tmp_path)
         assert "\n" not in str(error.value)
 

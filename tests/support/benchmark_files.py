@@ -48,14 +48,6 @@ def write_pacs(root: Path) -> None:
             picture(root / "kfold" / file, len(file))
 
 
-def write_vlcs(root: Path, times: int = 1) -> None:
-    for site in ("CALTECH", "LABELME", "PASCAL", "SUN"):
-        for part, number in (("train", 3), ("crossval", 1), ("test", 2)):
-            for label in range(5):
-                for i in range(times * number):
-                    picture(root / f"{site}/{part}/{label}/{i}.jpg", i)
-
-
 def write_volume(path: Path, array: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), path)

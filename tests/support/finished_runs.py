@@ -39,7 +39,7 @@ def balanced(run: Path, data: Path, site: str) -> Path:
     trainer.network.eval()
     case = trainer.task.evaluation_case(trainer.folder, trainer.folder.cases["test"][0], labelled=False)
     image = trainer.evaluation_transform()({Keys.IMAGE: case.image})[Keys.IMAGE]
-    logits = trainer.task.logits(trainer.network, image, trainer.device, 4, case.placement)
+    logits = trainer.task.logits(trainer.network, image, 4, case.placement)
     weights = torch.load(run / "global_model.pt", weights_only=True)
     *_, key = (name for name in weights if name.endswith("bias"))
     # Some voxels of each class, but for those that are near the border of two by rounding.

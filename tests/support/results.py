@@ -112,15 +112,12 @@ def seeds(write):
 def fold(write):
     """Write a run of one fold: scores of its patients by site."""
 
-    def make(site_scores, number, named_by="options", unseen=None, whose=None, **arguments):
+    def make(site_scores, number, unseen=None, whose=None, **arguments):
         data = content(**arguments)
         data["test"]["sites"] = patients(site_scores, whose)
         data["test"]["unseen"] = patients(unseen or {}, whose)
         data["test"]["mean"] = {"dice": fmean(v["dice"] for v in data["test"]["sites"].values())}
-        if named_by == "options":
-            data["data_options"] = {"folds": True, "fold": number, "fold_seed": data["config"]["seed"]}
-        else:
-            data["data"] = f"lgg_fold{number}"
+        data["data_options"] = {"folds": True, "fold": number, "fold_seed": data["config"]["seed"]}
         return load_run(write(data))
 
     return make

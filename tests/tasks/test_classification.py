@@ -121,7 +121,7 @@ def test_faults_of_folders_and_lists_name_site_and_file(make_photos):
         ([cat, dog], [3], r"A_test\.json: not a list of \[path, class\]"),
         ([cat, dog], [["A/cow/0.png", "cow"]], r"A_test\.json: names the class 'cow'.* cat, dog"),
         ([cat, dog], [cat], r"A/cat/0\.png: listed more than once"),
-        ([cat, dog], [["A/cat/7.png", "cat"]], r"A/cat/7\.png: a listed image is missing"),
+        ([cat, dog], [["A/cat/7.png", "cat"]], r"A/cat/7\.png: cannot be read"),
     ):
         with pytest.raises(DataError, match="site A, .*" + message):
             opened(train, test)
@@ -172,7 +172,7 @@ def test_plain_images_are_divided_by_255_and_accuracy_counts_hits():
         return data
 
     network = Brightness()
-    scores = task.evaluate(network, cases, transform, torch.device("cpu"), batch_size=2)
+    scores = task.evaluate(network, cases, transform, batch_size=2)
     assert scores["accuracy"] == 0.8
     assert scores["cases"] == {"0": 1.0, "1": 1.0, "2": 0.0, "3": 1.0, "4": 1.0}
     torch.testing.assert_close(network.seen, torch.full((1, 3, 4, 4), 0.8))

@@ -73,7 +73,7 @@ def test_dice_is_per_patient_volume_without_background():
         image, label = torch.tensor(seen)[None].float(), torch.tensor(truth)[None].to(torch.uint8)
         cases.append(EvaluationCase(str(index), image, label))
     task, network = SegmentationTask(classes), Threshold(classes)
-    scores = task.evaluate(network, cases, lambda data: data, torch.device("cpu"), batch_size=2)
+    scores = task.evaluate(network, cases, lambda data: data, batch_size=2)
     expected = {
         case.name: dice(case.image[0].numpy(), case.label[0].numpy(), classes)
         if bool(case.label.any())
@@ -121,7 +121,7 @@ def test_slices_are_resized_for_the_network_and_back():
     task, network = SegmentationTask(2, image_size=16), Threshold(2)
     truth = torch.zeros(1, 32, 48, 3)
     truth[:, 8:24, 12:36, :2] = 1.0
-    predicted = task.logits(network, truth, torch.device("cpu"), batch_size=2).argmax(dim=0, keepdim=True)
+    predicted = task.logits(network, truth, batch_size=2).argmax(dim=0, keepdim=True)
     assert network.sizes == {(16, 16)}
     assert predicted.shape == truth.shape
     wrong = (predicted != truth).float()
@@ -129,7 +129,7 @@ def test_slices_are_resized_for_the_network_and_back():
         0 < wrong.mean() < 0.01
     )  # at the edges, where a pixel of the network is half one and half the other
     case = EvaluationCase("a", truth, truth.to(torch.uint8))
-    scores = task.evaluate(network, [case], lambda d: d, torch.device("cpu"))
+    scores = task.evaluate(network, [case], lambda d: d)
     assert scores["dice"] == pytest.approx(dice(predicted.numpy(), truth.numpy(), 2))
 
 
@@ -143,10 +143,9 @@ def test_what_methods_do_to_an_image_they_do_at_the_networks_size_in_evaluation_
     truth = torch.zeros(1, 32, 48, 3)
     truth[:, 8:24, 12:36] = 1.0
     case = EvaluationCase("a", truth, truth.to(torch.uint8))
-    cpu = torch.device("cpu")
-    ((_, predicted),) = task.outputs(network, [case], transform, cpu)
-    assert torch.equal(predicted, task.logits(network, truth, cpu).argmax(dim=0, keepdim=True))
-    assert torch.equal(task.predict_case(network, case, transform, cpu).label, predicted)
+    ((_, predicted),) = task.outputs(network, [case], transform)
+    assert torch.equal(predicted, task.logits(network, truth).argmax(dim=0, keepdim=True))
+    assert torch.equal(task.predict_case(network, case, transform).label, predicted)
     assert seen == [(1, 16, 16, 3)] * 2
 
 

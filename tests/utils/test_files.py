@@ -3,7 +3,6 @@
 import errno
 import os
 import stat
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from medfedaug.errors import MedFedAugError, StorageError
 from medfedaug.federation.server.output import write_json, write_state
 from medfedaug.statistics import ChannelStatistics, save_statistics
 from medfedaug.utils import files
-from medfedaug.utils.files import parse_json, real_paths, write_atomic
+from medfedaug.utils.files import parse_json, write_atomic
 
 WRITERS = {
     "checkpoint": lambda path, n: write_state(path, {"weight": torch.full((200_000,), float(n))}),
@@ -81,15 +80,3 @@ def test_json_says_everything_once(text, message):
     with pytest.raises(ValueError, match=message):
         parse_json(text)
     assert parse_json('{"a": {"b": [1, 2]}}') == {"a": {"b": [1, 2]}}
-
-
-def test_files_lie_where_links_lead(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there/file").touch()
-    (tmp_path / "here").symlink_to("there")
-    (tmp_path / "there/link").symlink_to("file")
-    (tmp_path / "there/itself").symlink_to("itself")
-    paths = [Path("here") / name for name in ("file", "link", "itself", "absent", "..")]
-    paths += [tmp_path / "there/file", Path("here/../there/file"), Path(".")]
-    assert real_paths(paths) == {path: Path(os.path.realpath(path)) for path in paths}

@@ -1,5 +1,6 @@
 """Find copies of an image in two splits, within a site and across sites."""
 
+import os
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
@@ -9,7 +10,7 @@ from pathlib import Path
 from medfedaug.data.base import SPLITS, Case, SiteFolder
 from medfedaug.data.io.formats import FileState, file_states, voxel_files
 from medfedaug.errors import own, warn
-from medfedaug.utils.files import real_paths, sha256
+from medfedaug.utils.files import sha256
 
 Entry = tuple[str, SiteFolder, Case]
 """A case with its split and site."""
@@ -41,9 +42,8 @@ def find_copies(sites: Sequence[SiteFolder], apart: bool) -> list[tuple[Entry, E
     by_file: dict[Path, list[Entry]] = defaultdict(list)
     cases = ((split, site, case) for site in sites for split in SPLITS for case in site.cases[split])
     entries = [entry for entry in cases if entry[2].index is None]  # slices share a file
-    files = real_paths(case.image for *_, case in entries)
     for entry in entries:
-        by_file[files[entry[2].image]].append(entry)
+        by_file[Path(os.path.realpath(entry[2].image))].append(entry)
     alike: dict[Hashable, list[Path]] = defaultdict(list)
     for path in by_file:
         with suppress(OSError):  # a reader of the file raises an error that names it

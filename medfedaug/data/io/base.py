@@ -77,10 +77,7 @@ class Header:
         return self.axes if nearest.min() > _UPRIGHT else ""
 
     def distance(self, other: Header) -> float:
-        """Return the largest distance of a corner from its place in another header of the same shape, mm.
-
-        0 where a header has no affine.
-        """
+        """Return the largest distance, mm, of a corner from its place in a header of the same shape."""
         if self.affine is None or other.affine is None or np.array_equal(self.affine, other.affine):
             return 0.0
         corners = np.array([(*corner, 1) for corner in product(*((0, n - 1) for n in self.shape))])
@@ -89,28 +86,16 @@ class Header:
 
 
 def volume_header(shape: Sequence[int], affine: np.ndarray | None) -> Header:
-    """Make the header of a volume with three axes, or a fourth for channels.
-
-    Raises:
-        ValueError: for another number of axes, an empty volume, or an unusable affine.
-    """
-    if len(shape) not in (3, 4):
-        raise ValueError(f"{len(shape)}-dimensional, expected a volume")
-    if min(shape) < 1:
-        raise ValueError(f"{' x '.join(map(str, shape))} voxels")
+    """Make the header of a volume with three axes, or a fourth for channels."""
+    if len(shape) not in (3, 4) or min(shape) < 1:
+        raise ValueError(f"{len(shape)}-dimensional, {' x '.join(map(str, shape))}: expected a volume")
     if affine is not None and not (np.isfinite(affine).all() and np.linalg.det(affine)):
         raise ValueError("its header gives it no place: the affine is singular or not finite")
     return Header(tuple(map(int, shape[:3])), int(shape[3]) if len(shape) > 3 else 1, affine)
 
 
 def channels_first(voxels: np.ndarray) -> np.ndarray:
-    """Bring the voxels of a volume, (X, Y, Z) or (X, Y, Z, C), to float32 of shape (C, X, Y, Z).
-
-    Raises:
-        ValueError: for another number of axes.
-    """
-    if voxels.ndim not in (3, 4):
-        raise ValueError(f"{voxels.ndim}-dimensional, expected a volume")
+    """Bring the voxels of a volume, (X, Y, Z) or (X, Y, Z, C), to float32 of shape (C, X, Y, Z)."""
     stored = np.array(voxels, np.float32, order="C")
     return stored.reshape(1, *stored.shape) if stored.ndim == 3 else np.moveaxis(stored, -1, 0)
 
@@ -162,16 +147,12 @@ class ImageFormat(ABC):
         """Return the suffix of an image's label map: NIfTI's, where the format has no writer."""
         return ".nii.gz"
 
-    def parts(self, label: str) -> list[str]:
-        """Return the names of the files of a label map."""
-        return [label]
-
     def probability_files(self, label: str, classes: int) -> list[str]:
         """Return the names of the files with the probabilities of the classes, for a label map's name."""
-        return self.parts(label)
+        return [label]
 
     def write_label_map(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
-        """Write a label map with the geometry of its image.
+        """Write a label map with the geometry of its image, by default as NIfTI.
 
         Args:
             path: the file, with the suffix of `label_suffix`; other files written to its folder are kept.
@@ -179,19 +160,9 @@ class ImageFormat(ABC):
             voxels: (X, Y, Z), unsigned integers, on the grid of the image.
             segments: the classes.
         """
-        self.write_map(path, image, voxels)
-
-    def write_map(self, path: Path, image: Path, voxels: np.ndarray) -> None:
-        """Write numbers, (X, Y, Z), as NIfTI with the geometry of their image.
-
-        Args:
-            path: the file, ``.nii.gz``.
-            image: the image, of several files the first.
-            voxels: on its grid.
-        """
         from nibabel import Nifti1Image
 
-        from medfedaug.data.io.nifti_file import save_nifti
+        from medfedaug.data.io.nifti import save_nifti
 
         save_nifti(Nifti1Image(voxels, self.read_header(image).affine), path)
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-import numpy as np
-
 _SHORTEST, _LONGEST = 1e-4, 1e3  # edges of a voxel, mm
 _LARGEST_SCALE = 1e10
 
@@ -22,27 +20,17 @@ def check_edges(edges: Iterable[float]) -> None:
     """Check the voxel size, mm."""
     edges = [*edges]
     if not plausible_edges(edges):
-        raise ValueError(
-            f"its header has voxels of {edges_text(edges)} mm, expected {_SHORTEST} to {_LONGEST} mm"
-        )
-
-
-def edges_text(edges: Iterable[float]) -> str:
-    """Format edges for a message."""
-    return " x ".join(f"{float(edge):.4g}" for edge in edges)
+        text = " x ".join(f"{float(edge):.4g}" for edge in edges)
+        raise ValueError(f"its header has voxels of {text} mm, expected {_SHORTEST} to {_LONGEST} mm")
 
 
 def check_slope(name: str, slope: float) -> None:
     """Check the factor of a header that scales intensities."""
     if not 1 / _LARGEST_SCALE <= abs(slope) <= _LARGEST_SCALE:
-        raise ValueError(_scales(name, slope))
+        raise ValueError(f"its header scales intensities by {name} {slope:g}")
 
 
 def check_intercept(name: str, intercept: float) -> None:
     """Check the number that a header adds to intensities."""
-    if not np.abs(intercept) <= _LARGEST_SCALE:
-        raise ValueError(_scales(name, intercept))
-
-
-def _scales(name: str, value: float) -> str:
-    return f"its header scales intensities by {name} {value:g}"
+    if not abs(intercept) <= _LARGEST_SCALE:
+        raise ValueError(f"its header scales intensities by {name} {intercept:g}")

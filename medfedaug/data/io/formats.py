@@ -49,12 +49,7 @@ def is_lossy(path: Path) -> bool:
 
 
 def known_formats() -> str:
-    """Return all formats but DICOM, for messages.
-
-    Example:
-        >>> known_formats()
-        'MHA (.mha, .mhd), NRRD (.nrrd, .nhdr), NIfTI (.nii, .nii.gz), PNG, JPEG, TIFF, BMP'
-    """
+    """Return all formats but DICOM, for messages."""
     return ", ".join(form.title for form in _BUILT_IN if form is not SERIES)
 
 
@@ -77,19 +72,12 @@ def file_states(images: Iterable[Path]) -> tuple[FileState, ...]:
 
     The time of a folder alone stays when one of its files is replaced, and the time of a header when its
     voxels are.
-
-    Raises:
-        OSError: for a header that cannot be read.
     """
     return tuple(file_state(file) for image in images for file in sorted(files_of(image)))
 
 
 def read_header(path: Path) -> Header:
-    """Read a volume's properties without decoding it, once for each version of its files.
-
-    Raises:
-        Exception: of the reader; `ValueError` for a file without a volume.
-    """
+    """Read a volume's properties without decoding it, once for each version of its files."""
     return _read_header(path, hash(file_states([path])))
 
 

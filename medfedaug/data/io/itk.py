@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,11 @@ from medfedaug.data.io.base import Header, ImageFormat, Segments, channels_first
 if TYPE_CHECKING:
     import SimpleITK as sitk
 
-_DETACHED = {"mhd": "zraw", "nhdr": "raw.gz"}
+_WHOLE = {".mhd": ".mha", ".nhdr": ".nrrd"}
+"""Suffixes of headers with voxels in another file, and of the format's single files."""
+
 _RAW = re.compile(rb"(?im)^(?:ElementDataFile\s*=|data ?file:)\s*(.+?)\s*$")
 _BLOCK = 2**20
-_VECTOR = re.compile(rb"\([^)]*\)")
-_LONGEST_HEADER = 2**16  # bytes of an NRRD file's
 
 
 class ITKFormat(ImageFormat):
@@ -29,22 +30,23 @@ class ITKFormat(ImageFormat):
     voxel_suffixes = (".raw", ".zraw", ".raw.gz")
 
     def read_header(self, path: Path) -> Header:
-        from SimpleITK import GetPixelIDValueAsString
-
-        try:
+        with _readable():
             reader = _information(path)
-        except RuntimeError as error:
-            raise ValueError(_reason(error)) from error
-        kind = GetPixelIDValueAsString(reader.GetPixelID())
-        if "complex" in kind:
-            raise ValueError(f"has voxels of type {kind}, expected real numbers")
         size = reader.GetSize()
         affine = ras_affine(reader.GetDirection(), reader.GetSpacing(), reader.GetOrigin())
         components = reader.GetNumberOfComponents()
         return volume_header(size if components == 1 else (*size, components), affine)
 
     def read_volume(self, path: Path) -> np.ndarray:
-        return channels_first(array_of(read_image(path)))
+        """Read a volume; SimpleITK has the axes (z, y, x, channel)."""
+        from SimpleITK import GetArrayFromImage, ReadImage
+
+        with _readable():
+            image = ReadImage(str(path))
+        dimension = image.GetDimension()
+        channel = range(dimension, dimension + (image.GetNumberOfComponentsPerPixel() > 1))
+        voxels: np.ndarray = GetArrayFromImage(image).transpose(*reversed(range(dimension)), *channel)
+        return channels_first(voxels)
 
     def voxel_files(self, path: Path) -> list[Path]:
         """Return the file that a detached header names."""
@@ -54,13 +56,8 @@ class ITKFormat(ImageFormat):
         return [path.parent / match[1].decode(errors="replace")] if match else []
 
     def label_suffix(self, image: Path) -> str:
-        return self.own_suffix(image)
-
-    def parts(self, label: str) -> list[str]:
-        """Return the names of header and voxels, two files for ``.mhd`` and ``.nhdr``."""
-        stem, _, suffix = label.rpartition(".")
-        voxels = _DETACHED.get(suffix.lower())
-        return [label, f"{stem}.{voxels}"] if voxels else [label]
+        suffix = self.own_suffix(image)
+        return _WHOLE.get(suffix.lower(), suffix)
 
     def write_label_map(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
         """Write a label map with the image's origin, spacing and direction."""
@@ -69,25 +66,6 @@ class ITKFormat(ImageFormat):
     def write_probabilities(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
         """Write the probabilities as a vector for each voxel."""
         _save(path, image, voxels.transpose(2, 1, 0, 3), vector=True)
-
-
-def read_image(path: Path) -> sitk.Image:
-    """Read an image with its voxels."""
-    from SimpleITK import ReadImage
-
-    try:
-        return ReadImage(str(path))
-    except RuntimeError as error:
-        raise ValueError(_reason(error)) from error
-
-
-def array_of(image: sitk.Image) -> np.ndarray:
-    """Return the voxels of an image, (x, y, z) or (x, y, z, channel); SimpleITK has (z, y, x, channel)."""
-    from SimpleITK import GetArrayFromImage
-
-    dimension = image.GetDimension()
-    rest = range(dimension, dimension + (image.GetNumberOfComponentsPerPixel() > 1))
-    return GetArrayFromImage(image).transpose(*reversed(range(dimension)), *rest)
 
 
 def _save(path: Path, image: Path, voxels: np.ndarray, *, vector: bool) -> None:
@@ -99,34 +77,8 @@ def _save(path: Path, image: Path, voxels: np.ndarray, *, vector: bool) -> None:
     output.SetSpacing(reader.GetSpacing()[:3])
     output.SetOrigin(reader.GetOrigin()[:3])
     output.SetDirection(np.reshape(reader.GetDirection(), (dimension, dimension))[:3, :3].ravel().tolist())
-    try:
+    with _readable():
         sitk.WriteImage(output, str(path), useCompression=True)
-    except RuntimeError as error:
-        raise OSError(str(error).strip().splitlines()[-1]) from error
-    if path.suffix.lower() in (".nrrd", ".nhdr"):
-        _keep_geometry(path, image)
-
-
-def _keep_geometry(path: Path, image: Path) -> None:
-    """Copy the image's geometry into an NRRD file byte by byte.
-
-    The format stores directions times spacing, which ITK takes apart and multiplies again with a rounding.
-    """
-    with image.open("rb") as file:
-        source = file.read(_LONGEST_HEADER).replace(b"\r\n", b"\n").partition(b"\n\n")[0].split(b"\n")
-    fields = {line.partition(b":")[0].lower(): line for line in source}
-    vectors = _VECTOR.findall(fields.get(b"space directions", b""))
-    if len(vectors) != 3 or b"space origin" not in fields or b"space" not in fields:
-        return
-    header, end, data = path.read_bytes().partition(b"\n\n")
-    remaining = iter(vectors)
-    lines = []
-    for line in header.split(b"\n"):
-        name = line.partition(b":")[0].lower()
-        if name == b"space directions":  # keep ``none``, the direction of channels
-            line = _VECTOR.sub(lambda _: next(remaining), line)
-        lines.append(fields[name] if name in (b"space", b"space origin") else line)
-    path.write_bytes(b"\n".join(lines) + end + data)
 
 
 def _information(path: Path) -> sitk.ImageFileReader:
@@ -150,10 +102,14 @@ def ras_affine(direction: Sequence[float], spacing: Sequence[float], origin: Seq
     return affine
 
 
-def _reason(error: Exception) -> str:
-    """Return the message of SimpleITK's exception, without references to its source code."""
-    text = str(error).partition("ERROR: ")[2] or str(error)
-    return re.sub(r"^\w+\(0x\w+\): ", "", text.strip().split("\n")[0])
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Replace SimpleITK's error by one without references to its source code."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).partition("ERROR: ")[2] or str(error)
+        raise OSError(re.sub(r"^\w+\(0x\w+\): ", "", text.strip().split("\n")[0])) from error
 
 
 FORMAT = ITKFormat()

@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 def label_bits(classes: int) -> int:
-    """Return the bits of a label: 8, or 16 for more than 256 classes.
-
-    Example:
-        >>> label_bits(256), label_bits(257)
-        (8, 16)
-    """
+    """Return the bits of a label: 8, or 16 for more than 256 classes."""
     return 8 if classes <= 2**8 else 16
 
 
@@ -34,16 +29,6 @@ def write_label_map(target: Path, image: Path, label: Tensor, segments: Segments
     NIfTI gets the bytes of the geometry in the image's header (sform, qform, their codes, units); MHA and
     NRRD the image's origin, spacing and direction. A photograph gets a grey image, a DICOM series a DICOM SEG
     that refers to its slices, a format without a writer a NIfTI file. Labels have `label_bits`.
-
-    Args:
-        target: the file, with the suffix of `medfedaug.data.io.base.ImageFormat.label_suffix`.
-        image: the image, of several files the first.
-        label: (1, X, Y, Z), on the grid of the image.
-        segments: the classes.
-
-    Raises:
-        DataError: for a DICOM series that lacks what a SEG needs.
-        StorageError: when the file cannot be written.
     """
     voxels = label[0].numpy().astype(f"uint{label_bits(len(segments.classes))}")
     write_whole(target, lambda path: format_of(image).write_label_map(path, image, voxels, segments))
@@ -61,14 +46,13 @@ def write_probabilities(target: Path, image: Path, shares: Tensor, segments: Seg
 
 
 def write_whole(target: Path, save: Callable[[Path], Any]) -> None:
-    """Let ``save`` write a file, or the files of a format with several, and move them when complete."""
+    """Let ``save`` write a file, or several in its folder, and move them when complete."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target.parent) as name:
             folder = Path(name)
             save(folder / target.name)
-            # The header of a detached volume comes last.
-            for path in sorted(folder.iterdir(), key=lambda path: path.name == target.name):
+            for path in folder.iterdir():
                 os.replace(path, target.parent / path.name)
     except OSError as error:
         raise StorageError(target, error) from error

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gzip
-import zlib
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from medfedaug.data.io.base import Header, ImageFormat, channels_first, file_state, volume_header
+from medfedaug.data.io.base import Header, ImageFormat, Segments, channels_first, file_state, volume_header
 from medfedaug.data.io.bounds import check_edges
-from medfedaug.data.io.nifti_file import save_nifti
 
 if TYPE_CHECKING:
     import nibabel
@@ -38,8 +36,6 @@ class Nifti(ImageFormat):
         """Read the header; decode a file that seems to be cut short, to be sure."""
         image = _opened(path)
         voxels = cast(Any, image.dataobj)
-        if voxels.dtype.kind not in "biuf":
-            raise ValueError(f"has voxels of type {voxels.dtype}, expected numbers")
         promised = voxels.offset + prod(image.shape) * voxels.dtype.itemsize
         if _stored_bytes(path) != promised % 2**32:
             np.asanyarray(voxels)  # raises where voxels are missing
@@ -59,7 +55,7 @@ class Nifti(ImageFormat):
     def label_suffix(self, image: Path) -> str:
         return self.own_suffix(image)
 
-    def write_map(self, path: Path, image: Path, voxels: np.ndarray) -> None:
+    def write_label_map(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
         """Write voxels with the bytes of the geometry in the image's header."""
         source: Any = _opened(image)
         header = type(source.header)(endianness=source.header.endianness)
@@ -83,18 +79,32 @@ def _stored_bytes(path: Path) -> int:
 @lru_cache(maxsize=2**14)
 def _check_gzip(path: Path, state: int) -> None:
     """Check the checksum of a compressed file, which a reader does not reach, once for each version."""
-    try:
-        with gzip.open(path, "rb") as file:
-            while file.read(_BLOCK):
-                pass
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"damaged: {error}") from error
+    with gzip.open(path, "rb") as file:
+        while file.read(_BLOCK):
+            pass
 
 
 def _opened(path: Path) -> nibabel.Nifti1Image:
     import nibabel
 
     return cast("nibabel.Nifti1Image", nibabel.load(path))
+
+
+def pack_nifti(image: Any, file: IO[bytes]) -> None:
+    """Write an image of nibabel as ``.nii.gz``, without the time and the name that gzip adds."""
+    with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=1, mtime=0) as packed:
+        image.to_stream(packed)
+
+
+def save_nifti(image: Any, path: Path) -> None:
+    """Save an image of nibabel: ``.nii.gz`` by `pack_nifti`, another suffix by nibabel."""
+    if not path.name.lower().endswith(".nii.gz"):
+        import nibabel
+
+        nibabel.save(image, path)
+        return
+    with path.open("wb") as file:
+        pack_nifti(image, file)
 
 
 FORMAT = Nifti()

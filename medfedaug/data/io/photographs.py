@@ -72,11 +72,7 @@ class Photographs(ImageFormat):
     photograph = True
 
     def read_header(self, path: Path) -> Header:
-        """Read size and kind.
-
-        Raises:
-            Exception: of Pillow; `ValueError` for a kind of image that cannot be used.
-        """
+        """Read size and kind."""
         with _opened(path) as file:
             deep = file.mode.startswith("I")
             channels, white = (1, _WHITE) if deep else (_CHANNELS[file.mode], 255)
@@ -87,9 +83,6 @@ class Photographs(ImageFormat):
 
         A palette becomes its colours, black and white 0 and 255. An alpha channel is left out where nothing
         is transparent. In colour the upper 8 of 16 bits are read.
-
-        Raises:
-            Exception: as `read_header`, and `ValueError` for transparent pixels.
         """
         with _opened(path) as file:
             file.load()
@@ -104,9 +97,6 @@ class Photographs(ImageFormat):
 
         A palette gives its indices, which its colours only show. A palette of greys alone gives the greys,
         since some programs write grey images that way, in any order. Colours must have three equal channels.
-
-        Raises:
-            Exception: as `read_volume`, and `ValueError` for colours.
         """
         with _opened(path) as file:
             file.load()
@@ -147,9 +137,11 @@ class Photographs(ImageFormat):
 
 
 def check_photograph(path: Path) -> None:
-    """Check that the range of the pixels is known, in formats with more than 8 bits."""
+    """Check that a file exists, and that the range of the pixels is known."""
+    if not path.is_file():  # reading a pipe would block
+        raise ValueError("no file")
+    status = path.stat()
     if path.suffix.lower() in _DEEP:
-        status = path.stat()
         _known_kind(path.absolute(), status.st_mtime_ns, status.st_size)
 
 

@@ -73,21 +73,16 @@ class SeriesFormat(ImageFormat):
     def scan(
         self, root: Path, skip: Skip = lambda folder: None, take: Callable[[Path], bool] = lambda file: False
     ) -> Scan[Series]:
-        """Look at all files in a folder and below it.
+        """Look at all files in a folder and below it, through links, but in no folder twice.
 
-        Args:
-            root: the folder. Links are followed, and no folder is walked twice.
-            skip: see `Skip`.
-            take: returns whether a file is, by its name, an image of another format; it is not opened.
+        ``take`` returns whether a file is, by its name, an image of another format; it is not opened.
         """
 
     @abstractmethod
     def select(self, series: Sequence[Series], pattern: str | None = None) -> Selection[Series]:
         """Choose one series of each study in each folder.
 
-        Args:
-            series: of a scan.
-            pattern: identity of a series, or a regular expression that describes it.
+        ``pattern`` is the identity of a series, or a regular expression that describes it.
         """
 
     @abstractmethod

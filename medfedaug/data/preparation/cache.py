@@ -16,7 +16,7 @@ from torch import Tensor
 
 from medfedaug._version import __version__
 from medfedaug.config.machine import Machine
-from medfedaug.errors import MedFedAugError, StorageError, first_line
+from medfedaug.errors import StorageError
 
 Window = tuple[slice, ...]
 
@@ -52,26 +52,16 @@ class StoredCase:
         return self.folder / f"{name}.npy"
 
     def _mapped(self, name: str) -> np.ndarray:
-        try:
-            mapped: np.ndarray = np.load(self._file(name), mmap_mode="r")
-        except (OSError, ValueError) as error:
-            raise MedFedAugError(
-                f"{self.folder}: a prepared case cannot be read ({first_line(error)}); remove the folder"
-            ) from error
+        mapped: np.ndarray = np.load(self._file(name), mmap_mode="r")
         return mapped
 
 
 class CaseCache:
     """Cache of prepared cases: the first in memory, the others in files.
 
-    Cases are read in random order, so that dropping one for another would save no work.
-
-    Args:
-        machine: limit on memory, and folder of the files. A site's folder stays, and serves later processes.
-        place: moves a tensor of a name to the device that needs it, where it stays in memory.
-
-    Attributes:
-        num_bytes: size of the tensors in memory.
+    Cases are read in random order, so that dropping one for another would save no work. ``machine`` limits
+    the memory, and has the folder of the files, which serves later processes. ``place`` moves a tensor of a
+    name to the device that needs it, where it stays in memory.
     """
 
     def __init__(

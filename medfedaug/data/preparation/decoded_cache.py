@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 
 class DecodedMemory:
-    """Tensors by file, up to a number of bytes; none is replaced, since runs read files in one order.
-
-    Attributes:
-        decodings: number of calls that decoded.
-        num_bytes: size of the tensors.
-    """
+    """Tensors by file, up to a number of bytes; none is replaced, since runs read files in one order."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.num_bytes, self.decodings = max_bytes, 0, 0
@@ -44,13 +39,7 @@ _active: ContextVar[DecodedMemory | None] = ContextVar("decoded_memory", default
 
 @contextmanager
 def keep_decoded(max_bytes: int) -> Iterator[DecodedMemory]:
-    """Share decoded images between all sites of this process in a context, up to a number of bytes.
-
-    Example:
-        >>> with keep_decoded(2**20) as memory:
-        ...     memory.num_bytes
-        0
-    """
+    """Share decoded images between all sites of this process in a context, up to a number of bytes."""
     memory = DecodedMemory(max_bytes)
     token = _active.set(memory)
     try:
@@ -62,10 +51,4 @@ def keep_decoded(max_bytes: int) -> Iterator[DecodedMemory]:
 def decoded(kind: str, files: Sequence[Path], load: Callable[[], Tensor]) -> Tensor:
     """Return ``load()``, or its earlier result for this kind of use and files; it must not be changed."""
     memory = _active.get()
-    if memory is None:
-        return load()
-    try:
-        states = file_states(files)
-    except OSError:
-        return load()  # which raises an error that names the file
-    return memory.get((kind, *states), load)
+    return load() if memory is None else memory.get((kind, *file_states(files)), load)

@@ -9,7 +9,7 @@ import torch
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, StorageError, first_line
 from medfedaug.methods import build_methods
-from medfedaug.models.tensor_files import load_tensors
+from medfedaug.models.weights import load_tensors
 from medfedaug.utils.files import check_version, version_mark, write_atomic
 
 _KIND, _VERSION = "checkpoint", 2
@@ -35,15 +35,9 @@ def save_checkpoint(path: Path, content: dict[str, Any], *, private: bool = Fals
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a file of `save_checkpoint` without executing anything in it."""
     try:
-        content = load_tensors(path)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: there is no checkpoint") from error
+        return check_version(load_tensors(path), _KIND, _VERSION)
     except Exception as error:  # a damaged file fails anywhere between zip and pickle
         raise ConfigError(f"{path}: not a checkpoint ({first_line(error)})") from error
-    try:
-        return check_version(content, _KIND, _VERSION)
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from error
 
 
 def check_same_run(path: Path, saved: Mapping[str, Any], config: RunConfig) -> None:

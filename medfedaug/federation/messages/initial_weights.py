@@ -63,12 +63,6 @@ class InitialWeights:
             warn(f"{name}: only {len(fit.entries)} of {fit.total} entries of the network are started from it")
         return cls(fit.entries, report)
 
-    def summary(self) -> list[str]:
-        """Return the report as text, with a line for each unused entry."""
-        loaded, of, file = (self.report[name] for name in ("loaded", "of", "file"))
-        first = f"{loaded} of {of} entries of the network from {file}"
-        return [first, *(f"  not used: {name} ({why})" for name, why in self.report["skipped"].items())]
-
     @property
     def digest(self) -> str:
         """The hash of names and values, for `medfedaug.config.run.RunConfig.init`."""

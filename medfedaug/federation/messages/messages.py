@@ -1,7 +1,6 @@
 """The messages between server and site, for every engine."""
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,11 +147,8 @@ def shared_keys(state: Mapping[str, Tensor], local_entries: frozenset[str]) -> l
 
 def entries_hash(entries: Mapping[str, Tensor]) -> str:
     """Hash entries of a network by name, shape and float32 value; empty for none."""
-    digest = hashlib.sha256()
-    for key, value in sorted(entries.items()):
-        digest.update(json.dumps([key, list(value.shape)]).encode())
-        digest.update(portable(value, torch.device("cpu")).numpy().data)
-    return digest.hexdigest() if entries else ""
+    plain = {key: portable(value, torch.device("cpu")) for key, value in entries.items()}
+    return digest_of(plain) if entries else ""
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:

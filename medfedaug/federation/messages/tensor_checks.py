@@ -111,27 +111,20 @@ def _length(tensors: Iterable[Tensor]) -> float:
     return math.hypot(*(float(tensor.norm()) for tensor in tensors))
 
 
-def check_tensors(site: str, tensors: Mapping[str, Any], shapes: Shapes) -> None:
-    """Check keys and shapes, and that values are floating point, finite and below `LARGEST`."""
+def check_tensors(site: str, tensors: Mapping[str, Any], shapes: Shapes | None = None) -> None:
+    """Check that values are floating point, finite and below `LARGEST`, and keys and shapes if given."""
     for key in tensors:
-        if key not in shapes:
+        if shapes is not None and key not in shapes:
             raise UpdateRefused(site, repr(key)[:80], expected="no such entry", got="one")
-    for key, shape in shapes.items():
-        value = tensors.get(key)
+    for key in tensors if shapes is None else shapes:
+        value, shape = tensors.get(key), None if shapes is None else shapes[key]
         if not isinstance(value, Tensor):
+            expected = "a tensor" if shape is None else f"a tensor of shape {tuple(shape)}"
             got = "none" if value is None else type(value).__name__
-            raise UpdateRefused(site, key, expected=f"a tensor of shape {tuple(shape)}", got=got)
+            raise UpdateRefused(site, repr(key)[1:-1][:80], expected=expected, got=got)
         # Otherwise (1,) would broadcast silently into (4,).
-        if not fits(tuple(value.shape), shape):
+        if shape is not None and not fits(tuple(value.shape), shape):
             raise UpdateRefused(site, key, expected=f"shape {tuple(shape)}", got=f"{tuple(value.shape)}")
-        _check_value(site, key, value)
-
-
-def check_values(site: str, tensors: Mapping[str, Any]) -> None:
-    """Check tensors like `check_tensors`, without expected keys and shapes."""
-    for key, value in tensors.items():
-        if not isinstance(value, Tensor):
-            raise UpdateRefused(site, repr(key)[:80], expected="a tensor", got=type(value).__name__)
         _check_value(site, key, value)
 
 

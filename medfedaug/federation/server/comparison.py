@@ -86,11 +86,7 @@ class Comparison:
             "trainings": {},
         }
         if self.file.exists():
-            try:
-                saved = parse_versioned(self.file.read_text(encoding="utf-8"), _KIND, _VERSION)
-            except (OSError, ValueError) as error:
-                text = f"{self.file}: not the record of a comparison ({error}); remove it"
-                raise ConfigError(text) from error
+            saved = parse_versioned(self.file.read_text(encoding="utf-8"), _KIND, _VERSION)
             if saved["config"] != self.record["config"]:
                 raise ConfigError(f"{folder} holds a comparison with other settings; choose another folder")
             self.record = {name: saved[name] for name in self.record}

@@ -17,7 +17,7 @@ from medfedaug.federation.server.outlier_checks import check_payload
 from medfedaug.methods.base import Payload, ServerExchange
 from medfedaug.metrics.predicted_volumes import VOLUME_RATIO
 from medfedaug.metrics.registry import UNITS, score_of
-from medfedaug.utils.validation import is_number
+from medfedaug.utils.validation import number_or_none
 
 _LONGEST_NAME = 500
 # Of an update, and of a site with more cases than any real one.
@@ -163,8 +163,8 @@ def _class_scores(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, 
         for end in ("low", "high")
         if f"{name}_{end}" in values
     }
-    ratio = values.get(VOLUME_RATIO)
-    if is_number(ratio) and ratio >= 0:
+    ratio = number_or_none(values.get(VOLUME_RATIO))
+    if ratio is not None and ratio >= 0:
         ends[VOLUME_RATIO] = ratio
     return _scores(values, names) | ends
 
@@ -180,11 +180,10 @@ def _by_case(name: str, scores: Any) -> dict[str, float | None]:
 
 def _check_masked(site: str, reply: Reply, size: int) -> None:
     """Check an update under masks, whose values cannot be checked."""
-    if reply.weights or reply.payload or set(reply.masks) != {MASKED}:
-        raise UpdateRefused(site, "update", expected="only masked numbers", got="something else")
-    words = reply.masks[MASKED]
-    if not isinstance(words, Tensor) or words.dtype != torch.int64 or tuple(words.shape) != (size,):
-        raise UpdateRefused(site, MASKED, expected=f"{size} whole numbers of 64 bits", got="something else")
+    words = reply.masks.get(MASKED)
+    sound = isinstance(words, Tensor) and words.dtype == torch.int64 and tuple(words.shape) == (size,)
+    if reply.weights or reply.payload or len(reply.masks) != 1 or not sound:
+        raise UpdateRefused(site, MASKED, expected=f"{size} masked numbers of 64 bits only", got="others")
 
 
 def _check_count(site: str, count: Any, least: int, most: int) -> None:

@@ -24,13 +24,11 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
         DataError: when the folder is missing.
     """
     root = data_dir or os.environ.get(DATA_VARIABLE)
-    if not root:
-        raise DataError(
-            "no data folder", site=site, hint=f"Set {DATA_VARIABLE} to the folder with dataset.json."
-        )
-    if not Path(root).exists():
+    if not root or not Path(root).exists():
         hint = f"Mount or correct it: {DATA_VARIABLE} or site configure --data names it."
-        raise DataError("the data folder is missing", site=site, path=root, hint=hint)
+        raise DataError(
+            "no data folder" if not root else "the data folder is missing", site=site, path=root, hint=hint
+        )
     if is_federation(Path(root)):
         return Path(root)
     # The subfolder first: a folder of sites looks like one site with the sites as classes.

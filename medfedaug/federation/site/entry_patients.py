@@ -90,13 +90,11 @@ class EntryPatients:
 def check_contributors(site: str, entries: Mapping[str, Contributors | None], least: int) -> None:
     """Check the patients behind each entry that is to leave a site."""
     for key, contributors in entries.items():
-        if contributors is None:
-            reason = f"{key} stays here: the site cannot say which patients are in it"
-            raise PrivacyRefused(site, f"{reason}, and it sends such numbers in a simulation only")
-        if problem := contributors.problem(least):
-            advice = "more steps a round or larger batches have more patients"
-            reason = f"{key} stays here: {problem} (min_images of its privacy policy); {advice}"
-            raise PrivacyRefused(site, reason)
+        problem = "the site cannot say which patients are in it; it sends such numbers in a simulation only"
+        if contributors is not None and (problem := contributors.problem(least)):
+            problem += " (min_images of its privacy policy); more steps a round or larger batches have more"
+        if problem:
+            raise PrivacyRefused(site, f"{key} stays here: {problem}")
 
 
 def step_weights(steps: int, rate: float, momentum: float, pull: float) -> list[float]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.config.run import RunConfig, learning_rate
-from medfedaug.errors import DataError, MedFedAugError
+from medfedaug.errors import MedFedAugError
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
 from medfedaug.methods.base import Step, Targets, overridden
@@ -60,7 +60,7 @@ class LocalTraining:
     def __init__(self, model: SiteModel) -> None:
         self.folder, self.network, self.task = model.folder, model.network, model.task
         self.config, self.device, self.parts = model.config, model.device, model.parts
-        self.ahead, self.census = model.machine.ahead, model.census
+        self.census = model.census
         self._patients: Tensor | None = None  # of the batch's images
         self.frozen, self.definition = model.composition.frozen, model.composition.definition
         self.criterion = DeepSupervision(self.network).criterion(self.task.loss)
@@ -100,7 +100,7 @@ class LocalTraining:
         dataset = getattr(loader, "dataset", None)
         if isinstance(dataset, TrainingDataset):
             dataset.drawn.clear()
-        for batch in prefetch(batches, self.ahead, self.device):
+        for batch in prefetch(batches, self.device):
             self.check_stop(should_stop)
             self._patients = self.census.step(_cases(dataset))
             losses.append(self._take_step(optimiser, *on_device(batch, self.device)))
@@ -155,24 +155,9 @@ class LocalTraining:
                     torch.cuda.manual_seed(seed)
             yield
 
-    def _forward(self, inputs: Tensor) -> Tensor:
-        try:
-            outputs: Tensor = self.network(inputs)
-            return outputs
-        except ValueError as error:
-            if len(inputs) > 1:
-                raise
-            raise DataError(
-                f"{self.config.network} cannot be trained with a batch of a single image ({error})",
-                site=self.folder.name,
-                path=self.folder.path,
-                hint="Batch norm needs two values a channel: add training images, or take another norm, "
-                'for instance --network-args \'{"norm": "layer"}\'.',
-            ) from error
-
     def _backward(self, inputs: Tensor, targets: Tensor, mixed: Targets) -> tuple[Step, Tensor]:
         """Compute the gradients of the whole loss, instead of earlier ones."""
-        outputs = self._forward(inputs)
+        outputs: Tensor = self.network(inputs)
         if self.census.strict and self._patients is not None and outputs.requires_grad:
             outputs.register_hook(self.census.gradients)
         step = Step(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from monai.transforms import Compose
-from torch import Tensor, nn
+from torch import Tensor
 
 from medfedaug.config.machine import Machine
 from medfedaug.config.run import RunConfig, learning_rate
@@ -17,7 +17,7 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.errors import MedFedAugError, UpdateRefused, warn
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.messages import own_entries
-from medfedaug.federation.messages.tensor_checks import StateDictValidator, check_values
+from medfedaug.federation.messages.tensor_checks import StateDictValidator, check_tensors
 from medfedaug.federation.site.data_folder import open_own_data
 from medfedaug.federation.site.entry_patients import EntryPatients
 from medfedaug.federation.site.samples import SiteSamples
@@ -216,9 +216,7 @@ class SiteModel:
     ) -> None:
         """Load the global model's shared entries, and apply the methods' payloads."""
         payload, once = payload or {}, once or {}
-        _check_received(
-            self.name, self.network, self.shared, self.parts, weights=weights, payload=payload, once=once
-        )
+        self._check_received(weights, payload, once)
         self.payload = payload
         if weights:
             self.network.load_state_dict({key: weights[key] for key in self.shared}, strict=False)
@@ -228,6 +226,23 @@ class SiteModel:
             entries = own_entries(payload, name)
             if part.every_round is not None and entries:
                 part.every_round.apply(entries)
+
+    def _check_received(self, weights: Mapping[str, Tensor], payload: Payload, once: Payload) -> None:
+        """Check the server's message like a site's reply: shapes, types, finite values, variances."""
+        method = "the model"
+        try:
+            if weights:
+                model = {key: weights[key] for key in self.shared}
+                StateDictValidator(self.network, self.shared).check_values(self.name, model)
+            check_tensors(self.name, {**once, **payload})
+            for method, part in self.parts.items():
+                for sent, exchange in ((once, part.before_training), (payload, part.every_round)):
+                    if exchange is not None and (entries := own_entries(sent, method)):
+                        exchange.check(entries)
+        except (KeyError, ValueError, UpdateRefused) as error:
+            known = isinstance(error, UpdateRefused)
+            text = str(error).removeprefix(f"site {self.name}, ") if known else f"{method}: {error}"
+            raise MedFedAugError(f"site {self.name}: refused what the server sent: {text}") from error
 
     def _apply_once(self, once: Payload) -> None:
         for name, part in self.parts.items():
@@ -282,39 +297,8 @@ class SiteModel:
     def score(self, cases: Iterable[EvaluationCase], full: bool = False) -> dict[str, Any]:
         """Score the present network."""
         transform, size = self.evaluation_transform(), self.config.batch_size
-        return self.task.evaluate(self.network, cases, transform, self.device, size, full)
+        return self.task.evaluate(self.network, cases, transform, size, full)
 
     def evaluation_transform(self) -> Compose:
         """Return the transforms of an image before the network in evaluation."""
         return self._samples.transform(training=False)
-
-
-def _check_received(
-    site: str,
-    network: nn.Module,
-    shared: Sequence[str],
-    parts: Mapping[str, SitePart],
-    *,
-    weights: Mapping[str, Tensor],
-    payload: Payload,
-    once: Payload,
-) -> None:
-    """Check the server's message like a site's reply: shapes, types, finite values, variances."""
-    if weights and (missing := sorted(set(shared) - set(weights))):
-        raise MedFedAugError(f"site {site}: the global model lacks {missing[0]}")
-    method = ""
-    try:
-        if weights:
-            model = StateDictValidator(network, shared)
-            model.check_values(site, {key: weights[key] for key in shared})
-        check_values(site, once)
-        check_values(site, payload)
-        for method, part in parts.items():
-            for sent, exchange in ((once, part.before_training), (payload, part.every_round)):
-                if exchange is not None and (entries := own_entries(sent, method)):
-                    exchange.check(entries)
-    except UpdateRefused as error:
-        text = str(error).removeprefix(f"site {site}, ")
-        raise MedFedAugError(f"site {site}: refused what the server sent: {text}") from error
-    except (KeyError, ValueError) as error:
-        raise MedFedAugError(f"site {site}: refused what the server sent for {method}: {error}") from error

@@ -224,7 +224,7 @@ class SiteSamples:
         """Yield batches of images, transformed for evaluation and on the network's device, with targets."""
         dataset = Dataset(samples, self.batch_transform())
         loader = DataLoader(dataset, batch_size=self.config.batch_size, collate_fn=self.task.collate)
-        for batch in prefetch(loader, self.machine.ahead, self.device):
+        for batch in prefetch(loader, self.device):
             yield on_device(batch, self.device)
 
     def images(self, samples: Sequence[Sample]) -> Iterator[Tensor]:

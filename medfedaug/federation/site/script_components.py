@@ -121,15 +121,16 @@ def script_scores(
     with torch.no_grad():
         values = {name: None if s is None else float(s) for name, s in score(network, split).items()}
     scores = {name: None if s is None or math.isnan(s) else s for name, s in values.items()}
-    if strange := sorted(scores.keys() - names):
-        raise MedFedAugError(
-            f"site {folder.name}: the script scores {strange[0]!r}, which is no {split} case of the site; "
-            "scores go by the names that files() gives"
-        )
     known = [value for value in scores.values() if value is not None]
-    if wrong := [value for value in known if score_of(metric, value) is None]:
-        raise MedFedAugError(
-            f"site {folder.name}: the script gives a case the score {wrong[0]:g}, and {metric} is between 0 "
-            f"and {METRICS[metric].largest:g}"
+    problem = ""
+    if strange := sorted(scores.keys() - names):
+        problem = (
+            f"scores {strange[0]!r}, which is no {split} case of the site: scores have the names of files()"
         )
+    elif wrong := [value for value in known if score_of(metric, value) is None]:
+        problem = (
+            f"gives a case the score {wrong[0]:g}, and {metric} is from 0 to {METRICS[metric].largest:g}"
+        )
+    if problem:
+        raise MedFedAugError(f"site {folder.name}: the script {problem}")
     return {metric: fmean(known) if known else None, "cases": scores}

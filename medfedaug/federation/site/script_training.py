@@ -25,7 +25,7 @@ from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.federation.site.state import RoundMemory
-from medfedaug.methods.base import SitePart, Step
+from medfedaug.methods.base import SitePart, Step, overridden
 from medfedaug.methods.compatibility import methods_with
 from medfedaug.statistics import image_moments
 from medfedaug.tasks.base import plain_tensor
@@ -145,8 +145,6 @@ class LoopTraining(LocalTraining):
         self.criterion = criterion or self.criterion
         for name, part in self.parts.items():
             self._check(name, part)
-        if self.frozen:
-            raise ConfigError("`freeze` has no effect with a custom loop; remove it")
         self.transform = _MethodTransform(lambda: self._transforms(training=True))
         self.evaluation_transform = _MethodTransform(lambda: self._transforms(training=False))
         self._step: Step | None = None
@@ -158,16 +156,15 @@ class LoopTraining(LocalTraining):
         self._statistics = partial(SiteModel.statistics, model)  # they stay here
 
     def _check(self, name: str, part: SitePart) -> None:
-        if type(part).mix is not SitePart.mix:
-            raise ConfigError(
-                f"{name} changes batches and their labels before the network sees them, and a custom loop "
-                "makes its batches itself: take another method, or the federation's own loop"
-            )
-        if type(part).gradients is not SitePart.gradients:
-            raise ConfigError(
-                f"{name} computes the gradients of a step again at other weights, which only the "
-                "federation's own loop can: take another method, or that loop"
-            )
+        for hook, what in (
+            ("mix", "changes batches and labels before"),
+            ("gradients", "takes gradients again in"),
+        ):
+            if overridden(part, [hook]):
+                raise ConfigError(
+                    f"{name} {what} the step, which only the federation's own loop can: take another method, "
+                    "or that loop"
+                )
 
     def _transforms(self, *, training: bool) -> list[Transform]:
         return [t for part in self.parts.values() for t in part.transforms(training=training)]
@@ -183,16 +180,17 @@ class LoopTraining(LocalTraining):
         self.loop.train(round_)
         self.census.all_steps()  # the site has read the script, and allows it
         self.check_stop(should_stop)
+        problem = ""
         if not self.steps:
-            raise MedFedAugError(
-                f"site {self.folder.name}: the script's loop took no step in round {round_.number}; it has "
-                "to call step() after each step of its optimiser"
+            problem = "took no step; it has to call step() after each step of its optimiser"
+        elif not self.transform.used and self.transforming:
+            problem = (
+                f"trained without federation.transform, in which {', '.join(self.transforming)} changes the "
+                "training images; put it at the end of the transforms of the training data"
             )
-        if not self.transform.used and self.transforming:
+        if problem:
             raise MedFedAugError(
-                f"site {self.folder.name}: the script's loop trained in round {round_.number} without "
-                f"federation.transform, in which {', '.join(self.transforming)} changes the training images; "
-                "put it at the end of the transforms of the training data"
+                f"site {self.folder.name}, round {round_.number}: the script's loop {problem}"
             )
         if self._normalising and isinstance(self.transform.first, Tensor) and not self._compared:
             self._compared = True

@@ -142,24 +142,26 @@ class Site:
 
     def _check(self, request: Request) -> None:
         """Check that a request belongs to the protocol and the job."""
+        problem = ""
         if request.task not in self._answers:
-            known = ", ".join(self._answers)
-            raise MedFedAugError(f"site {self.name}: no task {str(request.task)[:80]!r}; it answers {known}")
-        if request.task == FINGERPRINT and not self._planning:  # an approval names it in planned jobs only
-            raise MedFedAugError(f"site {self.name}: no task {FINGERPRINT!r} in a job that is not planned")
-        if request.planned and request.planned != self._planned:
-            if not self._planning or self._planned:
-                which = "a second plan" if self._planned else "a plan for a job that is not planned"
-                raise MedFedAugError(f"site {self.name}: the server sent {which}")
-            self._planned = request.planned
+            problem = f"no task {str(request.task)[:80]!r}; it answers {', '.join(self._answers)}"
+        elif request.task == FINGERPRINT and not self._planning:  # an approval names it in planned jobs only
+            problem = f"no task {FINGERPRINT!r} in a job that is not planned"
+        elif request.planned and request.planned != self._planned:
+            if self._planned:
+                problem = "the server sent a second plan"
+            elif not self._planning:
+                problem = "the server sent a plan for a job that is not planned"
+            else:
+                self._planned = request.planned
         last = self.trainer.config.rounds
         for name, first in (("round", int(request.task == TRAIN)), ("selected_round", 0)):
             round_ = getattr(request, name)
             if type(round_) is not int or not first <= round_ <= last:
-                raise MedFedAugError(
-                    f"site {self.name}: {request.task} with {name} {str(round_)[:80]}, and the run has the "
-                    f"rounds {first} to {last}"
-                )
+                got = f"{str(request.task)[:80]} with {name} {str(round_)[:80]}"
+                problem = problem or f"{got}, and the run has the rounds {first} to {last}"
+        if problem:
+            raise MedFedAugError(f"site {self.name}: {problem}")
 
     def _send_fingerprint(self, request: Request, should_stop: Stop) -> Reply:
         trainer, reply = self.trainer, Reply(request.task, request.round)

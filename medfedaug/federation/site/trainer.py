@@ -50,11 +50,10 @@ from medfedaug.models.precision import bfloat16_speedup, run_in_bfloat16
 from medfedaug.models.supervision import DeepSupervision
 from medfedaug.sampling.prefetch import on_device
 from medfedaug.statistics import ChannelStatistics
-from medfedaug.utils.validation import check_choice, check_keys
+from medfedaug.utils.validation import check_keys
 
 _log = logging.getLogger(__name__)
 
-_SPLITS = ("validation", "test")
 _CPU = torch.device("cpu")
 _LEAST_GAIN = 1.1  # a smaller gain does not justify the loss of precision
 
@@ -95,9 +94,8 @@ class SiteTrainer(SiteModel):
         privacy: Privacy | None = None,
         threads: int = 0,
         machine: Machine | None = None,
-        statistics: ChannelStatistics | None = None,
     ) -> None:
-        super().__init__(config, data, device, threads=threads, machine=machine, statistics=statistics)
+        super().__init__(config, data, device, threads=threads, machine=machine)
         self.privacy = privacy or Privacy()
         self.min_patients = self.privacy.min_patients
         self.memory = RoundMemory("", Path(state_dir) if state_dir is not None else None)
@@ -341,7 +339,6 @@ class SiteTrainer(SiteModel):
         Args:
             full: whether all metrics are computed; by default only for the test.
         """
-        check_choice("split", split, _SPLITS)
         if not self.recall_round(round_):
             return self.no_scores()
         if split == "test":

@@ -1,4 +1,4 @@
-"""`check_bounds`: refuse deflated DICOM objects that inflate beyond the needs of images."""
+"""Refuse DICOM objects: `require` what an object must have; `check_bounds` of deflated ones."""
 
 import io
 import zlib
@@ -11,6 +11,12 @@ from medfedaug.errors import ReaderError
 
 MOST_INFLATED = 2**29
 """Bytes of the largest deflated object, inflated."""
+
+
+def require(condition: object, fault: str) -> None:
+    """Refuse an object that cannot be read: raise `ReaderError` with its fault."""
+    if not condition:
+        raise ReaderError(fault)
 
 
 def check_bounds(source: Path | bytes) -> None:
@@ -27,5 +33,6 @@ def check_bounds(source: Path | bytes) -> None:
             inflated = zlib.decompressobj(-zlib.MAX_WBITS).decompress(file.read(), MOST_INFLATED + 1)
         except zlib.error as error:
             raise ReaderError("a damaged DICOM file (it cannot be inflated)") from error
-    if len(inflated) > MOST_INFLATED:
-        raise ReaderError(f"a DICOM file that inflates to more than {MOST_INFLATED >> 20} MiB")
+    require(
+        len(inflated) <= MOST_INFLATED, f"a DICOM file that inflates to more than {MOST_INFLATED >> 20} MiB"
+    )

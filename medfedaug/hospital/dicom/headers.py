@@ -91,49 +91,28 @@ SECONDARY_CAPTURES = {f"1.2.840.10008.5.1.4.1.1.7{part}" for part in ("", ".1", 
 
 @dataclass(frozen=True)
 class DicomSlice:
-    """Slice of a series: a file, or a frame of a file that holds many.
-
-    Args:
-        frame: its index in the file.
-        instance: SOPInstanceUID of the file.
-        channels: values of one voxel.
-        position: centre of its first voxel, mm in LPS; ``None`` where the file does not say.
-        orientation: the directions of its rows and its columns in LPS, six numbers.
-        spacing: between rows and between columns, mm.
-        thickness: of the slice, or the distance to the next one, mm.
-        tags: values of `VOLUME_TAGS` by name.
-        pixels: text of its `PixelFormat`, which the slices of one volume share.
-        problem: fault of the header; empty for a sound one.
-    """
+    """Slice of a series: a file, or one of its frames; ``None`` is what the file does not say."""
 
     file: Path
     frame: int
-    instance: str
+    instance: str  # SOPInstanceUID of the file
     number: int | None
     columns: int
     rows: int
     channels: int
-    position: tuple[float, ...] | None
-    orientation: tuple[float, ...] | None
-    spacing: tuple[float, ...] | None
-    thickness: float | None
+    position: tuple[float, ...] | None  # centre of the first voxel, mm in LPS
+    orientation: tuple[float, ...] | None  # directions of rows and columns in LPS, six numbers
+    spacing: tuple[float, ...] | None  # between rows and between columns, mm
+    thickness: float | None  # or the distance to the next slice, mm
     rescale: tuple[float, float]  # slope and intercept
-    tags: dict[str, str]
-    pixels: str = ""
-    problem: str = ""
+    tags: dict[str, str]  # values of `VOLUME_TAGS`
+    pixels: str = ""  # text of the `PixelFormat`, which the slices of one volume share
+    problem: str = ""  # fault of the header
 
 
 @dataclass(frozen=True)
 class DicomInstance:
-    """Header of one file, without anything that names a patient.
-
-    Args:
-        slices: one for each frame; none where the object is not an image.
-        burned_in: whether the header says that the pixels hold text.
-        frame_of_reference: FrameOfReferenceUID: within one, positions are comparable.
-        units: of its values: DICOM's Units of PET, or RescaleType; empty where the header states none.
-        person: hash of PatientID and its issuer, valid only in this process.
-    """
+    """Header of one file, without anything that names a patient."""
 
     path: Path
     study: str
@@ -146,11 +125,11 @@ class DicomInstance:
     image_type: tuple[str, ...]
     photometric: str
     frames: int
-    slices: tuple[DicomSlice, ...]
-    burned_in: bool = False
-    frame_of_reference: str = ""
-    units: str = ""
-    person: int = 0
+    slices: tuple[DicomSlice, ...]  # one for each frame; none where the object is not an image
+    burned_in: bool = False  # the header says that the pixels hold text
+    frame_of_reference: str = ""  # FrameOfReferenceUID: within one, positions are comparable
+    units: str = ""  # DICOM's Units of PET, or RescaleType, where the header states one
+    person: int = 0  # hash of PatientID and its issuer, valid only in this process
 
     @property
     def inverted(self) -> bool:
@@ -212,11 +191,7 @@ def _read_instance(path: Path, modified: int, size: int) -> DicomInstance:
 def _instance(path: Path, header: pydicom.Dataset) -> DicomInstance:
     meta = header.file_meta
     sop_class = str(header.get("SOPClassUID", "")) or str(meta.get("MediaStorageSOPClassUID", ""))
-    if not sop_class and "Rows" not in header:
-        raise ReaderError("a damaged DICOM file (its header names no kind of object)")
     frames = int(header.get("NumberOfFrames") or 1)
-    if frames < 1:
-        raise ReaderError(f"a damaged DICOM file ({frames} frames)")
     image = sop_class not in _NO_IMAGES and header.get("Rows") and header.get("Columns")
     return DicomInstance(
         path=path,

@@ -64,21 +64,13 @@ def is_own_object(dataset: Dataset) -> bool:
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """Maker of an object.
-
-    Args:
-        sha256: of the model.
-        site: whose layers and statistics it used; empty for none.
-        settings: a digest of settings that change an object, such as statistics; empty for none.
-        test: the test score of the model, which changes no UID.
-        warning: reason not to rely on the model; empty for none.
-    """
+    """Maker of an object: a model by its hash."""
 
     sha256: str
-    site: str = ""
-    settings: str = ""
-    test: str = ""
-    warning: str = ""
+    site: str = ""  # whose layers and statistics it used
+    settings: str = ""  # digest of settings that change an object, such as statistics
+    test: str = ""  # test score, which changes no UID
+    warning: str = ""  # reason not to rely on the model
 
     def series_uid(self, source: str, kind: ObjectKind, part: str = "") -> str:
         """Return the SeriesInstanceUID of an object.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pydicom import Dataset
 
 from medfedaug.errors import ReaderError
+from medfedaug.hospital.dicom.bounds import require
 
 _GREY = ("MONOCHROME1", "MONOCHROME2")
 _COLOURS = (
@@ -42,24 +43,23 @@ class PixelFormat:
             signed=bool(_number(header, "PixelRepresentation")),
             photometric=photometric,
         )
-        if not form.rows or not form.columns:
-            raise ReaderError(f"its header has {form.columns} x {form.rows} pixels")
-        if form.samples != _SAMPLES.get(photometric):
-            # The message quotes no free text of a header.
-            kind = photometric if photometric in _SAMPLES else "of no known kind"
-            raise ReaderError(
-                f"its header has {form.samples} values a pixel (SamplesPerPixel), and pixels are "
-                f"{kind} (PhotometricInterpretation)"
-            )
+        require(form.rows and form.columns, f"its header has {form.columns} x {form.rows} pixels")
+        # The message quotes no free text of a header.
+        kind = photometric if photometric in _SAMPLES else "of no known kind"
+        require(
+            form.samples == _SAMPLES.get(photometric),
+            f"its header has {form.samples} values a pixel (SamplesPerPixel), and pixels are {kind} "
+            "(PhotometricInterpretation)",
+        )
+        require(
+            form.allocated in (1, 8, 16, 32) and 0 < form.stored <= form.allocated,
+            f"its header has {form.stored} bits in {form.allocated} (BitsStored, BitsAllocated)",
+        )
         highest = _number(header, "HighBit")
-        if form.allocated not in (1, 8, 16, 32) or not 0 < form.stored <= form.allocated:
-            raise ReaderError(
-                f"its header has {form.stored} bits in {form.allocated} (BitsStored, BitsAllocated)"
-            )
-        if highest != form.stored - 1:
-            raise ReaderError(
-                f"its header has {form.stored} bits that end at bit {highest} (BitsStored, HighBit)"
-            )
+        require(
+            highest == form.stored - 1,
+            f"its header has {form.stored} bits that end at bit {highest} (BitsStored, HighBit)",
+        )
         return form
 
     @property

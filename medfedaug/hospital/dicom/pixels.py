@@ -5,13 +5,10 @@ pixels and RLE. Images of other compressions go one by one to SimpleITK's GDCM, 
 its description and nothing else; pydicom's plugins read the images that GDCM cannot.
 """
 
-import os
 import tempfile
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from io import BytesIO
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ from pydicom.pixels.utils import get_expected_length
 from pydicom.uid import UID, ImplicitVRLittleEndian, RLELossless, SecondaryCaptureImageStorage, generate_uid
 
 from medfedaug.errors import ReaderError, first_line
+from medfedaug.hospital.dicom.bounds import require
 from medfedaug.hospital.dicom.headers import DicomInstance, DicomSlice, units_of
 from medfedaug.hospital.dicom.pixel_format import PixelFormat
 
@@ -54,17 +52,11 @@ def undecodable(instance: DicomInstance) -> str:
 
 
 def read_slices(slices: Sequence[DicomSlice]) -> np.ndarray:
-    """Read the voxels of slices in the units of their modality.
+    """Read voxels in the units of their modality, float32: (Z, Y, X), or in colour (Z, Y, X, C).
 
     Each slice is rescaled by its own slope and intercept, as in PET, or by the modality LUT of its file.
-    Values of MONOCHROME1 without a unit are inverted first.
-
-    Returns:
-        (Z, Y, X), or in colour (Z, Y, X, C), float32.
-
-    Raises:
-        ReaderError: for pixels that contradict their header, or cannot be decoded; names the file last, after
-            ``; look at``.
+    Values of MONOCHROME1 without a unit are inverted first. A `ReaderError` names the file last, after
+    ``; look at``.
     """
     by_file: dict[Path, list[int]] = defaultdict(list)
     for index, piece in enumerate(slices):
@@ -106,8 +98,7 @@ def _intensities(file: Path, slices: Sequence[DicomSlice]) -> np.ndarray:
     )
     with np.errstate(over="ignore"):
         result = (values * slope + intercept).astype(np.float32)
-    if not np.isfinite(result).all():
-        raise ReaderError("its voxels are not finite once they are rescaled")
+    require(np.isfinite(result).all(), "its voxels are not finite once they are rescaled")
     return result
 
 
@@ -118,25 +109,27 @@ def _by_modality_lut(dataset: Dataset, form: PixelFormat, values: np.ndarray) ->
     data = table.LUTData
     # Bytes hold 8 or 16 bits an entry.
     fits = len(data) in ((entries, 2 * entries) if isinstance(data, bytes) else (entries,))
-    if more or not fits:
-        raise ReaderError(f"its modality LUT has not the {entries} entries that its header says")
+    require(fits and not more, f"its modality LUT has not the {entries} entries that its header says")
     rescaled = (dataset.get("RescaleSlope", 1), dataset.get("RescaleIntercept", 0)) != (1, 0)
-    if form.inverted or form.colour or rescaled:
-        raise ReaderError("its header has a modality LUT beside MONOCHROME1, colours or a slope")
+    require(
+        not (form.inverted or form.colour or rescaled),
+        "its header has a modality LUT beside MONOCHROME1, colours or a slope",
+    )
     return np.asarray(apply_modality_lut(values.astype(np.int64), dataset), np.float64)
 
 
 def stored_frames(dataset: Dataset) -> np.ndarray:
-    """Decode the pixels of an object as they are stored.
-
-    Returns:
-        (frames, rows, columns), or in colour (frames, rows, columns, 3) as RGB; whole numbers.
-    """
-    if "PixelData" not in dataset:
-        raise ReaderError("it has no pixels, or its file breaks off within them")
-    form, syntax, frames = PixelFormat.of(dataset), syntax_of(dataset), _number_of_frames(dataset)
-    if form.photometric == "PALETTE COLOR" and dataset.get("SegmentationType") != "LABELMAP":
-        raise ReaderError("its pixels are colours of a palette, and no intensities")
+    """Decode the stored values of an object: (frames, rows, columns), in colour (..., 3) as RGB."""
+    require("PixelData" in dataset, "it has no pixels, or its file breaks off within them")
+    form, syntax, frames = (
+        PixelFormat.of(dataset),
+        syntax_of(dataset),
+        int(dataset.get("NumberOfFrames") or 1),
+    )
+    require(
+        form.photometric != "PALETTE COLOR" or dataset.get("SegmentationType") == "LABELMAP",
+        "its pixels are colours of a palette, and no intensities",
+    )
     if syntax.is_encapsulated:
         images = _compressed_frames(dataset, form, frames)
         pixels = np.stack([_decompressed(image, form, syntax) for image in images])
@@ -145,12 +138,10 @@ def stored_frames(dataset: Dataset) -> np.ndarray:
         pixels = _by_pydicom(dataset, syntax)
         pixels = pixels[None] if frames == 1 else pixels
     pixels = _stored_values(dataset, form, pixels)
-    if pixels.shape != (frames, *form.shape):
-        raise ReaderError(
-            f"its pixels are {_sizes(pixels.shape)}, and its header says {_sizes((frames, *form.shape))}"
-        )
-    if pixels.min() < form.lowest or pixels.max() > form.highest:
-        raise ReaderError(f"its pixels have values beyond the {form.stored} bits of its header (BitsStored)")
+    require(
+        form.lowest <= pixels.min() and pixels.max() <= form.highest,
+        f"its pixels have values beyond the {form.stored} bits of its header (BitsStored)",
+    )
     return pixels
 
 
@@ -169,10 +160,10 @@ def _compressed_frames(dataset: Dataset, form: PixelFormat, frames: int) -> list
         raise ReaderError(f"its compressed pixels are damaged ({first_line(error)})") from error
     # Some programs store JPEG 2000 with the header of a file.
     images = [i[max(0, i.find(_J2K_START)) :] if i.startswith(_JP2_START) else i for i in encoded]
-    if len(images) != frames:
-        raise ReaderError(
-            f"its pixels hold {len(images)} images, and its header says {frames} (NumberOfFrames)"
-        )
+    require(
+        len(images) == frames,
+        f"its pixels hold {len(images)} images, and its header says {frames} (NumberOfFrames)",
+    )
     if syntax_of(dataset) != RLELossless:
         for image in images:
             _check_codestream(image, form)
@@ -182,14 +173,14 @@ def _compressed_frames(dataset: Dataset, form: PixelFormat, frames: int) -> list
 def _check_codestream(image: bytes, form: PixelFormat) -> None:
     *sizes, bits = _described(image)
     expected = (form.columns, form.rows, form.samples)
-    if tuple(sizes) != expected:
-        raise ReaderError(
-            f"its compressed pixels are {_sizes(sizes)}, and its header says {_sizes(expected)}"
-        )
-    if bits > form.allocated:
-        raise ReaderError(
-            f"its compressed pixels have {bits} bits, and its header {form.allocated} (BitsAllocated)"
-        )
+    require(
+        tuple(sizes) == expected,
+        f"its compressed pixels are {_sizes(sizes)}, and its header says {_sizes(expected)}",
+    )
+    require(
+        bits <= form.allocated,
+        f"its compressed pixels have {bits} bits, and its header {form.allocated} (BitsAllocated)",
+    )
 
 
 def _described(image: bytes) -> tuple[int, int, int, int]:
@@ -202,10 +193,9 @@ def _described(image: bytes) -> tuple[int, int, int, int]:
     def number(at: int, count: int) -> int:
         return int.from_bytes(image[at : at + count], "big")
 
-    if not image.startswith((_J2K_START, _JPEG_START)):
-        raise ReaderError("its compressed pixels are neither JPEG nor JPEG 2000")
-    if _END not in image[-8:]:
-        raise ReaderError("its compressed pixels break off")
+    known = image.startswith((_J2K_START, _JPEG_START))
+    require(known, "its compressed pixels are neither JPEG nor JPEG 2000")
+    require(_END in image[-8:], "its compressed pixels break off")
     if image.startswith(_J2K_START):
         columns, rows = number(8, 4) - number(16, 4), number(12, 4) - number(20, 4)
         return columns, rows, number(40, 2), number(42, 1) % 128 + 1
@@ -215,20 +205,16 @@ def _described(image: bytes) -> tuple[int, int, int, int]:
     return number(at + 7, 2), number(at + 5, 2), number(at + 9, 1), number(at + 4, 1)
 
 
-def _number_of_frames(dataset: Dataset) -> int:
-    return int(dataset.get("NumberOfFrames") or 1)
-
-
 def _check_length(dataset: Dataset, form: PixelFormat, frames: int) -> None:
     """Check the length of uncompressed pixels; some programs fill them up with zeros."""
     length, expected = len(dataset.PixelData), get_expected_length(dataset, unit="bytes")
     filling = dataset.PixelData[expected:]
     excess = len(filling) > 1 and (any(filling) or len(filling) >= expected // frames)
-    if length < expected or excess:
-        raise ReaderError(
-            f"its pixels are {length} bytes, and {_sizes((frames, form.columns, form.rows, form.samples))} "
-            f"of {form.allocated} bits are {expected}"
-        )
+    require(
+        length >= expected and not excess,
+        f"its pixels are {length} bytes, and {_sizes((frames, form.columns, form.rows, form.samples))} of "
+        f"{form.allocated} bits are {expected}",
+    )
 
 
 def _stored_values(dataset: Dataset, form: PixelFormat, pixels: np.ndarray) -> np.ndarray:
@@ -239,9 +225,7 @@ def _stored_values(dataset: Dataset, form: PixelFormat, pixels: np.ndarray) -> n
     values = (pixels << unused) >> unused
     same = (pixels == values) | (pixels == (values & (2**form.stored - 1)))
     overlay = any(tag.group & 0xFF01 == 0x6000 and tag.element == _OVERLAY_BIT for tag in [*dataset.keys()])
-    if not overlay and not same.all():
-        raise ReaderError(f"its pixels have values beyond the {form.stored} bits of its header (BitsStored)")
-    return values
+    return values if overlay or same.all() else pixels
 
 
 def _by_pydicom(dataset: Dataset, syntax: UID) -> np.ndarray:
@@ -286,32 +270,16 @@ def _image_object(image: bytes, form: PixelFormat, syntax: UID) -> Dataset:
 def _by_gdcm(dataset: Dataset) -> np.ndarray:
     import SimpleITK as sitk
 
-    written = BytesIO()
-    pydicom.dcmwrite(written, dataset, enforce_file_format=True)
     warnings_shown = sitk.ProcessObject.GetGlobalWarningDisplay()
     sitk.ProcessObject.SetGlobalWarningDisplay(False)
     try:
-        with _path_to(written.getbuffer()) as path:
-            pixels: np.ndarray = sitk.GetArrayFromImage(sitk.ReadImage(path))
+        with tempfile.NamedTemporaryFile(suffix=".dcm") as file:
+            pydicom.dcmwrite(file, dataset, enforce_file_format=True)
+            file.flush()
+            pixels: np.ndarray = sitk.GetArrayFromImage(sitk.ReadImage(file.name))
     finally:
         sitk.ProcessObject.SetGlobalWarningDisplay(warnings_shown)
     return pixels[0]
-
-
-@contextmanager
-def _path_to(content: memoryview) -> Iterator[str]:
-    """Yield a path by which a library opens content, which lies in memory where the system can do that."""
-    if hasattr(os, "memfd_create"):
-        handle = os.memfd_create("image")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            yield f"/proc/self/fd/{handle}"
-    else:
-        with tempfile.NamedTemporaryFile(suffix=".dcm") as temporary:
-            temporary.write(content)
-            temporary.flush()
-            yield temporary.name
 
 
 def _sizes(sizes: Sequence[int]) -> str:

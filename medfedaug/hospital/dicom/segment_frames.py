@@ -7,6 +7,7 @@ import numpy as np
 from pydicom import Dataset
 
 from medfedaug.errors import ReaderError
+from medfedaug.hospital.dicom.bounds import require
 from medfedaug.hospital.dicom.headers import first_item, items_of
 from medfedaug.hospital.dicom.pixels import stored_frames
 
@@ -31,19 +32,19 @@ def described_segments(dataset: Dataset) -> dict[int, str]:
 def segment_frames(dataset: Dataset) -> Iterator[SegmentFrame]:
     """Decode a SEG, PS3.3 C.8.20; of a fractional one, pixels of half of its maximum count."""
     kind = dataset.get("SegmentationType")
-    if kind not in _KINDS:
-        raise ReaderError("a SEG that is neither binary, fractional nor a map of labels")
+    require(kind in _KINDS, "a SEG that is neither binary, fractional nor a map of labels")
     labels = described_segments(dataset)
     try:
         stored = stored_frames(dataset)
     except ReaderError as error:
         raise ReaderError(f"a SEG is damaged: {error}; fetch or export it again") from error
     highest = float(dataset.get("MaximumFractionalValue", 1)) if kind == "FRACTIONAL" else 1.0
-    if kind == "FRACTIONAL" and stored.max() > highest:
-        raise ReaderError(f"a SEG with values up to {stored.max()}, above its maximum of {highest:g}")
+    require(
+        kind != "FRACTIONAL" or stored.max() <= highest,
+        f"a SEG with values up to {stored.max()}, above its maximum of {highest:g}",
+    )
     groups = dataset.get("PerFrameFunctionalGroupsSequence") or []
-    if len(groups) != len(stored):
-        raise ReaderError("a SEG whose frames are not all described")
+    require(len(groups) == len(stored), "a SEG whose frames are not all described")
     shared = [*items_of(dataset, "SharedFunctionalGroupsSequence")][:1]
     for frame, group in zip(stored, groups, strict=True):
         if kind == "LABELMAP":
@@ -52,8 +53,7 @@ def segment_frames(dataset: Dataset) -> Iterator[SegmentFrame]:
         else:
             identity = first_item("SegmentIdentificationSequence", group, *shared)
             masks = {int(identity.ReferencedSegmentNumber): frame >= 0.5 * highest}
-        if unknown := masks.keys() - labels.keys():
-            raise ReaderError(f"a SEG with a segment {min(unknown)} that it does not describe")
+        require(masks.keys() <= labels.keys(), "a SEG with a segment that it does not describe")
         for number, pixels in masks.items():
             yield SegmentFrame(number, pixels, (group, *shared))
 

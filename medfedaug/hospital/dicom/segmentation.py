@@ -55,20 +55,18 @@ def check_highdicom() -> None:
 
 
 def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: Segments) -> None:
-    """Write a DICOM SEG on the grid of a series.
+    """Write a DICOM SEG on the grid of a series, which is a folder or one of its files.
 
-    Args:
-        series: the folder with the series, or one of its files; the segmentation refers to its slices,
-            patient and study.
-        voxels: (X, Y, Z), integer: the label map, written as binary segments without the background; or
-            (X, Y, Z, K), floating point: probabilities, written as fractional ones.
+    ``voxels`` are a label map, (X, Y, Z), written as binary segments without the background; or
+    probabilities, (X, Y, Z, K), written as fractional ones.
     """
     import highdicom as hd
     from pydicom.sr.codedict import codes  # takes a while
 
     volume = open_series(series)
     slices = [pydicom.dcmread(file, stop_before_pixels=True) for file in volume.files]
-    _check(series, volume, slices, voxels.shape)
+    with writing(_SEG, series, _CONVERT):
+        _check(volume, slices)
     step = volume.gap
     if volume.first.frames == 1:
         for slice_ in slices:  # a slice without a thickness is as thick as the step
@@ -122,7 +120,8 @@ def writing(kind: str, series: Path, hint: str) -> Iterator[None]:
         try:
             yield
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise _unfit(kind, series, first_line(error), hint) from error
+            text = f"no {kind} can be written for it: {first_line(error)}"
+            raise DataError(text, path=series, hint=hint) from error
 
 
 def save_object(made: Dataset, source: Dataset, path: Path) -> None:
@@ -155,22 +154,10 @@ def colour(number: int) -> tuple[int, int, int]:
     return _COLOURS[(number - 1) % len(_COLOURS)]
 
 
-def _check(series: Path, volume: DicomSeries, slices: Sequence[Any], shape: tuple[int, ...]) -> None:
+def _check(volume: DicomSeries, slices: Sequence[Any]) -> None:
     frames = volume.first.frames
-    if frames > 1 and frames * len(slices) != len(volume.slices):
-        raise _unfit(
-            _SEG, series, "its file holds other frames, too", "Export the series into a separate file."
-        )
-    if frames > 1 and len(slices) > 1:
-        raise _unfit(_SEG, series, "its frames are in several files", "Export the series into one file.")
+    if frames > 1 and (len(slices) > 1 or frames != len(volume.slices)):
+        raise ValueError("its frames are not one file's")
     needed = _NEEDED if frames > 1 else (*_NEEDED, *_PLACED)
-    missing = [name for name in needed if name not in slices[0]]
-    if missing:
-        raise _unfit(_SEG, series, f"its files have no {', '.join(missing)}", _CONVERT)
-    if shape[:3] != volume.shape:
-        sizes = f"{' x '.join(map(str, volume.shape))} voxels, and {shape[:3]} were read"
-        raise _unfit(_SEG, series, sizes, _CONVERT)
-
-
-def _unfit(kind: str, series: Path, reason: str, hint: str) -> DataError:
-    return DataError(f"no {kind} can be written for it: {reason}", path=series, hint=hint)
+    if missing := [name for name in needed if name not in slices[0]]:
+        raise ValueError(f"its files have no {', '.join(missing)}")

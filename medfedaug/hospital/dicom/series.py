@@ -103,12 +103,9 @@ def compile_series(pattern: str | None, option: str = "--series") -> re.Pattern[
 def select(series: Sequence[DicomSeries], pattern: str | None = None) -> Selection[DicomSeries]:
     """Choose one series of each study in each folder.
 
-    Among several series of one study in one folder, this is the one that ``pattern`` names, or the only usual
-    volume: no localiser, no secondary capture, no single slice beside a volume.
-
-    Args:
-        pattern: SeriesInstanceUID, or a regular expression that is searched for, without regard to case, in
-            `DicomSeries.searched`.
+    Among several series of one study in one folder, this is the one that ``pattern`` names (a
+    SeriesInstanceUID, or a regular expression in `DicomSeries.searched`), or the only usual volume: no
+    localiser, no secondary capture, no single slice beside a volume.
     """
     expression = compile_series(pattern)
     groups: dict[tuple[tuple[Path, ...], str], list[DicomSeries]] = defaultdict(list)
@@ -155,11 +152,7 @@ def _several(series: Sequence[DicomSeries], name: str = "") -> str:
 
 
 def open_series(path: Path) -> DicomSeries:
-    """Return the only volume in a folder of any depth, or the volume of a file and the files beside it.
-
-    Raises:
-        ReaderError: where there is none, several, or one that cannot be read; names the content.
-    """
+    """Return the only volume in a folder of any depth, or the volume of a file and the files beside it."""
     if path.is_dir():
         content = scan(path)
         series = content.series

@@ -14,12 +14,10 @@ import ssl
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from medfedaug.config.options import File, Settings, setting, settings
@@ -42,6 +40,8 @@ MOST_FOUND = 10_000
 """Studies of a search, and series of a study."""
 MOST_OBJECTS = 100_000
 """Objects of a series."""
+ATTEMPTS = 3
+"""Times that a request is made before it counts as failed."""
 LONGEST_VALUE = 1024
 """Characters of a value in an answer."""
 
@@ -51,16 +51,12 @@ _COUNT = re.compile(r"[0-9]{1,9}")
 _LIBRARIES = ("dicomweb_client", "highdicom", "pydicom", "pynetdicom", "urllib3")
 
 
-class _ArchiveProblem(MedFedAugError):
-    """Problem with an archive; ``timed_out`` where it is silent or cannot be reached."""
+class ArchiveError(MedFedAugError):
+    """The archive cannot be used; ``timed_out`` where it is silent or cannot be reached."""
 
     def __init__(self, text: str, *, timed_out: bool = False) -> None:
         self.timed_out = timed_out
         super().__init__(text)
-
-
-class ArchiveError(_ArchiveProblem):
-    """The archive cannot be used: it does not answer, or refuses."""
 
 
 class RequestRefused(ArchiveError):
@@ -71,7 +67,7 @@ class UnusableAnswer(RequestRefused):
     """The archive answers one request with unusable data; others may succeed."""
 
 
-class FetchError(_ArchiveProblem):
+class FetchError(RequestRefused):
     """One series cannot be fetched; others may be."""
 
 
@@ -182,12 +178,10 @@ class Access(Settings):
     PANEL: ClassVar[str] = "The archive"
 
     timeout: float = setting(60.0, "Seconds that the archive may be silent.", above=0, rare=True)
-    attempts: int = setting(
-        3, "Times that a request is made before it counts as failed.", at_least=1, flags=None
-    )
     user: str | None = setting(
         None,
-        "User of DICOMweb; the password is in MEDFEDAUG_PACS_PASSWORD. Basic authentication.",
+        "User of DICOMweb; the password is in MEDFEDAUG_PACS_PASSWORD. Or MEDFEDAUG_PACS_TOKEN is a bearer "
+        "token.",
     )
     password: str | None = setting(None, "Password of this user.", flags=None, secret=True)
     token: str | None = setting(
@@ -239,16 +233,13 @@ class Access(Settings):
 class Archive(ABC):
     """Source of DICOM objects.
 
-    Methods may be called from several threads at once. Its context manager closes it at the end, and keeps
-    DICOM libraries from logging values of headers. A search raises `RequestRefused` where the archive refuses
+    Methods may be called from several threads at once. Its context manager closes it at the end, and DICOM
+    libraries no longer log values of headers. A search raises `RequestRefused` where the archive refuses
     it, and `ArchiveError` where the archive does not answer.
-
-    Attributes:
-        place: address for messages, without user and password.
     """
 
     place: str
-    _quiet: AbstractContextManager[None]
+    """Address for messages, without user and password."""
 
     def find_studies(self, query: StudyQuery) -> list[ArchiveStudy]:
         """Find the studies that match, sorted by UID."""
@@ -282,36 +273,26 @@ class Archive(ABC):
     ) -> list[Path]:
         """Fetch all objects of a series into one file each, and return the files, sorted.
 
-        Files of an interrupted call are kept. Their names contain nothing of the header.
-
-        Raises:
-            ObjectRefused: where objects are of another patient, study or series than the archive said, or
-                beyond all limits.
-            FetchError: where objects are missing.
-            RequestRefused: where the archive refuses to list the objects.
+        Files of an interrupted call are kept. Their names contain nothing of the header. `ObjectRefused` says
+        that objects are of another patient, study or series, or beyond all limits; `FetchError`, that some
+        are missing.
         """
 
     @abstractmethod
     def store(self, datasets: Iterable[Dataset]) -> None:
-        """Store objects, each with its ``file_meta``.
-
-        Raises:
-            ArchiveError: where the archive does not answer, or refuses an object; earlier ones are stored.
-        """
+        """Store objects, each with its ``file_meta``, until the archive refuses one."""
 
     def close(self) -> None:
         """Close connections."""
 
     def __enter__(self) -> Archive:
-        self._quiet = quiet_libraries()
-        self._quiet.__enter__()
+        for name in _LIBRARIES:
+            warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-        self._quiet.__exit__(kind, error, trace)
 
 
 def require_pacs(*modules: str) -> None:
@@ -330,23 +311,6 @@ def valid_uid(text: str) -> bool:
         (True, False)
     """
     return len(text) <= _LONGEST_UID and _UID.fullmatch(text) is not None
-
-
-@contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """Keep DICOM libraries in all threads from writing values of headers into logs and warnings."""
-    loggers = [logging.getLogger(name) for name in _LIBRARIES]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        for name in _LIBRARIES:
-            warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL + 1)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
 
 
 _MOST_SILENT = 3
@@ -368,10 +332,10 @@ class Patience:
         with self._lock:
             self._answered, self._silent = True, 0
 
-    def problem(self, error: ArchiveError | FetchError) -> str:
+    def problem(self, error: ArchiveError) -> str:
         """Return the reason why a study failed; raise where the archive is given up."""
         if not error.timed_out and not isinstance(error, UnusableAnswer):
-            if isinstance(error, ArchiveError) and not isinstance(error, RequestRefused):
+            if not isinstance(error, RequestRefused):
                 raise error
             self.heard()
             return str(error)

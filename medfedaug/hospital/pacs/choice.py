@@ -37,19 +37,17 @@ class SeriesRow:
 class StudyPlan:
     """Series of a study, and the decisions about them, under pseudonyms of study (``case``) and patient.
 
-    Args:
-        study: ``None`` where the search failed.
-        images: the image; or the channels in order; or possible images, of which label objects refer to one.
-        problem: reason why the study is not imported; empty where it is.
+    ``images`` are the image; or the channels in order; or possible images, of which label objects refer to
+    one.
     """
 
     case: str
     patient: str
-    study: ArchiveStudy | None = None
+    study: ArchiveStudy | None = None  # where the search succeeded
     images: list[ArchiveSeries] = field(default_factory=list)
     labels: list[ArchiveSeries] = field(default_factory=list)
     rows: list[SeriesRow] = field(default_factory=list)
-    problem: str = ""
+    problem: str = ""  # reason why the study is not imported
 
     @property
     def objects(self) -> int:

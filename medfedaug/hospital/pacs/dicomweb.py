@@ -21,6 +21,7 @@ from urllib3.util import Retry
 
 from medfedaug.errors import ConfigError, MedFedAugWarning, ReaderError
 from medfedaug.hospital.pacs.archive import (
+    ATTEMPTS,
     LONGEST_VALUE,
     MOST_FOUND,
     MOST_OBJECTS,
@@ -60,7 +61,7 @@ class _Session(requests.Session):
         self.headers["Accept-Encoding"] = "identity"
         # A busy archive is asked again after a growing delay.
         retry = Retry(
-            total=access.attempts - 1,
+            total=ATTEMPTS - 1,
             backoff_factor=0.5,
             status_forcelist=_BUSY,
             raise_on_status=False,
@@ -239,7 +240,7 @@ class DicomWebArchive(Archive):
         if len(before) > 1:
             failure = self._receive(arrival, address)
         # A broken object or connection must not cost the other objects. An archive that sent nothing was
-        # already asked ``attempts`` times.
+        # already asked several times.
         silent = failure.timed_out and arrival.missing == before
         if arrival.missing and not silent:
             failure = self._one_by_one(arrival, address)

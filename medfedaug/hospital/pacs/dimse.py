@@ -35,6 +35,7 @@ from pynetdicom.sop_class import (  # type: ignore[attr-defined]
 from medfedaug.errors import ConfigError, ReaderError
 from medfedaug.hospital.dicom.headers import dataset_of
 from medfedaug.hospital.pacs.archive import (
+    ATTEMPTS,
     LONGEST_VALUE,
     MOST_FOUND,
     MOST_OBJECTS,
@@ -164,7 +165,7 @@ class DimseArchive(Archive):
         with self._awaiting(uids, arrival):
             failure = self._receive(arrival, query, classes) if arrival.missing else Failure()
             query.QueryRetrieveLevel = "IMAGE"
-            for _ in range(self._access.attempts - 1):
+            for _ in range(ATTEMPTS - 1):
                 if not arrival.missing or arrival.is_refused or not failure.passing:
                     break
                 query.SOPInstanceUID = arrival.missing

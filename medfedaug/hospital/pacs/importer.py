@@ -18,7 +18,6 @@ from medfedaug.hospital.pacs.archive import (
     Archive,
     ArchiveError,
     ArchiveSeries,
-    FetchError,
     Patience,
     require_pacs,
 )
@@ -45,15 +44,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ImportOutcome:
-    """Outcome of an import, by case.
+    """Outcome of an import, by case."""
 
-    Args:
-        problems: reasons why a study was not imported.
-        taken_out: cases that a refresh took out of the data folder, since their studies are now refused.
-    """
-
-    problems: dict[str, str] = field(default_factory=dict)
-    taken_out: list[str] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)  # reasons why a study was not imported
+    taken_out: list[str] = field(default_factory=list)  # by a refresh, since their studies are now refused
 
 
 def import_studies(
@@ -71,10 +65,8 @@ def import_studies(
 
     ``on_event`` is called from several threads with ``start`` (``todo``, ``there``, ``objects``),
     ``object`` for each arrival, ``remark`` (``case``, ``text``), ``imported`` and ``failed`` (``case``).
-    ``new_uid`` replaces a UID, with the site's key.
-
-    Raises:
-        ArchiveError: where the archive becomes unusable; imported studies stay.
+    ``new_uid`` replaces a UID, with the site's key. An archive that becomes unusable ends the import;
+    imported studies stay.
     """
     deidentifier = None
     if settings.anonymise:
@@ -161,7 +153,7 @@ class _Import:
             self._take_out(plan)
             if isinstance(error, LabelRefused):
                 self.studies.begin(plan, error.segments)
-        except (FetchError, ArchiveError) as error:
+        except ArchiveError as error:
             # Its objects stay, and the next call requests the missing ones alone.
             self.on_event({"event": "failed", "case": plan.case})
             try:
@@ -226,20 +218,14 @@ class _Import:
         if label is not None:
             write_nifti(files.label(case), label, grid.affine)
         if self.deidentifier is not None:
-            _keep_objects(self.deidentifier, objects, files.dicom(case), plan)
+            shutil.rmtree(files.dicom(case), ignore_errors=True)
+            study = case.removeprefix("case-")
+            with reading_objects("an object cannot be written without identity"):
+                for fetched in objects:
+                    self.deidentifier.write(fetched, files.dicom(case), patient=plan.patient, study=study)
 
     def _fetch(self, series: ArchiveSeries, folder: Path) -> list[Path]:
         return self.archive.fetch(series, folder, lambda: self.on_event({"event": "object"}))
-
-
-def _keep_objects(
-    deidentifier: Deidentifier, series: Sequence[Sequence[Path]], folder: Path, plan: StudyPlan
-) -> None:
-    """Write the objects of a case without identity; a file's name is its new UID."""
-    shutil.rmtree(folder, ignore_errors=True)
-    with reading_objects("an object cannot be written without identity"):
-        for files in series:
-            deidentifier.write(files, folder, patient=plan.patient, study=plan.case.removeprefix("case-"))
 
 
 def _referred(images: Sequence[ArchiveSeries], references: set[str]) -> ArchiveSeries:

@@ -9,6 +9,7 @@ import shapely
 from pydicom import Dataset
 
 from medfedaug.errors import ReaderError
+from medfedaug.hospital.dicom.bounds import require
 from medfedaug.hospital.dicom.headers import first_item, items_of
 from medfedaug.hospital.dicom.segment_frames import SegmentFrame, segment_frames
 from medfedaug.hospital.dicom.volumes import DicomSeries
@@ -21,11 +22,7 @@ _EXCLUSIVE = "CLOSEDPLANAR_XOR"
 
 
 class LabelGrid:
-    """Label map on the grid of a series.
-
-    Attributes:
-        voxels: (X, Y, Z), the number of each voxel's class.
-    """
+    """Label map on the grid of a series: ``voxels``, (X, Y, Z), are the numbers of the classes."""
 
     def __init__(self, series: DicomSeries, settings: ImportSettings) -> None:
         assert series.affine is not None
@@ -42,11 +39,11 @@ class LabelGrid:
             index = self._settings.classes.index(name)
             before = self.voxels[mask]
             overlap = (before != 0) & (before != index)
-            if overlap.any() and self._settings.overlap == "refuse":
-                raise ReaderError(
-                    "segments of different classes overlap; --overlap priority gives the voxels to the class "
-                    "that --segments names first"
-                )
+            require(
+                self._settings.overlap == "priority" or not overlap.any(),
+                "segments of different classes overlap; --overlap priority gives the voxels to the class "
+                "that --segments names first",
+            )
             first = self._rank[np.maximum(before, 1) - 1] < self._rank[index - 1]
             self.voxels[mask] = np.where(overlap & first, before, index)
 
@@ -77,13 +74,12 @@ class LabelGrid:
         for corners in (ends, np.stack([rows, columns], axis=1)):
             points = first + corners[:, 1:] * row * spacing[1] + corners[:, :1] * column * spacing[0]
             indices = self._index(points)
-            if not np.isfinite(indices).all():
-                raise ReaderError("a SEG whose frames do not say where they lie")
-            if len(indices) and np.abs(indices - np.rint(indices)).max() > _NEAR:
-                raise ReaderError("a SEG on another grid than its image")
+            require(np.isfinite(indices).all(), "a SEG whose frames do not say where they lie")
+            off = np.abs(indices - np.rint(indices)).max(initial=0.0)
+            require(off <= _NEAR, "a SEG on another grid than its image")
         cells = np.rint(indices).astype(int)
-        if (cells < 0).any() or (cells >= mask.shape).any():
-            raise ReaderError("a SEG that reaches beyond its image")
+        inside = (cells >= 0).all() and (cells < mask.shape).all()
+        require(inside, "a SEG that reaches beyond its image")
         mask[tuple(cells.T)] = True
 
     def _contours(self, dataset: Dataset, classes: Mapping[int, str]) -> Iterator[tuple[str, np.ndarray]]:
@@ -94,18 +90,17 @@ class LabelGrid:
             slices: dict[int, list[tuple[str, np.ndarray]]] = {}
             for contour in items_of(roi, "ContourSequence"):
                 kind = str(contour.get("ContourGeometricType"))
-                if kind not in ("CLOSED_PLANAR", _EXCLUSIVE):
-                    raise ReaderError("an RTSTRUCT with contours that are not closed")
+                closed = kind in ("CLOSED_PLANAR", _EXCLUSIVE)
+                require(closed, "an RTSTRUCT with contours that are not closed")
                 points = self._index(np.reshape(np.array(contour.ContourData, float), (-1, 3)))
                 k = round(float(points[:, 2].mean()))
-                if np.abs(points[:, 2] - k).max() > _NEAR:
-                    raise ReaderError("an RTSTRUCT whose contours lie between the slices of its image")
+                off = np.abs(points[:, 2] - k).max()
+                require(off <= _NEAR, "an RTSTRUCT whose contours lie between the slices of its image")
                 slices.setdefault(k, []).append((kind, points[:, :2]))
             mask = np.zeros(self._series.shape, bool)
             for k, contours in slices.items():
                 area = contour_area(contours)
-                if not 0 <= k < mask.shape[2]:
-                    raise ReaderError("an RTSTRUCT that reaches beyond its image")
+                require(0 <= k < mask.shape[2], "an RTSTRUCT that reaches beyond its image")
                 x, y = np.meshgrid(*map(np.arange, mask.shape[:2]), indexing="ij")
                 shapely.prepare(area)
                 mask[..., k] = shapely.intersects_xy(area, x, y)
@@ -118,10 +113,8 @@ def contour_area(contours: Iterable[tuple[str, np.ndarray]]) -> Any:
 
     Contours of the type CLOSEDPLANAR_XOR are combined by exclusive disjunction (PS3.3, C.8.8.6.3). For
     several contours of the type CLOSED_PLANAR the standard has no rule: a contour within another one is a
-    hole, one that is listed twice counts once, and contours that cross are refused.
-
-    Args:
-        contours: Contour Geometric Type, and points (N, 2).
+    hole, one that is listed twice counts once, and contours that cross are refused. ``contours`` are pairs of
+    Contour Geometric Type and points (N, 2).
 
     Example:
         >>> square = np.array([(0, 0), (4, 0), (4, 4), (0, 4)])
@@ -137,11 +130,11 @@ def contour_area(contours: Iterable[tuple[str, np.ndarray]]) -> Any:
     shared = shapely.area(shapely.intersection(plain[first], plain[second]))
     sizes = shapely.area(plain)
     smaller, larger = (choose(sizes[first], sizes[second]) for choose in (np.minimum, np.maximum))
-    if ((shared > _SLIVER * smaller) & (shared < (1 - _SLIVER) * smaller)).any():
-        raise ReaderError(
-            "contours of one region cross in a slice, and the standard does not say whether their overlap "
-            "belongs to it; redraw them"
-        )
+    require(
+        not ((shared > _SLIVER * smaller) & (shared < (1 - _SLIVER) * smaller)).any(),
+        "contours of one region cross in a slice, and the standard does not say whether their overlap "
+        "belongs to it; redraw them",
+    )
     once = np.delete(plain, second[larger - shared <= _SAME * larger])
     exclusive = [area for kind, area in areas if kind == _EXCLUSIVE]
     return reduce(shapely.symmetric_difference, [*once, *exclusive], shapely.Polygon())

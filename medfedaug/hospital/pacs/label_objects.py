@@ -30,9 +30,7 @@ _AUTOMATIC = "AUTOMATIC"
 class LabelRefused(ReaderError):
     """The label objects of a study do not determine its label map.
 
-    Args:
-        text: the reason, with the choices; it has no name that a person typed.
-        segments: names of the segments in question, for the site's list.
+    The text has no name that a person typed; ``segments``, for the site's list, has.
     """
 
     def __init__(self, text: str, segments: Sequence[str] = ()) -> None:
@@ -63,19 +61,13 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class LabelObject:
-    """Label object of a study, whose pixels are read on access.
-
-    Args:
-        segments: without regions of points, which enclose no voxel.
-        date: date and time of its content, comparable as text; empty where it is missing.
-        own: whether this software wrote it.
-    """
+    """Label object of a study, whose pixels are read on access."""
 
     dataset: Dataset
-    segments: tuple[Segment, ...]
+    segments: tuple[Segment, ...]  # without regions of points, which enclose no voxel
     references: frozenset[str]
-    date: str
-    own: bool
+    date: str  # date and time of its content, comparable as text
+    own: bool  # this software wrote it
 
     @classmethod
     def read(cls, file: Path) -> LabelObject:
@@ -148,11 +140,7 @@ def possible_outlines(objects: Sequence[LabelObject], settings: ImportSettings) 
 
 
 def choose_outlines(objects: Sequence[LabelObject], settings: ImportSettings) -> list[Outline]:
-    """Choose among the label objects that refer to an image.
-
-    Raises:
-        LabelRefused: where no object is left, or the choice is open.
-    """
+    """Choose among the label objects that refer to an image."""
     candidates = possible_outlines(objects, settings)
     if not candidates:
         raise LabelRefused("its label maps are predictions; --automatic-labels takes them")

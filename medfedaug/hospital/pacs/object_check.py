@@ -9,7 +9,7 @@ import pydicom
 from pydicom import Dataset
 
 from medfedaug.errors import MedFedAugError, ReaderError
-from medfedaug.hospital.dicom.bounds import check_bounds
+from medfedaug.hospital.dicom.bounds import check_bounds, require
 from medfedaug.hospital.dicom.headers import items_of
 from medfedaug.hospital.dicom.series import DicomSeries
 from medfedaug.hospital.pacs.archive import ArchiveSeries
@@ -79,11 +79,10 @@ class SeriesBounds:
                 )
         self._bytes += size
         self._voxels += _voxels(values)
-        if self._bytes > MOST_BYTES:
-            raise ObjectRefused(f"its objects have more than {MOST_BYTES >> 30} GiB; choose another series")
-        if self._voxels > MOST_VOXELS:
+        if self._bytes > MOST_BYTES or self._voxels > MOST_VOXELS:
             raise ObjectRefused(
-                f"its headers say more than {MOST_VOXELS >> 20} million voxels; choose another series"
+                f"its objects have more than {MOST_BYTES >> 30} GiB, or by their headers more than "
+                f"{MOST_VOXELS >> 20} million voxels; choose another series"
             )
 
 
@@ -97,14 +96,14 @@ def _voxels(values: Mapping[str, str]) -> int:
 def check_references(label: Dataset, image: DicomSeries) -> None:
     """Check that a SEG or an RTSTRUCT refers to the objects of its image, in its frame of reference."""
     frame = image.first.frame_of_reference
-    if frame and any(uid not in ("", frame) for uid in _frames_of_reference(label, image.uid)):
-        raise ReaderError("a label object lies in another frame of reference than its image")
+    apart = frame and any(uid not in ("", frame) for uid in _frames_of_reference(label, image.uid))
+    require(not apart, "a label object lies in another frame of reference than its image")
     files = [file for folder in image.folders for file in folder.iterdir()]
     with reading_objects():
         read = partial(pydicom.dcmread, specific_tags=["SOPInstanceUID"], stop_before_pixels=True)
         instances = {str(read(file).SOPInstanceUID) for file in files}
-    if not {*_instances(label, image.uid)} <= instances:
-        raise ReaderError("a label object refers to objects that its image does not have")
+    known = {*_instances(label, image.uid)} <= instances
+    require(known, "a label object refers to objects that its image does not have")
 
 
 def _frames_of_reference(label: Dataset, series: str) -> Iterator[str]:

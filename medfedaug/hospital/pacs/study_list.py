@@ -22,17 +22,10 @@ _FREE = ("allow_burned_in", "parallel", "refresh", "labelled", "volume", "overla
 class StudyList:
     """Imported studies and withdrawn patients; only its owner may read the file.
 
-    Several threads may use it.
-
-    Attributes:
-        studies: by case its patient's pseudonym, identifiers, imported series, and the classes that its
-            label map shows.
-        labelled: the classes under ``labelled`` that the last import wrote without ``--labelled``; empty
-            where it wrote none.
-        refused: studies without an import, by case: the patient's pseudonym, identifiers, and names of the
-            refused segments.
-        withdrawn: by patient the time.
-        caches: folders of prepared images from which withdrawn patients are still to be removed.
+    Several threads may use it. ``studies`` and ``refused`` (studies without an import) have by case its
+    patient's pseudonym and identifiers; ``withdrawn`` has by patient the time; ``caches`` are folders of
+    prepared images from which withdrawn patients are still to be removed; ``labelled`` are the classes that
+    the last import listed without ``--labelled``.
     """
 
     def __init__(self, state: Path) -> None:

@@ -9,8 +9,9 @@ import nibabel
 import numpy as np
 import SimpleITK as sitk
 
-from medfedaug.data.io.nifti_file import pack_nifti
+from medfedaug.data.io.nifti import pack_nifti
 from medfedaug.errors import ReaderError
+from medfedaug.hospital.dicom.bounds import require
 from medfedaug.hospital.dicom.series import compile_series, load_series, scan, select
 from medfedaug.hospital.dicom.volumes import DicomSeries
 from medfedaug.utils.files import private_folder, write_atomic
@@ -30,36 +31,28 @@ def open_volume(
 ) -> DicomSeries:
     """Open the only volume of a fetched series, or the one that a regular expression names.
 
-    Raises:
-        ReaderError: where it is not a volume, or may not be used; names no value of a header but sizes.
+    An error names no value of a header but sizes.
     """
     volumes = scan(folder).series
     used = {file for volume in volumes for file in volume.files}
-    if unused := len([file for file in folder.iterdir() if file not in used]):
-        # A missing first or last slice leaves no gap.
-        raise ReaderError(f"{unused} of its objects cannot be read or are not images")
+    unused = len([file for file in folder.iterdir() if file not in used])
+    # A missing first or last slice leaves no gap.
+    require(not unused, f"{unused} of its objects cannot be read or are not images")
     series = choose_volume(volumes, rule, volume)
-    if rule is None and series.is_localiser:
-        raise ReaderError("it is a localiser (ImageType); --series takes it")
-    if not allow_burned_in and series.burned_in:
-        raise ReaderError("its pixels hold text (BurnedInAnnotation); --allow-burned-in takes it")
-    if not allow_burned_in and series.is_secondary_capture:
-        raise ReaderError("it is a secondary capture, which may hold text; --allow-burned-in takes it")
-    if series.problem:
-        raise ReaderError(_unnamed(series.problem))
-    if series.affine is None:
-        raise ReaderError("its slices do not say where they lie")
-    if series.is_sheared:
-        raise ReaderError("its slices are sheared (a tilted gantry)")
+    require(rule or not series.is_localiser, "it is a localiser (ImageType); --series takes it")
+    text = (series.burned_in or series.is_secondary_capture) and not allow_burned_in
+    kind = (
+        "has text (BurnedInAnnotation)" if series.burned_in else "is a secondary capture, which may have text"
+    )
+    require(not text, f"it {kind}; --allow-burned-in takes it")
+    require(not series.problem, _unnamed(series.problem))
+    require(series.affine is not None, "its slices do not say where they lie")
+    require(not series.is_sheared, "its slices are sheared (a tilted gantry)")
     return series
 
 
 def choose_volume(volumes: Sequence[DicomSeries], rule: str | None, volume: str | None) -> DicomSeries:
-    """Return the only volume of a series, or the one that a regular expression names.
-
-    Raises:
-        ReaderError: where it is not one; names what distinguishes the volumes.
-    """
+    """Return the only volume of a series, or the one that a regular expression names."""
     chosen = [*volumes] if len(volumes) == 1 else select(volumes, rule).chosen
     if len(volumes) > 1 and (pattern := compile_series(volume, "--volume")) is not None:
         chosen = [one for one in volumes if pattern.search(one.part)]
@@ -80,29 +73,26 @@ def load_on_grid(channels: Sequence[DicomSeries], grid: DicomSeries) -> list[np.
     outside of their field of view.
     """
     frames = {series.first.frame_of_reference for series in channels} - {""}
-    if len(frames) > 1:
-        raise ReaderError("its channels lie in different frames of reference; register them first")
+    require(len(frames) <= 1, "its channels lie in different frames of reference; register them first")
     try:
         target = load_series(grid)
         images = [target if series is grid else load_series(series) for series in channels]
     except ReaderError as error:
         raise ReaderError(_unnamed(str(error))) from error
-    if len(images) > 1 and any(image.GetNumberOfComponentsPerPixel() > 1 for image in images):
-        raise ReaderError("a channel is in colour; import it by itself")
-    arrays = [sitk.GetArrayFromImage(_on(image, target)).T for image in images]
+    grey = all(image.GetNumberOfComponentsPerPixel() == 1 for image in images)
+    require(grey or len(images) == 1, "a channel is in colour; import it by itself")
+    arrays = []
+    for image in images:
+        if not _same_grid(image, target):
+            lowest = float(sitk.GetArrayViewFromImage(image).min())
+            image = sitk.Resample(image, target, sitk.Transform(), sitk.sitkLinear, lowest)
+        arrays.append(sitk.GetArrayFromImage(image).T)
     return [np.moveaxis(array, 0, -1) if array.ndim > target.GetDimension() else array for array in arrays]
 
 
 def _unnamed(problem: str) -> str:
     """Return a problem without the name of a file, which may contain a patient's name."""
     return problem.partition("; look at")[0]
-
-
-def _on(image: sitk.Image, target: sitk.Image) -> sitk.Image:
-    if image is target or _same_grid(image, target):
-        return image
-    lowest = float(sitk.GetArrayViewFromImage(image).min())
-    return sitk.Resample(image, target, sitk.Transform(), sitk.sitkLinear, lowest)
 
 
 def _same_grid(one: sitk.Image, other: sitk.Image) -> bool:
@@ -121,14 +111,9 @@ def write_nifti(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
     Whole numbers of 16 bits are written as integers. The same voxels give the same bytes.
     """
     private_folder(path.parent)
-    if voxels.dtype.kind == "f" and _whole(voxels):
-        voxels = voxels.astype(np.int16)
+    if voxels.dtype.kind == "f" and np.isfinite(voxels).all():
+        whole = (voxels == np.rint(voxels)).all() and np.abs(voxels).max() < 2**15
+        voxels = voxels.astype(np.int16) if whole else voxels
     image = nibabel.Nifti1Image(voxels, affine)
     image.header.set_xyzt_units("mm")
     write_atomic(path, partial(pack_nifti, image), private=True)
-
-
-def _whole(voxels: np.ndarray) -> bool:
-    return bool(
-        np.isfinite(voxels).all() and (voxels == np.rint(voxels)).all() and np.abs(voxels).max() < 2**15
-    )

@@ -33,28 +33,22 @@ class AccountMark:
 
     @classmethod
     def read(cls, folder: Path) -> AccountMark | None:
-        """Read the mark of a data folder; ``None`` for none.
-
-        Raises:
-            ConfigError: when it cannot be read: the images may then have an account already.
-        """
+        """Read the mark of a data folder; ``None`` for none."""
         path = folder / ACCOUNT_MARK
         try:
             text = path.read_text(encoding="utf-8")
             if not text:  # a process was killed before it wrote
                 return None
             content = parse_versioned(text, *_KIND)
-            account, entries, ledger = content["account"], content["entries"], content["ledger"]
-            if not (isinstance(account, str) and type(entries) is int and isinstance(ledger, str)):
-                raise ValueError("an entry of another type")
+            return cls(content["account"], int(content["entries"]), content["ledger"])
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            # The images may have an account already.
             raise ConfigError(
                 f"{own(path)} does not name an account of releases ({error}); restore it, or remove it where "
                 "nothing has left about these images"
             ) from error
-        return cls(account, entries, ledger)
 
     @classmethod
     def of(cls, ledger: PrivacyLedger) -> AccountMark:

@@ -43,13 +43,8 @@ def epsilon_spent(releases: Iterable[tuple[float, int] | tuple[float, int, float
 
     Returns:
         ε; infinite where a release has no noise, or so little that its square is 0.
-
-    Raises:
-        ConfigError: without Opacus, and for a δ that is not a probability below 1.
     """
     rdp = require_opacus().analysis.rdp
-    if not 0 < delta < 1:
-        raise ConfigError(f"privacy: delta must be above 0 and below 1, got {delta}")
     spent = [Spent(*release) for release in releases]
     if not all(group.noise > 0 and group.noise**2 > 0 for group in spent):
         return math.inf

@@ -32,11 +32,13 @@ def case_identities(site: SiteFolder, split: str, store: PrivacyLedger | None = 
     keys = [(case, _hash_files(case)) for case in site.cases[split]]
     compute = {key: partial(_hash_voxels, site, case, key) for case, key in keys}
     hashes = {key: f() for key, f in compute.items()} if store is None else store.identities(compute)
-    return {hashes[key]: _hash_name(case.patient) if case.patient else hashes[key] for case, key in keys}
-
-
-def _hash_name(patient: str) -> bytes:
-    return hashlib.blake2b(patient.encode("utf-8", "replace"), digest_size=16, person=b"patient").digest()
+    of_name = partial(hashlib.blake2b, digest_size=16, person=b"patient")
+    return {
+        hashes[key]: of_name(case.patient.encode("utf-8", "replace")).digest()
+        if case.patient
+        else hashes[key]
+        for case, key in keys
+    }
 
 
 def _hash_voxels(site: SiteFolder, case: Case, default: bytes) -> bytes:

@@ -46,8 +46,6 @@ _log = logging.getLogger(__name__)
 
 _PERIOD = 1.0
 """Seconds between two checks of a job's approval."""
-_MOST_WAITING = 20
-"""Configurations that wait for an approval; another one replaces the oldest."""
 
 
 class GuardedGate(Gate):
@@ -97,9 +95,15 @@ class GuardedGate(Gate):
         """
         if config in self._admitted:
             return
-        self._check_bundle(config)
+        if config.bundle:
+            try:
+                find(config.bundle)
+            except ConfigError as error:
+                raise JobRefused(self.site, error.marked) from error
         self.rules.check(self.site, config)
-        approved = self._approved_as(config)
+        comparison = self.comparison
+        one_of_it = comparison is not None and config in comparison.configs().values()
+        approved = comparison if comparison is not None and one_of_it else config
         entry = self._check_verdict(approved)
         if self.rules.approve and entry.verdict != APPROVED:
             self._wait(entry, should_stop)
@@ -108,11 +112,6 @@ class GuardedGate(Gate):
         if approved not in self._approved:
             self._approved.append(approved)
 
-    def _approved_as(self, config: RunConfig) -> RunConfig | ComparisonConfig:
-        """Return the settings that the site's administrator approves."""
-        comparison = self.comparison
-        return comparison if comparison and config in comparison.configs().values() else config
-
     def ended(self) -> None:
         """Record the end of the job, and the ledger's state next to the images."""
         if self._admitted:
@@ -120,22 +119,8 @@ class GuardedGate(Gate):
         if self._account is not None:
             self._account.bind()
 
-    def _check_bundle(self, config: RunConfig) -> None:
-        if config.bundle:
-            try:
-                find(config.bundle)
-            except ConfigError as error:
-                raise JobRefused(self.site, error.marked) from error
-
     def _wait(self, entry: JobEntry, should_stop: Callable[[], bool]) -> None:
         short = entry.hash[:12]
-        for oldest in self.book.limit_waiting(_MOST_WAITING):
-            _log.warning(
-                "site %s: %s configurations wait for approval, and one more came: %s, the oldest, is refused",
-                self.site,
-                _MOST_WAITING,
-                oldest.hash[:12],
-            )
         _log.warning(
             "site %s: job %s waits until it is approved here: %s %s",
             self.site,
@@ -143,15 +128,13 @@ class GuardedGate(Gate):
             self.approve,
             short,
         )
-        while (now := self.book.known(entry.hash)) is not None and now.verdict != APPROVED:
+        while (now := self.book.find(entry.hash)).verdict != APPROVED:
             self._check_refused(now)
             if should_stop():
                 raise MedFedAugError(
                     f"site {self.site}: the job ended before its configuration {short} was approved"
                 )
             time.sleep(_PERIOD)
-        if now is None:
-            raise JobRefused(self.site, f"{_MOST_WAITING} later configurations wait for approval")
 
     def _check_verdict(self, config: RunConfig | ComparisonConfig) -> JobEntry:
         """Apply the administrator's verdict even without approval."""

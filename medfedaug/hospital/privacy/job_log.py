@@ -117,20 +117,6 @@ class JobBook:
                 self._write(entry)
             return entry
 
-    def known(self, digest: str) -> JobEntry | None:
-        """Return the entry of a configuration by its hash; ``None`` where it is unknown or forgotten."""
-        with self._locked():
-            path = self._path(digest)
-            return self._read(path) if path.exists() else None
-
-    def limit_waiting(self, most: int) -> list[JobEntry]:
-        """Forget and return the oldest waiting configurations without a job; ``most`` stay."""
-        with self._locked():
-            waiting = [entry for entry in self.entries() if entry.verdict == WAITING and not entry.runs]
-            for entry in waiting[:-most]:
-                self._path(entry.hash).unlink(missing_ok=True)
-        return waiting[:-most]
-
     def begin(self, config: RunConfig | ComparisonConfig, job: str) -> None:
         """Enter the start of a job with a configuration; a job that was started again counts once."""
         entry = self.note(config)

@@ -26,9 +26,6 @@ Name = Annotated[str, MinLen(1)]
 class JobRules(Settings):
     """A site's rules for jobs; JSON in the site's settings.
 
-    Raises:
-        ConfigError: for a value of another type or out of range.
-
     Example:
         >>> rules = JobRules(max_rounds=100)
         >>> rules.check("A", RunConfig(rounds=200))
@@ -87,11 +84,7 @@ max_rounds is 100
     )
 
     def check(self, site: str, config: RunConfig) -> None:
-        """Check a job's configuration, before anything is built for it.
-
-        Raises:
-            JobRefused: naming the rule and the job's setting, whose value stays at the site.
-        """
+        """Check a job's configuration, before anything is built for it; values stay at the site."""
         if config.loop is not None and config.loop not in self.loops:
             allowed = ", ".join(self.loops) or "none"
             _refuse(site, f"its training loop is {withheld(config.loop)}", f"loops allows {allowed}")

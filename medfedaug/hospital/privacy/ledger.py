@@ -5,16 +5,13 @@ import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock
-
 from medfedaug.errors import ConfigError, MedFedAugError, StorageError, own
+from medfedaug.hospital.database import Database
 from medfedaug.hospital.privacy.accountant import Spent, epsilon_spent
-from medfedaug.utils.files import create_database, make_private, private_folder
 
 __all__ = ["LEDGER_FILE", "Entry", "PrivacyLedger", "Release", "by_kind"]
 
@@ -48,31 +45,17 @@ SELECT DISTINCT cases FROM members LEFT JOIN patients USING (identity) WHERE {_O
 
 @dataclass(frozen=True)
 class Release:
-    """Release of a site: values that leave it.
-
-    Args:
-        job: the identifier of the job.
-        method: the method that sends it; ``"model"`` for weights, ``"task"`` for scores and counts,
-            ``"masks"`` for keys and shares of secure aggregation.
-        kind: ``"weights"``, ``"statistics"``, ``"masked weights and statistics"``, ``"numbers"``,
-            ``"scores"``, ``"message"``, or the kind of key or share.
-        shape: a short description of the content.
-        split: the split of its cases, ``"training"``, ``"validation"`` or ``"test"``; empty for no cases.
-        count: the number of these cases.
-        noise: the noise multiplier; 0 without noise.
-        digest: SHA-256 of the content.
-        site: the site's name in the job.
-    """
+    """Release of a site: values that leave it."""
 
     job: str
-    method: str
-    kind: str
-    shape: str
-    split: str = ""
-    count: int = 0
-    noise: float = 0.0
-    digest: str = ""
-    site: str = ""
+    method: str  # or "model" for weights, "task" for scores and counts, "masks" for keys and shares
+    kind: str  # such as "weights", "statistics", "scores"
+    shape: str  # short description of the content
+    split: str = ""  # of its cases
+    count: int = 0  # of these cases
+    noise: float = 0.0  # noise multiplier
+    digest: str = ""  # SHA-256 of the content
+    site: str = ""  # its name in the job
 
 
 @dataclass(frozen=True)
@@ -85,7 +68,7 @@ class Entry:
     cases: str
 
 
-class PrivacyLedger:
+class PrivacyLedger(Database):
     """The account of everything that a site has released, over all of its jobs, restarts and names.
 
     Cases are known by their identities (`medfedaug.hospital.privacy.content_hash.case_identities`), so that
@@ -93,50 +76,34 @@ class PrivacyLedger:
     also takes a mapping from the identities of cases to the identities of their patients; the latest mapping
     holds. The cases of a patient then share one budget.
 
-    Sites may share an account, since a budget belongs to patients. The account is an SQLite file, with a lock
-    file by which jobs take turns; without a path it is in memory, for a simulation.
+    Sites may share an account, since a budget belongs to patients. In a simulation it is in memory.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self.path = Path(path) if path is not None else None
-        self._lock = FileLock(f"{self.path}.lock") if self.path is not None else nullcontext()
-        self._memory: sqlite3.Connection | None = None
-        if self.path is None:
-            self._memory = sqlite3.connect(":memory:", check_same_thread=False)
-            _make(self._memory)
+        super().__init__(path, _TABLES, _SCHEMA, _unreadable)
 
     def identities(self, files: Mapping[bytes, Callable[[], bytes]]) -> dict[bytes, bytes]:
         """Return identities of cases by hashes of files; functions compute missing ones from voxels."""
-        with self._opened() as connection:
+        with self.opened() as connection:
             known = dict(connection.execute("SELECT files, identity FROM files"))
         # Decoding takes long, and other jobs wait for an opened ledger.
         new = {key: decode() for key, decode in files.items() if key not in known}
-        with self._opened() as connection:
+        with self.opened() as connection:
             connection.executemany("INSERT OR IGNORE INTO files VALUES (?, ?)", new.items())
         return {key: known[key] if key in known else new[key] for key in files}
 
     def account(self) -> tuple[str, int]:
         """Return the account's identifier, which never changes, and the number of its entries."""
-        with self._opened() as connection:
+        with self.opened() as connection:
             ((identifier,),) = connection.execute("SELECT identifier FROM account")
             ((entries,),) = connection.execute(
                 "SELECT (SELECT COUNT(*) FROM releases) + (SELECT COUNT(*) FROM spent)"
             )
         return str(identifier), int(entries)
 
-    def held(self) -> AbstractContextManager[object]:
-        """Keep other jobs out between a query and the entry that depends on it."""
-        if self.path is not None:
-            private_folder(self.path.parent)
-        return self._lock
-
     def releases(self, cases: Collection[bytes] = ()) -> list[Spent]:
-        """Return the releases with noise so far, all or those about the patients of some cases.
-
-        Raises:
-            ConfigError: for a file that is not a ledger: the spent budget is unknown, and nothing may leave.
-        """
-        with self._opened() as connection:
+        """Return the releases with noise so far, all or those about the patients of some cases."""
+        with self.opened() as connection:
             return _spent(connection, cases)
 
     def spend(
@@ -150,13 +117,10 @@ class PrivacyLedger:
     ) -> float | None:
         """Enter more releases with noise, before anything leaves the site: a crash in between costs budget.
 
-        Cases are their identities; empty for unknown cases, which count with all others.
-
-        Returns:
-            ε of all releases about these cases' patients together; ``None``, with nothing entered, where it
-            would exceed ``most``.
+        Return ε of all releases about these cases' patients together; ``None``, with nothing entered, where
+        it would exceed ``most``. Cases are their identities; unknown cases count with all others.
         """
-        with self._opened() as connection:
+        with self.opened() as connection:
             earlier, more = _spent(connection, cases), Spent(noise_multiplier, releases, rate)
             epsilon = epsilon_spent([*earlier, more], delta)
             if not epsilon <= most:
@@ -167,7 +131,7 @@ class PrivacyLedger:
 
     def enter(self, releases: Iterable[Release], cases: Collection[bytes] = ()) -> None:
         """Enter releases that are about to leave, with the identities of their cases."""
-        with self._opened() as connection:
+        with self.opened() as connection:
             digest, now = _enter_cases(connection, cases), time.time()
             for r in releases:
                 row = (r.job, r.method, r.kind, r.shape, r.split, r.count, r.noise, r.digest)
@@ -178,7 +142,7 @@ class PrivacyLedger:
 
     def entries(self) -> list[Entry]:
         """List all releases, the oldest first."""
-        with self._opened() as connection:
+        with self.opened() as connection:
             rows = connection.execute(
                 """
                 SELECT number, time, cases,
@@ -188,28 +152,6 @@ class PrivacyLedger:
             ).fetchall()
         return [Entry(number, when, Release(*rest), cases) for number, when, cases, *rest in rows]
 
-    @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
-        if self._memory is not None:
-            with self._memory:
-                yield self._memory
-            return
-        assert self.path is not None
-        with self.held():
-            try:
-                if not self.path.exists():
-                    create_database(self.path, _make)
-                elif not self.path.stat().st_size:
-                    raise ValueError("it is empty")
-                make_private(self.path)
-                with closing(sqlite3.connect(self.path)) as connection, connection:
-                    ((schema,),) = connection.execute("PRAGMA user_version")
-                    if schema != _SCHEMA:
-                        raise ValueError(f"it has schema {schema}, this version reads schema {_SCHEMA}")
-                    yield connection
-            except (OSError, ValueError, sqlite3.Error) as error:
-                raise _unreadable(self.path, error) from error
-
 
 def by_kind(entries: Iterable[Entry]) -> list[tuple[Entry, Entry, int]]:
     """Return the first and the last release of each kind of a site in each job, with their number."""
@@ -218,10 +160,6 @@ def by_kind(entries: Iterable[Entry]) -> list[tuple[Entry, Entry, int]]:
         r = entry.release
         groups.setdefault((r.job, r.site, r.method, r.kind, r.shape, r.split, entry.cases), []).append(entry)
     return [(group[0], group[-1], len(group)) for group in groups.values()]
-
-
-def _make(connection: sqlite3.Connection) -> None:
-    connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_SCHEMA}; COMMIT;")
 
 
 def _enter_cases(connection: sqlite3.Connection, cases: Collection[bytes]) -> str | None:

@@ -29,9 +29,6 @@ Bounds = Annotated[tuple[float, float], Strict(False)]  # a list, as in JSON
 class PrivacyPolicy(Settings):
     """A site's rules for everything that leaves it; JSON in the site's settings.
 
-    Raises:
-        ConfigError: for invalid values.
-
     Example:
         >>> policy = PrivacyPolicy.from_dict({"min_images": 20})
         >>> policy.min_images, policy.noise_multiplier
@@ -115,11 +112,7 @@ class PrivacyPolicy(Settings):
             _check_bounds(kind, *bounds)
 
     def check_everything_is_private(self) -> None:
-        """Check that a site with an account of ε adds noise to everything that leaves it.
-
-        Raises:
-            ConfigError: naming the multiplier that is 0.
-        """
+        """Check that a site with an account of ε adds noise to everything that leaves it."""
         missing = [name for name in _NOISE if not getattr(self, name)]
         if self.epsilon is not None and missing:
             raise ConfigError(
@@ -144,11 +137,7 @@ class PrivacyPolicy(Settings):
         return bool(self.noise_multiplier or self.sgd_noise_multiplier or self.score_noise_multiplier)
 
     def bounds(self, kind: str) -> tuple[float, float]:
-        """Return the public bounds of a kind.
-
-        Raises:
-            ConfigError: when the policy has none.
-        """
+        """Return the public bounds of a kind."""
         if kind not in self.clip:
             raise ConfigError(f'noise needs public bounds: "clip": {{"{kind}": [low, high]}}')
         return self.clip[kind]

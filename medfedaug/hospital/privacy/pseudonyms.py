@@ -57,11 +57,7 @@ class Pseudonyms:
 
     @classmethod
     def of_site(cls, folder: str | Path) -> Pseudonyms:
-        """Return the pseudonyms of a site from the key in its state folder, which is made if missing.
-
-        Raises:
-            ConfigError: when the key cannot be read or written.
-        """
+        """Return the pseudonyms of a site from the key in its state folder, which is made if missing."""
         path = Path(folder) / PSEUDONYM_KEY
         try:
             private_folder(path.parent)
@@ -72,10 +68,10 @@ class Pseudonyms:
                     new = f"{secrets.token_hex(_KEY_BYTES)}\n".encode()
                     write_atomic(path, lambda file: file.write(new), private=True)
                 key = bytes.fromhex(path.read_text().strip())
+            if len(key) != _KEY_BYTES:
+                raise ValueError(f"not a key of {_KEY_BYTES} bytes")
         except (OSError, StorageError, ValueError) as error:
             raise ConfigError(f"{path}: the site's key of pseudonyms cannot be used ({error})") from error
-        if len(key) != _KEY_BYTES:
-            raise ConfigError(f"{path}: not a key of {_KEY_BYTES} bytes")
         return cls(key)
 
     def of(self, name: str, kind: str = "case") -> str:

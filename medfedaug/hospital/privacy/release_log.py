@@ -44,11 +44,7 @@ def enter_message(ledger: PrivacyLedger, site: str, job: str, text: str) -> None
 
 
 class Account:
-    """View of one job on a site's ledger.
-
-    Attributes:
-        epsilon: the largest ε of the noisy scores on a split; ``None`` without noise.
-    """
+    """View of one job on a site's ledger; ``epsilon`` is the largest ε of noisy scores on a split."""
 
     def __init__(
         self, site: str, job: str, ledger: PrivacyLedger, policy: PrivacyPolicy, folder: SiteFolder
@@ -59,11 +55,7 @@ class Account:
         self._release = partial(Release, job, site=site)
 
     def bind(self) -> None:
-        """Bind the site's images to the ledger.
-
-        Raises:
-            PrivacyRefused: when they belong to another ledger, or to a newer copy of this one.
-        """
+        """Bind the site's images to the ledger, unless they belong to another one, or to a newer copy."""
         try:
             bind_account(self.ledger, self.folder)
         except ConfigError as error:
@@ -80,14 +72,12 @@ class Account:
                 reply.metrics[SCORE_EPSILON] = self.epsilon
             self.ledger.enter(self._update(reply, by_method(reply.payload)), self._cases("training"))
             if reply.task == PREPARE and LABELLED in reply.metrics["input"]:
-                self.ledger.enter(self._annotated(reply.metrics["input"][LABELLED]))
+                names = reply.metrics["input"][LABELLED] or "none"
+                text = f"annotated classes: {names}"
+                self.ledger.enter([self._release("task", "numbers", text, digest=_hash(names))])
 
     def release(self, split: str, scores: Mapping[str, Any]) -> dict[str, Any]:
-        """Enter the scores of a model in the ledger, and return the part that leaves.
-
-        Raises:
-            PrivacyRefused: when their noise would exceed the site's ε.
-        """
+        """Enter the scores of a model in the ledger, and return the part that leaves."""
         patients, labels = self.folder.patients(split), class_labels(self.folder, split)
         answer = released_scores(scores, self.policy, patients, labels)
         if any(value is not None for key, value in answer.items() if key in METRICS):
@@ -119,15 +109,6 @@ class Account:
             epsilon = spend_budget(self.site, self.policy, self.ledger, what, noise, cases)
             self.epsilon = max(epsilon, self.epsilon or 0.0)
 
-    def _statistics(self, method: str, values: Mapping[str, Tensor], cases: int) -> Release:
-        about = ("training", cases, self.policy.noise_multiplier)
-        return self._release(method, "statistics", _size(values), *about, digest_of(values))
-
-    def _annotated(self, classes: str) -> Iterator[Release]:
-        """Yield the release of the names of the classes that the site has annotated for training."""
-        names = classes or "none"
-        yield self._release("task", "numbers", f"annotated classes: {names}", digest=_hash(names))
-
     def _update(self, reply: Reply, payloads: Mapping[str, Mapping[str, Tensor]]) -> Iterator[Release]:
         about, noise = ("training", len(self.folder.cases["training"])), self.policy.sgd_noise_multiplier
         kinds = {"weights": reply.weights, "masked weights and statistics": reply.masks}
@@ -135,7 +116,8 @@ class Account:
             if tensors:
                 yield self._release("model", kind, _size(tensors), *about, noise, digest_of(tensors))
         for method, values in payloads.items():
-            yield self._statistics(method, values, about[1])
+            statistics = (_size(values), *about, self.policy.noise_multiplier, digest_of(values))
+            yield self._release(method, "statistics", *statistics)
         metrics = {key: value for key, value in reply.metrics.items() if value is not None}
         numbers = {"num_samples": reply.num_samples, **metrics}
         yield self._release("task", "numbers", _names(numbers), *about, digest=_hash(numbers))

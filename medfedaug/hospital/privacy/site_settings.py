@@ -89,11 +89,7 @@ class SiteSettings(Machine, Place):
 
     @classmethod
     def from_dict(cls, values: Any, source: object = "") -> SiteSettings:
-        """Read settings from JSON.
-
-        Raises:
-            ConfigError: naming the source and an unknown key or an invalid value.
-        """
+        """Read settings from JSON; an error names the source."""
         try:
             return super().from_dict(values)
         except ConfigError as error:
@@ -111,9 +107,6 @@ class SiteSettings(Machine, Place):
         A missing file means the defaults. Relative folders in the file are relative to the kit, and ``state``
         is ``<kit>/medfedaug`` by default. Variables such as ``MEDFEDAUG_DATA``, ``MEDFEDAUG_`` and the name
         of a setting with an option, take precedence. ``content`` replaces the file's.
-
-        Raises:
-            ConfigError: naming the file and the error.
         """
         settings = cls() if kit is None else cls._from_kit(Path(kit), content)
         if values := read_environment(cls, environment):

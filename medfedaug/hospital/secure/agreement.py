@@ -30,6 +30,12 @@ Shares = Mapping[str, Mapping[str, bytes]]
 """Shares by dealing site and receiving site."""
 
 
+def require(condition: object, reason: str) -> None:
+    """Refuse a step of another member: raise `ValueError`, which a member's `SiteMasks` names."""
+    if not condition:
+        raise ValueError(reason)
+
+
 def threshold(sites: int) -> int:
     """Return the number of sites that must answer in the end: two thirds of those with keys.
 
@@ -55,8 +61,7 @@ def _tensors_digest(tensors: Mapping[str, Any]) -> bytes:
     digest = hashlib.sha256()
     for key in sorted(tensors):
         value = tensors[key]
-        if not isinstance(value, Tensor):
-            raise ValueError(f"{key} is not a tensor")
+        require(isinstance(value, Tensor), f"{key} is not a tensor")
         head = [key, str(value.dtype), list(value.shape)]
         digest.update(json.dumps(head).encode())
         # As bytes, since NumPy has no bfloat16.
@@ -93,10 +98,10 @@ class Training:
         """Return the server's announcement of a training: the hash of its request, and the weights."""
         request, weights = masks.get("request"), masks.get("weights")
         if not isinstance(request, bytes) or len(request) != _DIGEST_BYTES or not isinstance(weights, dict):
-            raise ValueError("no training")
+            raise ValueError("the server announced no training")
         for site, weight in weights.items():
-            if not isinstance(site, str) or type(weight) is not float or not 0 < weight < 2.0**53:
-                raise ValueError("no weights")
+            sound = isinstance(site, str) and type(weight) is float and 0 < weight < 2.0**53
+            require(sound, "the server announced no weights")
         return request, dict(weights)
 
 
@@ -113,13 +118,12 @@ class PublicKeys:
         return _PREFIX + b"keys: " + json.dumps(content).encode()
 
     @classmethod
-    def of(cls, content: Mapping[str, object]) -> PublicKeys:
-        """Read the keys of a message."""
-        keys = content.get("cipher"), content.get("mask")
-        for key in keys:
-            if not isinstance(key, bytes) or len(key) != KEY_BYTES:
-                raise ValueError("no public keys")
-        return cls(*keys)  # type: ignore[arg-type]
+    def of(cls, site: str, content: Mapping[str, Any]) -> PublicKeys:
+        """Read the keys of a site's message."""
+        keys: tuple[Any, Any] = content.get("cipher"), content.get("mask")
+        sound = all(isinstance(key, bytes) and len(key) == KEY_BYTES for key in keys)
+        require(sound, f"the keys of site {site} are not keys")
+        return cls(*keys)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from medfedaug.hospital.secure.masks import Member, OutOfTurn, RoundMasking, Sit
 class MaskedDelivery(Delivery):
     """Agree with other sites on masks, and replace weights and statistics by masked numbers.
 
-    Args:
-        masks: by default without signatures, for simulations.
-        count: checks the patients behind an update before it is masked.
+    ``count`` checks the patients behind an update before it is masked. Without ``masks``, in simulations,
+    nothing is signed.
     """
 
     tasks = MASK_TASKS

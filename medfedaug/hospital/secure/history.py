@@ -9,19 +9,17 @@ import os
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor
 
 from medfedaug.errors import ConfigError, own
+from medfedaug.hospital.database import Database
 from medfedaug.hospital.secure.secure_random import KEY_BYTES, stream
-from medfedaug.utils.files import create_database, make_private
 from medfedaug.utils.printable import counted
 
 HISTORY_FILE = "sums.sqlite"
@@ -43,40 +41,21 @@ CREATE TABLE sums (time REAL NOT NULL, job TEXT NOT NULL, round INTEGER NOT NULL
 
 @dataclass(frozen=True)
 class SumRules:
-    """Rules for the sums that a site takes part in.
+    """Rules for the sums that a site takes part in."""
 
-    Args:
-        least: the least number of sites in a sum, this one included, and in a difference of sums.
-        known: the names of the federation's sites; ``None`` for all sites with a certificate seen so far.
-        share: the share of the known sites that must take part.
-        most_sets: the largest number of different sets of sites in the sums of one job; ``None`` for no
-            limit.
-    """
-
-    least: int = 2
-    known: tuple[str, ...] | None = None
-    share: float = 0.0
-    most_sets: int | None = None
-
-    def floor(self, known: int) -> int:
-        """Return the number of known sites that must take part."""
-        # Rounded, against floating point errors of the product.
-        return math.ceil(round(self.share * known, 9))
+    least: int = 2  # sites in a sum, this one included, and in a difference of sums
+    known: tuple[str, ...] | None = None  # the federation's sites; by default those that were met
+    share: float = 0.0  # of the known sites that must take part
+    most_sets: int | None = None  # different sets of sites in the sums of one job
 
 
 @dataclass(frozen=True)
 class ModelSketch:
-    """A sketch of a model; distances of sketches approximate those of models.
+    """A sketch of a model; distances of sketches approximate those of models."""
 
-    Args:
-        layout: the hash of names and shapes; models of different layouts are not compared.
-        step: the length of the site's training step.
-        image: sums, with random signs, of random parts of the model's numbers (a count sketch).
-    """
-
-    layout: str
-    step: float
-    image: NDArray[np.float64]
+    layout: str  # hash of names and shapes; models of different layouts are not compared
+    step: float  # length of the site's training step
+    image: NDArray[np.float64]  # sums, with random signs, of random parts of the model's numbers
 
     @classmethod
     def of(cls, key: bytes, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> ModelSketch:
@@ -118,32 +97,23 @@ class OpenedSum:
         return (self.job, self.round) == (other.job, other.round) or self.sketch.is_near(other.sketch)
 
 
-class SumHistory:
-    """The opened sums of a site, and the other sites that it knows, over jobs and restarts.
-
-    Args:
-        path: an SQLite file, with a lock file for simultaneous jobs; ``None`` keeps the history in memory,
-            for a simulation.
-    """
+class SumHistory(Database):
+    """The opened sums of a site, and the other sites that it knows, over jobs and restarts."""
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self.path = Path(path) if path is not None else None
-        self._lock = FileLock(f"{self.path}.lock") if self.path is not None else nullcontext()
-        self._memory: sqlite3.Connection | None = None
-        if self.path is None:
-            self._memory = sqlite3.connect(":memory:", check_same_thread=False)
-            _make(self._memory)
+        secret = f"INSERT INTO secret VALUES (X'{os.urandom(KEY_BYTES).hex()}');"
+        super().__init__(path, _TABLES + secret, _VERSION, _unreadable)
 
     @property
     def key(self) -> bytes:
         """The site's own secret for sketches."""
-        with self._opened() as connection:
+        with self.opened() as connection:
             ((key,),) = connection.execute("SELECT key FROM secret")
         return bytes(key)
 
     def meet(self, project: str, names: Iterable[str]) -> frozenset[str]:
         """Enter sites with valid certificates, and return all known sites of the project."""
-        with self._opened() as connection:
+        with self.opened() as connection:
             rows = [(project, name, time.time()) for name in names]
             connection.executemany("INSERT OR IGNORE INTO sites VALUES (?, ?, ?)", rows)
             names = connection.execute("SELECT name FROM sites WHERE project = ?", (project,)).fetchall()
@@ -151,51 +121,24 @@ class SumHistory:
 
     def check(self, new: OpenedSum, rules: SumRules) -> None:
         """Check that a sum may be opened, given all earlier sums."""
-        with self._opened() as connection:
+        with self.opened() as connection:
             _check(connection, new, rules)
 
     def enter(self, new: OpenedSum, rules: SumRules) -> None:
-        """Check and enter a sum, before anything leaves that opens it.
-
-        Raises:
-            ValueError: with the reason; nothing is then entered.
-        """
-        with self._opened() as connection:
+        """Check and enter a sum, before anything leaves that opens it."""
+        with self.opened() as connection:
             _check(connection, new, rules)
             sketch, sites = new.sketch, json.dumps(sorted(new.sites))
             about = (time.time(), new.job, new.round, sites)
             row = (*about, sketch.layout, sketch.step, sketch.image.tobytes())
             connection.execute("INSERT INTO sums VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
-    @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
-        if self._memory is not None:
-            with self._memory:
-                yield self._memory
-            return
-        assert self.path is not None
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock:
-            try:
-                if not self.path.exists():
-                    create_database(self.path, _make)
-                make_private(self.path)
-                with closing(sqlite3.connect(self.path)) as connection, connection:
-                    ((version,),) = connection.execute("PRAGMA user_version")
-                    if version != _VERSION:
-                        raise sqlite3.DatabaseError(f"its version is {version}")
-                    yield connection
-            except (OSError, sqlite3.Error) as error:
-                raise ConfigError(
-                    f"{own(self.path)}: is not a history of sums ({error}), so no further sum is opened; "
-                    "restore it from a backup"
-                ) from error
 
-
-def _make(connection: sqlite3.Connection) -> None:
-    connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT;")
-    connection.execute("INSERT INTO secret VALUES (?)", (os.urandom(KEY_BYTES),))
-    connection.commit()
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{own(path)}: is not a history of sums ({error}), so no further sum is opened; restore it from a "
+        "backup"
+    )
 
 
 def _check(connection: sqlite3.Connection, new: OpenedSum, rules: SumRules) -> None:

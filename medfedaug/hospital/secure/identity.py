@@ -8,31 +8,28 @@ from typing import Any
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.padding import MGF1, PSS
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import NameOID
 
-from medfedaug.errors import ConfigError, MedFedAugError, first_line, own
+from medfedaug.errors import ConfigError, first_line, own
+from medfedaug.hospital.secure.agreement import require
 
 _PADDING = PSS(mgf=MGF1(SHA256()), salt_length=PSS.DIGEST_LENGTH)
 
 
 class Identity:
-    """Identity without signatures, for simulations on one machine.
+    """Identity without signatures, for simulations on one machine."""
 
-    Attributes:
-        project: the fingerprint of the project's root certificate; empty without one.
-    """
-
-    project = ""
+    project = ""  # fingerprint of the project's root certificate
 
     def sign(self, message: bytes) -> dict[str, bytes]:
         """Return the signature of a message, to be sent with it."""
         return {}
 
     def check(self, site: str, message: bytes, signed: Mapping[str, Any], what: str = "keys") -> None:
-        """Check that a message comes from a site."""
+        """Check that a message comes from a site; raise `ValueError` where it does not."""
 
 
 class Certificates(Identity):
@@ -56,8 +53,7 @@ class Certificates(Identity):
                 f"{own(certificate.parent)}: its certificates cannot be used ({first_line(error)}); "
                 "provision the kit again"
             ) from error
-        if not isinstance(signing, RSAPrivateKey):
-            raise ConfigError(f"{own(key)}: a key of RSA is needed, as NVFlare provisions them")
+        assert isinstance(signing, RSAPrivateKey)  # as NVFlare provisions them
         self._key = signing
         self.project = self._root.fingerprint(SHA256()).hex()
 
@@ -66,32 +62,33 @@ class Certificates(Identity):
         return {"certificate": self._certificate, "signature": self._key.sign(message, _PADDING, SHA256())}
 
     def check(self, site: str, message: bytes, signed: Mapping[str, Any], what: str = "keys") -> None:
-        """Check certificate and signature."""
+        """Check certificate and signature; `ValueError` says why they are not that site's."""
         pem, signature = signed.get("certificate"), signed.get("signature")
         if not isinstance(pem, bytes) or not isinstance(signature, bytes):
-            raise MedFedAugError(f"the {what} of site {site} are not signed")
+            raise ValueError(f"the {what} of site {site} are not signed")
         try:
             certificate = x509.load_pem_x509_certificate(pem)
             certificate.verify_directly_issued_by(self._root)
         except (ValueError, TypeError, InvalidSignature) as error:
-            raise MedFedAugError(
+            raise ValueError(
                 f"the {what} of site {site} came with a certificate that the project's root has not issued"
             ) from error
         now = datetime.now(timezone.utc)
-        if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
-            raise MedFedAugError(f"the certificate of site {site} has expired, or is not valid yet")
+        valid = certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
+        require(valid, f"the certificate of site {site} has expired, or is not valid yet")
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         # NVFlare writes an administrator's role to this field; for a site nothing, or "client" by enrolment.
         roles = {role.value for role in certificate.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)}
-        if [name.value for name in names] != [site] or roles - {"client"} or site in self.strangers:
-            raise MedFedAugError(f"the {what} of site {site} came with a certificate that names another site")
-        public = certificate.public_key()
+        named = [name.value for name in names] == [site] and not roles - {"client"}
+        require(
+            named and site not in self.strangers,
+            f"the {what} of site {site} came with a certificate that names another site",
+        )
+        public: Any = certificate.public_key()
         try:
-            if not isinstance(public, RSAPublicKey):
-                raise InvalidSignature
             public.verify(signature, message, _PADDING, SHA256())
-        except InvalidSignature as error:
-            raise MedFedAugError(f"the {what} of site {site} have a signature that is not theirs") from error
+        except (InvalidSignature, TypeError) as error:  # a key of another kind takes other arguments
+            raise ValueError(f"the {what} of site {site} have a signature that is not theirs") from error
 
 
 def _read(path: Path) -> bytes:

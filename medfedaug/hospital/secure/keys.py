@@ -14,11 +14,7 @@ _NONCE_BYTES = 12
 
 
 class KeyPair:
-    """A key pair of X25519 (RFC 7748).
-
-    Args:
-        secret: the private key, 32 bytes; by default a new one.
-    """
+    """A key pair of X25519 (RFC 7748), from a private key of 32 bytes or a new one."""
 
     def __init__(self, secret: bytes | None = None) -> None:
         self._key = (
@@ -51,13 +47,9 @@ def sealed(key: bytes, text: bytes) -> bytes:
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, text, None)
 
 
-def opened(key: bytes, message: bytes) -> bytes:
-    """Decrypt a message of `sealed`.
-
-    Raises:
-        ValueError: when the message was not sealed with this key, or was changed.
-    """
+def opened(key: bytes, message: bytes, reason: str) -> bytes:
+    """Decrypt a message of `sealed`; `ValueError` with a reason where it was changed or has another key."""
     try:
         return ChaCha20Poly1305(key).decrypt(message[:_NONCE_BYTES], message[_NONCE_BYTES:], None)
     except InvalidTag:
-        raise ValueError("the message was not sealed with this key") from None
+        raise ValueError(reason) from None

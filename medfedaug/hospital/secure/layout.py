@@ -96,14 +96,8 @@ class SumLayout:
     ) -> Words:
         """Encode a site's numbers for masking.
 
-        Raises:
-            MedFedAugError: for a number that is not finite or too large, and for a weight above the total.
-                The message contains no number of the model, since it leaves without a mask.
+        A number that is not finite or too large is an error, without the number: it leaves without a mask.
         """
-        if not 0 < weight <= total < math.inf:
-            raise MedFedAugError(
-                f"site {site}: its weight {weight:g} is not a part of the sum of all weights, {total:g}"
-            )
         values: dict[str, Tensor] = dict(weights)
         for name, exchange in self._exchanges.items():
             terms = exchange.terms(own_entries(payload, name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from medfedaug.hospital.secure.agreement import (
     PublicKeys,
     Training,
     request_digest,
+    require,
     sum_message,
 )
 from medfedaug.hospital.secure.history import ModelSketch, OpenedSum, SumHistory, SumRules
@@ -119,7 +121,7 @@ class SiteMasks:
             try:
                 self._signer = self._identity()
             except MedFedAugError as error:
-                raise self._refused(error.marked) from error
+                raise MedFedAugError(f"site {self.site}: secure aggregation: {error.marked}") from error
         return self._signer
 
     def void(self) -> None:
@@ -135,27 +137,26 @@ class SiteMasks:
 
     @contextmanager
     def _voiding(self) -> Iterator[None]:
+        """Forget the keys of the round where a step is refused, and name the site."""
         try:
             yield
         except OutOfTurn:
             raise
-        except BaseException:
+        except BaseException as error:
             self.void()
+            if isinstance(error, ValueError):
+                raise MedFedAugError(f"site {self.site}: secure aggregation: {error}") from error
             raise
 
     def _send_keys(self, request: Request, member: Member) -> dict[str, Any]:
         self.void()
-        try:
-            digest, weights = Training.read(request.masks)
-        except ValueError as error:
-            raise self._refused("the server announced no training") from error
-        weight = weights.get(self.site)
-        if weight is None:
-            raise self._refused("the server asks it for keys, but does not name it among the sites")
-        if weight != member.weight:
-            raise self._refused(
-                f"the server gives it the weight {weight:g}, and its own is {member.weight:g}"
-            )
+        digest, weights = Training.read(request.masks)
+        require(self.site in weights, "the server asks it for keys, but does not name it among the sites")
+        weight = weights[self.site]
+        require(
+            weight == member.weight,
+            f"the server gives it the weight {weight:g}, and its own is {member.weight:g}",
+        )
         training = Training(request.run, request.round, member.config, digest, weights)
         round_ = self._round = _Round(training)
         signed = self.signer.sign(round_.public.message(training, self.site))
@@ -183,23 +184,19 @@ class SiteMasks:
         keys: dict[str, PublicKeys] = {}
         for name in sorted(announced):
             sent = _mapping(announced[name])
-            try:
-                keys[name] = PublicKeys.of(sent)
-            except ValueError as error:
-                raise self._refused(f"the keys of site {name} are not keys") from error
-            if name not in round_.training.weights:
-                raise self._refused(f"site {name} is not one of the sites that agreed on this training")
+            keys[name] = PublicKeys.of(name, sent)
+            known = name in round_.training.weights
+            require(known, f"site {name} is not one of the sites that agreed on this training")
             if name == self.site:
                 continue
-            if sent.get("agreed") != round_.training.digest:
-                raise self._refused(
-                    f"site {name} agreed to another training: another model, exchange, round or "
-                    "configuration, or other sites and weights than this site received"
-                )
-            self._verify(name, keys[name].message(round_.training, name), sent, "keys")
+            require(
+                sent.get("agreed") == round_.training.digest,
+                f"site {name} agreed to another training: another model, exchange, round or configuration, "
+                "or other sites and weights than this site received",
+            )
+            self.signer.check(name, keys[name].message(round_.training, name), sent, "keys")
             round_.certificates[name] = sent.get("certificate")
-        if keys.get(self.site) != round_.public:
-            raise self._refused("the server passed on other keys than this site's")
+        require(keys.get(self.site) == round_.public, "the server passed on other keys than this site's")
         return keys
 
     def masking(self, request: Request, member: Member, once: Payload) -> RoundMasking:
@@ -213,31 +210,28 @@ class SiteMasks:
         )
         round_.step = _Step.TRAINING  # used up, even if a check fails
         training, agreement = round_.training, round_.agreed
-        try:
-            digest = request_digest(request, once)
-        except ValueError as error:
-            raise self._refused(f"the training request has no tensor: {error}") from error
-        if digest != training.request or member.config != training.config:
-            raise self._refused(
-                "the server sent another training than the sites agreed on (model, exchange, plan or round)"
-            )
-        if member.weight != training.weights[self.site]:
-            raise self._refused("its weight in the mean is not the one that the sites agreed on")
+        require(
+            request_digest(request, once) == training.request and member.config == training.config,
+            "the server sent another training than the sites agreed on (model, exchange, plan or round)",
+        )
+        require(
+            member.weight == training.weights[self.site],
+            "its weight in the mean is not the one that the sites agreed on",
+        )
         shares = {name: _texts(part) for name, part in _mapping(request.masks.get("shares")).items()}
-        if shares.get(self.site) != round_.dealt or not shares.keys() <= agreement.keys.keys():
-            raise self._refused("the server passed on other shares than the sites'")
+        require(
+            shares.get(self.site) == round_.dealt and shares.keys() <= agreement.keys.keys(),
+            "the server passed on other shares than the sites'",
+        )
         self._check_sites("shares", shares, max(LEAST_SITES, agreement.threshold))
         round_.held = {self.site: round_.own}
         for name in sorted(shares.keys() - {self.site}):
             key = round_.cipher.agree(
                 agreement.keys[name].cipher, agreement.purpose("shares", name, self.site)
             )
-            try:
-                text = opened(key, shares[name].get(self.site, b""))
-                if len(text) != 2 * SHARE_BYTES:
-                    raise ValueError
-            except ValueError as error:
-                raise self._refused(f"the shares of site {name} cannot be read") from error
+            reason = f"the shares of site {name} cannot be read"
+            text = opened(key, shares[name].get(self.site, b""), reason)
+            require(len(text) == 2 * SHARE_BYTES, reason)
             round_.held[name] = text[:SHARE_BYTES], text[SHARE_BYTES:]
         round_.purpose = agreement.masking(shares)
         return RoundMasking(self, round_, member.weight, training.total(shares), sorted(shares))
@@ -245,13 +239,12 @@ class SiteMasks:
     def _confirm(self, request: Request) -> dict[str, Any]:
         round_ = self._current(request, _Step.MASKED, "it signed already whose numbers were added up")
         summed = self._summed(request)
-        if self.site not in summed or not summed <= round_.held.keys():
-            raise self._refused("it is not one of the sites whose numbers were added up")
+        require(
+            self.site in summed and summed <= round_.held.keys(),
+            "it is not one of the sites whose numbers were added up",
+        )
         self._check_sites("numbers", summed, round_.agreed.threshold)
-        try:
-            self.history.check(self._sum(round_, summed), self.rules)
-        except ValueError as error:
-            raise self._refused(str(error)) from error
+        self.history.check(self._sum(round_, summed), self.rules)
         round_.summed, round_.step = summed, _Step.CONFIRMED
         signed = self.signer.sign(sum_message(round_.purpose, self.site, summed))
         # The keys came with the certificate.
@@ -259,19 +252,14 @@ class SiteMasks:
 
     def _open(self, request: Request) -> dict[str, Any]:
         round_ = self._current(request, _Step.CONFIRMED, "")
-        if self._summed(request) != round_.summed:
-            raise self._refused("it is not one of the sites whose numbers were added up, as it signed them")
+        require(self._summed(request) == round_.summed, "it has signed another list of added sites")
         signed = _mapping(request.masks.get("signed"))
-        if not signed.keys() <= round_.summed:
-            raise self._refused("sites have signed the sum whose numbers are not in it")
+        require(signed.keys() <= round_.summed, "sites have signed the sum whose numbers are not in it")
         self._check_count("signatures", len(signed), round_.agreed.threshold)
         for name in sorted(signed.keys() - {self.site}):
             sent = {**_mapping(signed[name]), "certificate": round_.certificates[name]}
-            self._verify(name, sum_message(round_.purpose, name, round_.summed), sent, "summed names")
-        try:
-            self.history.enter(self._sum(round_, round_.summed), self.rules)
-        except ValueError as error:
-            raise self._refused(str(error)) from error
+            self.signer.check(name, sum_message(round_.purpose, name, round_.summed), sent, "summed names")
+        self.history.enter(self._sum(round_, round_.summed), self.rules)
         self.void()
         return {name: shares[int(name in round_.summed)] for name, shares in sorted(round_.held.items())}
 
@@ -287,18 +275,11 @@ class SiteMasks:
     def _current(self, request: Request, step: _Step, already: str) -> _Round:
         round_ = self._round
         if round_ is None or (round_.training.run, round_.training.round) != (request.run, request.round):
-            raise self._refused("it has no keys for this round; it is back in the next one")
+            raise ValueError("it has no keys for this round; it is back in the next one")
         if already and round_.step > step:
             raise OutOfTurn(f"site {self.site}: secure aggregation: {already}")
-        if round_.step != step:
-            raise self._refused(f"{request.task} came before the steps that go before it")
+        require(round_.step == step, f"{request.task} came before the steps that go before it")
         return round_
-
-    def _verify(self, name: str, message: bytes, signed: Mapping[str, Any], what: str) -> None:
-        try:
-            self.signer.check(name, message, signed, what)
-        except MedFedAugError as error:
-            raise self._refused(str(error)) from error
 
     def _check_sites(self, what: str, names: Collection[str], needed: int) -> None:
         """Check that enough sites take part, in all and of the known ones."""
@@ -309,36 +290,27 @@ class SiteMasks:
             known = frozenset({self.site, *self.rules.known})
         else:
             known = self.history.meet(self.signer.project, {self.site, *names})
-        present, floor = len(known & set(names)), self.rules.floor(len(known))
-        if present < floor:
-            raise self._refused(
-                f"there are {what} of {present} of the {len(known)} sites that it knows, and {floor} are "
-                "needed (known_sites and min_known_share of its job rules)"
-            )
+        # Rounded, against floating point errors of the product.
+        present, floor = len(known & set(names)), math.ceil(round(self.rules.share * len(known), 9))
+        require(
+            present >= floor,
+            f"there are {what} of {present} of the {len(known)} sites that it knows, and {floor} are needed "
+            "(known_sites and min_known_share of its job rules)",
+        )
 
     def _check_count(self, what: str, count: int, needed: int) -> None:
-        if count < needed:
-            raise self._refused(f"there are {what} of {count} sites, and {needed} are needed")
-
-    def _refused(self, reason: str) -> MedFedAugError:
-        return MedFedAugError(f"site {self.site}: secure aggregation: {reason}")
+        require(count >= needed, f"there are {what} of {count} sites, and {needed} are needed")
 
 
 @dataclass
 class RoundMasking:
-    """Masks for one site's numbers of one round, for a single use.
-
-    Attributes:
-        weight: the site's weight in the mean of the models.
-        total: the sum of the weights of the sites that dealt shares.
-        sites: the sites that dealt shares, this one included.
-    """
+    """Masks for one site's numbers of one round, for a single use."""
 
     _masks: SiteMasks
     _round: _Round
-    weight: float
-    total: float
-    sites: list[str]
+    weight: float  # of the site in the mean of the models
+    total: float  # of the weights of the sites that dealt shares
+    sites: list[str]  # that dealt shares, this one included
 
     def mask(self, words: Words, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Words:
         """Add the site's own mask, and add or subtract the masks shared with other sites."""

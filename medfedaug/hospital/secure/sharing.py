@@ -15,8 +15,6 @@ _PRIME = 2**521 - 1
 
 def split(secret: bytes, count: int, threshold: int) -> list[bytes]:
     """Split a secret: values at 1, 2, ... of a random polynomial with the secret at 0."""
-    if len(secret) != SECRET_BYTES or not 1 <= threshold <= count:
-        raise ValueError(f"{len(secret)} bytes cannot be split into {count} shares, {threshold} needed")
     polynomial = [int.from_bytes(secret, "big"), *(secrets.randbelow(_PRIME) for _ in range(threshold - 1))]
     shares = []
     for x in range(1, count + 1):
@@ -28,10 +26,7 @@ def split(secret: bytes, count: int, threshold: int) -> list[bytes]:
 
 
 def join(shares: Mapping[int, bytes]) -> bytes:
-    """Return the secret, from at least `threshold` shares by number, from 1 on.
-
-    Raises:
-        ValueError: when they do not belong together, or are too few.
+    """Return the secret, from at least `threshold` shares by number, from 1 on; else `ValueError`.
 
     Example:
         >>> shares = split(b"-" * 32, count=5, threshold=3)

@@ -8,7 +8,14 @@ import numpy as np
 
 from medfedaug.errors import RunFailed, UpdateRefused
 from medfedaug.federation.messages.messages import CONFIRM, KEYS, OPEN, SHARES, Reply, Request, raise_error
-from medfedaug.hospital.secure.agreement import LEAST_SITES, Agreement, PublicKeys, Training, request_digest
+from medfedaug.hospital.secure.agreement import (
+    LEAST_SITES,
+    Agreement,
+    PublicKeys,
+    Training,
+    request_digest,
+    require,
+)
 from medfedaug.hospital.secure.keys import KeyPair, derived
 from medfedaug.hospital.secure.secure_random import Words, stream
 from medfedaug.hospital.secure.sharing import SHARE_BYTES, join
@@ -47,21 +54,19 @@ class ServerMasks:
     def accept_keys(self, site: str, reply: Reply) -> None:
         """Accept a site's keys."""
         raise_error(reply)
-        try:
-            PublicKeys.of(reply.masks)
-        except ValueError:
-            raise UpdateRefused(site, "keys", expected="two public keys", got="none") from None
         sent = {key: value for key, value in reply.masks.items() if isinstance(value, bytes)}
-        if sent.get("agreed") != self._training.digest:
-            raise UpdateRefused(
-                site, "keys", expected="keys for this training", got="for another (another configuration?)"
-            )
+        try:
+            PublicKeys.of(site, sent)
+            require(sent.get("agreed") == self._training.digest, "of another training or configuration")
+        except ValueError as error:
+            expected = "two public keys for this training"
+            raise UpdateRefused(site, "keys", expected=expected, got=str(error)) from None
         self._keys[site] = sent
         self.bytes_up += _size(sent)
 
     def shares(self) -> Request:
         """Forward the keys, and ask for shares."""
-        keys = {site: PublicKeys.of(sent) for site, sent in self._keys.items()}
+        keys = {site: PublicKeys.of(site, sent) for site, sent in self._keys.items()}
         self._agreement = Agreement(self._training, keys)
         self.bytes_down += len(self._keys) * sum(_size(sent) for sent in self._keys.values())
         return self._request(SHARES, keys=self._keys)
@@ -105,8 +110,6 @@ class ServerMasks:
     def accept_confirmation(self, site: str, reply: Reply) -> None:
         """Accept a site's signature of the list of added sites."""
         raise_error(reply)
-        if site not in self.summed:
-            raise UpdateRefused(site, "signature", expected="of a site in the sum", got="of another")
         self._signed[site] = {key: value for key, value in reply.masks.items() if isinstance(value, bytes)}
         self.bytes_up += _size(self._signed[site])
 
@@ -124,10 +127,10 @@ class ServerMasks:
         """Accept a site's shares for unmasking."""
         raise_error(reply)
         shares = {of: share for of, share in reply.masks.items() if isinstance(share, bytes)}
-        if site not in self.summed or shares.keys() != self._dealt.keys():
-            raise UpdateRefused(site, "opening", expected="a share for each site", got=str(len(shares)))
-        if any(len(share) != SHARE_BYTES for share in shares.values()):
-            raise UpdateRefused(site, "opening", expected=f"shares of {SHARE_BYTES} bytes", got="others")
+        sound = all(len(share) == SHARE_BYTES for share in shares.values())
+        if not sound or shares.keys() != self._dealt.keys():
+            expected = f"a share of {SHARE_BYTES} bytes for each site"
+            raise UpdateRefused(site, "opening", expected=expected, got=str(len(shares)))
         self._opened[site] = shares
         self.bytes_up += _size(shares)
 

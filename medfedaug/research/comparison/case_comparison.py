@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.ndimage import maximum_filter
 from torch import Tensor
 
 FEWEST = 8
@@ -61,7 +62,7 @@ def measure_case(image: Tensor, label: Tensor) -> CaseMeasures | None:
     )
     inside = np.ascontiguousarray(whole[box])
     around_label = (slice(None), *box)
-    ring = _widened(inside, _RING) & ~inside
+    ring = maximum_filter(inside, (2 * _RING + 1, 2 * _RING + 1, 1), mode="constant") & ~inside
     flat = voxels.reshape(len(voxels), -1)
     spread = np.maximum(flat.std(axis=1).astype(np.float64), 1e-12)
     means = np.stack([inside.ravel(), ring.ravel()], axis=1).astype(np.float32)
@@ -76,7 +77,7 @@ def measure_case(image: Tensor, label: Tensor) -> CaseMeasures | None:
     flipped = np.full((len(voxels), 3), np.nan)
     for axis in long if ring.any() else ():
         flipped[:, axis] = contrast(axis)
-    curve = row_quantiles(flat[:, :: max(1, flat.shape[1] // _SAMPLE)], _CURVE)
+    curve = np.quantile(flat[:, :: max(1, flat.shape[1] // _SAMPLE)], _CURVE, axis=1).T
     width = np.maximum(curve[:, -1:] - curve[:, :1], 1e-12)
     centre = [np.average(np.arange(len(count)) + 0.5, weights=count) / len(count) for count in counts]
     return CaseMeasures(
@@ -86,29 +87,6 @@ def measure_case(image: Tensor, label: Tensor) -> CaseMeasures | None:
         place=np.array(centre),
         curve=(curve - curve[:, :1]) / width,
     )
-
-
-def row_quantiles(rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Compute the quantiles of each row, (C, Q) float64, like `numpy.quantile` and twice as fast.
-
-    Example:
-        >>> row_quantiles(np.array([[3.0, 1.0, 2.0]]), np.array([0.25, 1.0])).tolist()
-        [[1.5, 3.0]]
-    """
-    places = np.arange(rows.shape[1])
-    return np.stack([np.interp(shares * places[-1], places, row) for row in np.sort(rows, axis=1)])
-
-
-def _widened(inside: np.ndarray, by: int) -> np.ndarray:
-    """Dilate a mask by a square in the plane, by windows of doubled length."""
-    for axis in (0, 1):
-        margin = [(by, by) if other == axis else (0, 0) for other in range(inside.ndim)]
-        wide, span = np.moveaxis(np.pad(inside, margin), axis, 0), 1
-        while span < 2 * by + 1:
-            step = min(span, 2 * by + 1 - span)
-            wide, span = wide[:-step] | wide[step:], span + step
-        inside = np.moveaxis(wide, 0, axis)
-    return inside
 
 
 def odd_cases(cases: Sequence[CaseMeasures]) -> Iterator[tuple[int, str, str]]:

@@ -34,16 +34,10 @@ class Comparison:
         num_patients: the number of common patients; a case without a named patient counts as one.
         patients: the comparison of the patients' mean scores; ``None`` for fewer than six, and if all
             differences are 0.
-        crossed: the comparison of seeds and patients together; ``None`` if one of them does not vary.
-        rare: the p-value against losses in patients that the sample need not contain
-            (`medfedaug.research.comparison.patient_tests.rare_loss_test`).
-        without: for each site the comparison of the patients of all other sites; ``None`` without such.
-        adjusted: the p-value of the verdict, adjusted for all methods of the table; ``None`` if the verdict
-            is open.
+        crossed, rare, without, adjusted: as for `medfedaug.research.comparison.verdict.judge`.
         metric: the score, and the unit of comparison (`medfedaug.runs.run.compared_metric`).
         learned: the reference learned something (`medfedaug.metrics.nothing_learned`).
         other_input: the method's input was scaled differently from the reference's.
-        model: owner of the model behind the method's scores.
         other_files: the sites at which runs of one seed, fold and held-out site had other files.
     """
 

@@ -4,7 +4,6 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,15 +19,9 @@ from medfedaug.data.sites import open_site
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 from medfedaug.research.comparison.annotation_notes import annotation_notes
-from medfedaug.research.comparison.case_comparison import (
-    CaseMeasures,
-    measure_case,
-    odd_cases,
-    odd_site,
-    row_quantiles,
-)
+from medfedaug.research.comparison.case_comparison import CaseMeasures, measure_case, odd_cases, odd_site
 from medfedaug.research.datasets.benchmarks import open_federation
-from medfedaug.runs.slice_image import windowed
+from medfedaug.runs.prediction.prediction_image import windowed
 from medfedaug.statistics import image_moments
 
 QUANTILES = (np.arange(400) + 0.5) / 400
@@ -71,7 +64,6 @@ class SiteInspection:
         voxels: share of the voxels of each class, mean over the cases that have annotated it; of photographs,
             share of the images.
         present: number of cases with each class.
-        at_border: number of cases whose foreground reaches the edge of the image.
         pairs: mean and standard deviation of each channel of each training image as a run sees it, (N, C, 2);
             of test images for an unseen site.
         stored: quantiles of these images as stored, (N, C, Q).
@@ -98,7 +90,6 @@ class SiteInspection:
     channel_names: tuple[str, ...] = ()
     voxels: dict[str, float] = field(default_factory=dict)
     present: dict[str, int] = field(default_factory=dict)
-    at_border: int = 0
     pairs: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 2)))
     stored: np.ndarray = field(default_factory=lambda: np.empty((0, 0, len(QUANTILES))))
     owners: list[Hashable] = field(default_factory=list)
@@ -108,13 +99,6 @@ class SiteInspection:
     odd: list[Finding] = field(default_factory=list)
     annotated: tuple[str, ...] | None = None
     thumbnails: dict[str, np.ndarray] = field(default_factory=dict)
-
-
-class _ImageNumbers(NamedTuple):
-    """Numbers of an image as in `SiteInspection`, of shapes (C, 2) and (C, Q)."""
-
-    pairs: np.ndarray
-    stored: np.ndarray
 
 
 def inspect_sites(
@@ -167,7 +151,7 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
     )
     cases = [(split, case) for split in SPLITS for case in site.cases[split]]
     _check_splits(site, inspection)
-    measured: list[tuple[Case, _ImageNumbers]] = []
+    measured: list[tuple[Case, np.ndarray, np.ndarray]] = []
     shares: list[np.ndarray] = []
     labelled: list[tuple[Case, np.ndarray, np.ndarray]] = []
     measures: list[tuple[Case, CaseMeasures]] = []
@@ -177,7 +161,7 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
             with keep_decoded(_ONE_CASE):
                 image, share, contrast, measure = _read_case(site, case, inspection)
                 if split == measured_split:
-                    measured.append((case, _measure(site, case, image, intensity)))
+                    measured.append((case, *_measure(site, case, image, intensity)))
         except DataError as error:
             inspection.odd.append(Finding("file", case.name, str(error)))
             continue
@@ -187,21 +171,23 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
         if measure is not None:
             measures.append((case, measure))
     _summarise(inspection, measured, shares)
-    _keep_contrasts(inspection, labelled)
+    usual = max(inspection.channels, key=inspection.channels.__getitem__, default=0)
+    if labelled := [entry for entry in labelled if len(entry[2]) == usual]:
+        inspection.labelled = [case.owner for case, *_ in labelled]
+        inspection.shares = np.stack([share for _, share, _ in labelled])
+        inspection.contrasts = np.stack([contrast for *_, contrast in labelled])
     unseen = [name for name in site.annotated() if not inspection.present.get(name)]
     if unseen and shares and isinstance(site, VolumeFolder):
         inspection.odd.append(Finding("label", "", unseen_note(unseen, f"none of {len(shares)} cases")))
     _check_channel_names(inspection)
-    _compare_cases(inspection, measures)
+    _compare_cases(inspection, [entry for entry in measures if len(entry[1].contrast) == usual])
     return inspection
 
 
 def _compare_cases(inspection: SiteInspection, measures: Sequence[tuple[Case, CaseMeasures]]) -> None:
-    """Compare the cases with the usual number of channels, and add those that stand out."""
-    usual = Counter(len(measure.contrast) for _, measure in measures).most_common(1)
-    alike = [entry for entry in measures if len(entry[1].contrast) == usual[0][0]]
+    """Compare cases with the same number of channels, and add those that stand out."""
     by_classes: dict[tuple[str, ...] | None, list[tuple[Case, CaseMeasures]]] = defaultdict(list)
-    for case, measure in alike:  # outlines of other structures lie elsewhere
+    for case, measure in measures:  # outlines of other structures lie elsewhere
         by_classes[case.annotated].append((case, measure))
     for entries in by_classes.values():
         compared = [measure for _, measure in entries]
@@ -289,17 +275,6 @@ def _contrasts(image: torch.Tensor, label: torch.Tensor, classes: int) -> np.nda
     return torch.stack([(mean - means[0]) / spread for mean in means[1:]], dim=1).numpy()
 
 
-def _keep_contrasts(
-    inspection: SiteInspection, labelled: Sequence[tuple[Case, np.ndarray, np.ndarray]]
-) -> None:
-    """Keep shares and contrasts of the cases with the usual number of channels."""
-    if labelled:
-        usual = Counter(len(contrast) for *_, contrast in labelled).most_common(1)[0][0]
-        cases, shares, contrasts = zip(*[entry for entry in labelled if len(entry[2]) == usual], strict=True)
-        inspection.labelled = [case.owner for case in cases]
-        inspection.shares, inspection.contrasts = np.stack(shares), np.stack(contrasts)
-
-
 def _check_label(
     image: torch.Tensor, label: torch.Tensor, classes: Sequence[str], case: Case, inspection: SiteInspection
 ) -> np.ndarray:
@@ -313,12 +288,13 @@ def _check_label(
     if share > _DARK:
         reason = f"{share:.0%} of the labelled voxels have no signal: does the label map belong to the image?"
         inspection.odd.append(Finding("label", case.name, reason))
-    axes = [axis for axis, length in enumerate(foreground.shape) if length > 1]
-    inspection.at_border += any(bool(foreground.select(axis, end).any()) for axis in axes for end in (0, -1))
     return counts / counts.sum()
 
 
-def _measure(site: SiteFolder, case: Case, image: torch.Tensor, intensity: str) -> _ImageNumbers:
+def _measure(
+    site: SiteFolder, case: Case, image: torch.Tensor, intensity: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return ``pairs`` and ``stored`` of an image, as in `SiteInspection`."""
     voxels = image.flatten(1)
     low, high = (edge.double().numpy() for edge in torch.aminmax(voxels, dim=1))
     slope, offset = np.ones_like(low), np.zeros_like(low)
@@ -327,13 +303,15 @@ def _measure(site: SiteFolder, case: Case, image: torch.Tensor, intensity: str) 
         bottom, top = (edge.double().numpy() for edge in torch.aminmax(scaled, dim=1))
         slope = np.divide(top - bottom, high - low, out=np.zeros_like(low), where=high > low)
         offset = bottom - slope * low
-    stored = row_quantiles(voxels[:, :: max(1, voxels.shape[1] // _VOXELS)].numpy(), QUANTILES)
+    stored = np.quantile(voxels[:, :: max(1, voxels.shape[1] // _VOXELS)].numpy(), QUANTILES, axis=1).T
     mean, std = (value.numpy() for value in image_moments(image).values())
-    return _ImageNumbers(np.stack([mean * slope + offset, std * slope], axis=1), stored)
+    return np.stack([mean * slope + offset, std * slope], axis=1), stored
 
 
 def _summarise(
-    inspection: SiteInspection, measured: Sequence[tuple[Case, _ImageNumbers]], shares: Sequence[np.ndarray]
+    inspection: SiteInspection,
+    measured: Sequence[tuple[Case, np.ndarray, np.ndarray]],
+    shares: Sequence[np.ndarray],
 ) -> None:
     if shares:
         for name, column in zip(inspection.classes, np.stack(shares).T, strict=True):
@@ -343,13 +321,14 @@ def _summarise(
     if not measured:
         return
     usual = inspection.channels.most_common(1)[0][0]
-    for case, image in measured:
-        if len(image.pairs) != usual:
-            reason = f"{len(image.pairs)} channels, while most images have {usual}"
+    for case, pairs, _ in measured:
+        if len(pairs) != usual:
+            reason = f"{len(pairs)} channels, while most images have {usual}"
             inspection.odd.append(Finding("channels", case.name, reason))
-    inspection.owners = [case.owner for case, image in measured if len(image.pairs) == usual]
-    if images := [image for _, image in measured if len(image.pairs) == usual]:
-        inspection.pairs, inspection.stored = map(np.stack, zip(*images, strict=True))
+    if alike := [image for image in measured if len(image[1]) == usual]:
+        cases, pairs, stored = zip(*alike, strict=True)
+        inspection.owners = [case.owner for case in cases]
+        inspection.pairs, inspection.stored = np.stack(pairs), np.stack(stored)
         low, high = inspection.stored.min(axis=(0, 2)), inspection.stored.max(axis=(0, 2))
         for channel in np.flatnonzero(low == high):
             value = f"channel {channel} is {low[channel]:g} in every image"

@@ -4,7 +4,6 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from medfedaug.analysis import page
-from medfedaug.analysis.plots import add_legend, colours_by_name, plain_label, tidy
+from medfedaug.analysis.plots import WIDTH, add_legend, colours_by_name, plain_label, tidy
 from medfedaug.data.base import SPLITS, plain_name
 from medfedaug.errors import ConfigError
 from medfedaug.research.comparison.inspection import SiteInspection
 from medfedaug.research.comparison.odd_sites import Measure, OddSite, odd_sites
 from medfedaug.research.comparison.shift import Shift, site_shift
 from medfedaug.runs.leftovers import is_json_with
-from medfedaug.runs.slice_image import INK, PAPER
+from medfedaug.runs.prediction.prediction_image import INK, PAPER
 from medfedaug.utils.files import write_json
 from medfedaug.utils.printable import counted
 
@@ -96,11 +95,7 @@ def _in_federations_order(sites: Sequence[SiteInspection], name: str) -> dict[st
     return known
 
 
-def write_inspection(
-    sites: Sequence[SiteInspection],
-    out_html: str | Path,
-    intensity: str = "scale",
-) -> Path:
+def write_inspection(sites: Sequence[SiteInspection], out_html: str | Path, intensity: str = "scale") -> Path:
     """Write the findings as one page, and as JSON next to it.
 
     The page names cases: it is for owners of the data. The JSON, ``inspect.json`` for ``inspect.html``, names
@@ -123,7 +118,6 @@ def inspection_record(sites: Sequence[SiteInspection], shift: Shift | None, inte
         "intensity": intensity,
         "shift": None if shift is None else shift.shift,
         "shift_by_chance": None if shift is None else shift.chance,
-        "by_site": {} if shift is None else shift.by_site,
         "pairs": [
             {"sites": list(p.sites), "statistics": p.statistics, "chance": p.chance}
             for p in (shift.pairs if shift else ())
@@ -152,7 +146,6 @@ def _site_record(site: SiteInspection) -> dict[str, Any]:
         ],
         "class_shares": site.voxels,
         "cases_with_class": site.present,
-        "foreground_at_border": site.at_border,
         "odd": dict(Counter(odd.kind for odd in site.odd)),
     }
 
@@ -214,11 +207,10 @@ def _classes(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
             f"{site.voxels[name]:.2%} ({site.present[name]})" if name in site.voxels else "–"
             for name in names
         ]
-        lines.append([site.name, *cells, *([str(site.at_border)] if of == "voxels" else [])])
-    page.table(section, ["site", *names, *(["at the border"] if of == "voxels" else [])], lines)
+        lines.append([site.name, *cells])
+    page.table(section, ["site", *names], lines)
     text = f"Share of the {of}, mean over the cases, and in brackets the number of cases with a class."
-    border = " At the border: cases whose foreground reaches the edge of the image, and may continue."
-    page.remark(section, text + (border if of == "voxels" else ""))
+    page.remark(section, text)
 
 
 def _intensities(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
@@ -246,18 +238,10 @@ def _shift(body: ET.Element, sites: Sequence[SiteInspection], shift: Shift | Non
         page.add(section, "p", str(odd))
     ranked = sorted(shift.pairs, key=lambda pair: pair.statistics, reverse=True)
     lines = [
-        [
-            " – ".join(pair.sites),
-            f"{pair.statistics:.2f}",
-            f"{pair.chance:.2f}",
-        ]
+        [" – ".join(pair.sites), f"{pair.statistics:.2f}", f"{pair.chance:.2f}"]
         for pair in ranked[:_MOST_PAIRS]
     ]
     page.table(section, ["sites", "statistics", "by chance"], lines)
-    by_site = sorted(shift.by_site.items(), key=lambda item: item[1], reverse=True)
-    if 2 < len(by_site) <= _MOST_SITES:
-        distances = ", ".join(f"{site} {distance:.2f}" for site, distance in by_site)
-        page.add(section, "p", f"Mean distance from the others (statistics): {distances}.")
     if len(ranked) > _MOST_PAIRS:
         page.add(section, "p", f"And {len(ranked) - _MOST_PAIRS} pairs that are nearer: see the JSON.")
     scaling = "as stored"
@@ -274,7 +258,7 @@ def _shift(body: ET.Element, sites: Sequence[SiteInspection], shift: Shift | Non
     names = [names[int(i)] for i in np.linspace(0, len(names) - 1, min(len(names), _MOST_SITES))]
     page.figure(
         section,
-        partial(pair_picture, {name: pairs[name] for name in names}),
+        pair_picture({name: pairs[name] for name in names}),
         "Mean and standard deviation of each image, by site",
         "Each dot is an image, each cross a site's mean.",
     )
@@ -302,14 +286,14 @@ def _thumbnails(parent: ET.Element, pictures: dict[str, np.ndarray]) -> None:
     """Append small pictures with their names, if any."""
     if pictures:
         alt = f"Images of {', '.join(pictures)}"
-        page.figure(parent, partial(thumbnail_picture, pictures), alt, photo=True)
+        page.figure(parent, thumbnail_picture(pictures), alt, photo=True)
 
 
-def thumbnail_picture(pictures: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
+def thumbnail_picture(pictures: dict[str, np.ndarray]) -> Figure:
     """Draw small pictures in rows, each below its name."""
-    columns = min(len(pictures), 3 if width < 5 else 6)
+    columns = min(len(pictures), 6)
     rows = -(-len(pictures) // columns)
-    side = width / (3 if width < 5 else 6)
+    side = WIDTH / 6
     drawing = Figure(figsize=(columns * side, rows * (side + 0.2)), layout="constrained", facecolor=PAPER)
     for place, (name, pixels) in enumerate(pictures.items(), start=1):
         panel = drawing.add_subplot(rows, columns, place)
@@ -319,10 +303,17 @@ def thumbnail_picture(pictures: dict[str, np.ndarray], *, width: float = 9.0) ->
     return drawing
 
 
-def pair_picture(pairs: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
+def pair_picture(pairs: dict[str, np.ndarray]) -> Figure:
     """Draw mean and standard deviation of each image (dot) and each site (cross), one panel per channel."""
-    figure_, panels, colours = _panels(pairs, width)
-    for channel, panel in enumerate(panels):
+    number = max(values.shape[1] for values in pairs.values())
+    columns = min(number, 3)
+    rows = -(-number // columns)
+    drawing, colours = Figure(figsize=(WIDTH, rows * 2.8 + 0.5), layout="constrained"), colours_by_name(pairs)
+    for channel in range(number):
+        panel = drawing.add_subplot(rows, columns, channel + 1)
+        tidy(panel)
+        if number > 1:
+            panel.set_title(f"channel {channel}", fontsize=10, y=1.0)
         for site, values in pairs.items():
             if channel < values.shape[1]:
                 panel.plot(*values[:, channel].T, ".", color=colours[site], markersize=4, alpha=0.5)
@@ -331,22 +322,8 @@ def pair_picture(pairs: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
                 panel.plot(*values[:, channel].mean(axis=0), "X", color=colours[site], markersize=9, mec="w")
         panel.set_xlabel("mean", fontsize=9)
         panel.set_ylabel("standard deviation", fontsize=9)
-    return figure_
-
-
-def _panels(by_site: dict[str, np.ndarray], width: float) -> tuple[Figure, list[Any], dict[str, Any]]:
-    number = max(values.shape[1] for values in by_site.values())
-    columns = min(number, 1 if width < 5 else 3)
-    rows = -(-number // columns)
-    figure_ = Figure(figsize=(width, rows * 2.8 + 0.5), layout="constrained")
-    panels = [figure_.add_subplot(rows, columns, k + 1) for k in range(number)]
-    for channel, panel in enumerate(panels):
-        tidy(panel)
-        if number > 1:
-            panel.set_title(f"channel {channel}", fontsize=10, y=1.0)
-    colours = colours_by_name(by_site)
-    add_legend(figure_, colours, width)
-    return figure_, panels, colours
+    add_legend(drawing, colours)
+    return drawing
 
 
 def _by(numbers: Sequence[float]) -> str:

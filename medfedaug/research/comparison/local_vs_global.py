@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from medfedaug.analysis.text_table import TextTable, number
 from medfedaug.errors import DataError, first_line
@@ -21,14 +21,11 @@ class Worth:
 
     Attributes:
         unseen: marks a site that did not train in the federation.
-        model: ``"global"`` or ``"personal"``.
         scored: description of the model, such as ``"personal (own layers)"``.
-        score: score of this model, if any.
         local: score of the model that the site trained by itself, if any.
         difference: the two paired by patient: ``difference``, ``low``, ``high``, ``p``, and their number,
             ``patients``, or ``cases`` if the site names no patients; empty without a comparison.
         cases: the number of the site's scored cases, if known.
-        metric: the score.
     """
 
     site: str
@@ -101,16 +98,12 @@ def load_evaluation(path: str | Path) -> dict[str, Any]:
     file = Path(path)
     file = file / EVALUATION if file.is_dir() else file
     try:
-        content = parse_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"cannot be read as the results of an evaluation ({first_line(error)})", path=file
-        ) from error
-    try:
+        content: dict[str, Any] = parse_json(file.read_text(encoding="utf-8"))
         check_evaluation(content)
-    except ValueError as error:
-        raise DataError(f"is not the results of an evaluation ({error})", path=file) from error
-    return cast("dict[str, Any]", content)
+    except (OSError, ValueError) as error:
+        problem = f"cannot be read as the results of an evaluation ({first_line(error)})"
+        raise DataError(problem, path=file) from error
+    return content
 
 
 def find_evaluations(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[Path]]:
@@ -135,7 +128,8 @@ def worth_table(evaluation: Mapping[str, Any]) -> TextTable:
     model that it trained by itself, on its own test cases, patient by patient
     (`medfedaug.hospital.privacy.score_release.released_difference`).
     """
-    name, sites = _metric(evaluation), evaluation["sites"]
+    add_recorded(evaluation.get("metrics") or {})
+    name, sites = str(evaluation["metric"]), evaluation["sites"]
     metric = find_metric(name)
     scored = [
         model
@@ -212,12 +206,6 @@ def _record(row: Worth) -> dict[str, Any]:
         "cases": row.cases,
         "verdict": row.verdict,
     }
-
-
-def _metric(evaluation: Mapping[str, Any]) -> str:
-    """Return the name of the metric, after registering the recorded metrics."""
-    add_recorded(evaluation.get("metrics") or {})
-    return str(evaluation["metric"])
 
 
 def _cases(entry: Mapping[str, Any]) -> int | None:

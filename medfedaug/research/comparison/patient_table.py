@@ -48,15 +48,11 @@ def patient_table(runs: Sequence[Run], reference: str = BASELINE) -> TextTable:
     the verdict (`medfedaug.research.comparison.verdict.judge`), which also depends on the seeds.
 
     Args:
-        runs: finished runs of one metric.
         reference: the methods that all others are compared with, joined by commas.
 
     Returns:
         The table, with a row for each method that has the reference under the same settings with common
         patients.
-
-    Raises:
-        ConfigError: as `summary_table`.
     """
     groups = group_runs(runs)
     cases = compared_metric(runs).cases

@@ -4,9 +4,8 @@ import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,11 +42,13 @@ def image_sections(
     data: str | Path,
     device: str,
 ) -> None:
-    """Append cases, for the first run of each method and at most a dozen sites.
+    """Append cases of a segmentation, for the first run of each method and at most a dozen sites.
 
     The test case whose scores by the reference and the best other method differ most goes to ``example``.
     """
     first = [members[0] for members in groups.values()]
+    if first[0].config["task"] != "segmentation":
+        return
     known = {site for run in first for site in (*run.sites, *run.unseen)}
     with _data_of(first[0], Path(data)) as root:
         single = root.is_dir() and is_site(root) and not is_federation(root)
@@ -65,12 +66,9 @@ def image_sections(
     outputs = {name: _apply_model(run, data, device, names, shown) for name, run in runs.items()}
     if shown is not None:
         _example(example, shown, {run.label: outputs[name] for name, run in runs.items()})
-    order = "By the probability that the model gives to the true class."
-    if folders[0].task == "segmentation":
-        order = "By Dice of the volume. The slice where the truth is largest is shown."
-        case = next(case for cases in folders[0].cases.values() for case in cases)
-        order = "By Dice of the photograph." if is_photograph(case.image) else order
-    _cases(body, outputs, order)
+    case = next(case for cases in folders[0].cases.values() for case in cases)
+    slices = "By Dice of the volume. The slice where the truth is largest is shown."
+    _cases(body, outputs, "By Dice of the photograph." if is_photograph(case.image) else slices)
 
 
 @contextmanager
@@ -85,8 +83,7 @@ def _data_of(run: Run, data: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-@dataclass(frozen=True)
-class _Difference:
+class _Difference(NamedTuple):
     """The test case that a reference and another method score most differently."""
 
     reference: str
@@ -132,7 +129,7 @@ def _example(section: ET.Element, shown: _Difference, outputs: Mapping[str, list
         return
     page.figure(
         section,
-        partial(example_picture, pair),
+        example_picture(pair),
         f"Image, truth and the outlines of {shown.reference} and {shown.other}",
         f"Case {shown.case} of site {shown.site}, where {shown.reference} and {shown.other} differ most.",
         photo=True,
@@ -161,7 +158,7 @@ def _views(
 ) -> list[CaseView]:
     views: list[CaseView] = []
     limit = run.config.get("limit")
-    for opened, complete in open_model(model, data, config=run.path, device=device, limit=limit):
+    for opened, complete in open_model(model, data, device=device, limit=limit):
         folder = opened.folder
         if not folder.cases["test"] or folder.name not in {*run.sites, *run.unseen} & {*sites}:
             continue
@@ -188,4 +185,4 @@ def _cases(body: ET.Element, outputs: Mapping[str, list[CaseView] | str], order:
             continue
         views = [view for view in output if view.rank]
         cases = (f"{view.rank} at {view.site}: {view.case}, {view.score:.3f}" for view in views)
-        page.figure(section, partial(case_picture, views), f"{name}: {'; '.join(cases)}", photo=True)
+        page.figure(section, case_picture(views), f"{name}: {'; '.join(cases)}", photo=True)

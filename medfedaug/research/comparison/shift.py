@@ -37,12 +37,6 @@ class Shift:
         return fmean(pair.statistics for pair in self.pairs)
 
     @property
-    def by_site(self) -> dict[str, float]:
-        """Mean distance of each site from the others: of `PairShift.statistics` over its pairs."""
-        names = sorted({site for pair in self.pairs for site in pair.sites})
-        return {name: fmean(p.statistics for p in self.pairs if name in p.sites) for name in names}
-
-    @property
     def chance(self) -> float:
         """Mean of `PairShift.chance` over all pairs of sites."""
         return fmean(pair.chance for pair in self.pairs)

@@ -113,10 +113,7 @@ def judge(
 
     Args:
         seeds: the comparison over seeds; ``None`` if there are too few, or all differences are equal.
-        num_seeds: the number of common seeds.
         crossed: the comparison over seeds and patients together; ``None`` if all differences are equal.
-        num_patients: the number of common patients; a case without a known patient counts as one.
-        metric: the metric, which has a direction.
         rare: the p-value of `medfedaug.research.comparison.patient_tests.rare_loss_test`.
         adjusted: the p-value, adjusted for all methods of the table; by default `chance`.
         without: for each site the patients of all other sites; ``None`` for a site that has all patients.

@@ -1,7 +1,7 @@
 """The papers' data sets by name, read in the form in which their owners publish them.
 
 >>> sorted(BENCHMARKS)[:3]
-['domainnet_10', 'lgg_multisite', 'mini_prostate_mri']
+['domainnet_10', 'lgg_multisite', 'office_caltech_10']
 
 A benchmark is opened with the folder of its files, or through a folder with a `MARKER` file that names
 benchmark, folder and options. Every command takes such a folder as ``--data``, and every process of a
@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 from medfedaug.data.base import SiteFolder, spread
 from medfedaug.data.folders import MARKER, open_folder, site_folders
-from medfedaug.data.splits import in_fold
 from medfedaug.errors import ConfigError, DataError
+from medfedaug.research.datasets.folds import in_fold
 from medfedaug.research.datasets.published import COMMON_OPTIONS, FOLDS, Benchmark
 from medfedaug.utils.files import parse_versioned, write_versioned
 from medfedaug.utils.validation import check_choice
@@ -80,22 +80,19 @@ def open_benchmark(
     """Open the sites of a benchmark.
 
     Args:
-        name: a key of `BENCHMARKS`, or `OWN_DATA`.
-        root: the folder of the published files.
         limit: most cases of each split and site.
-        **options: options of the benchmark's function, and of every benchmark ``fraction``, the share of
-            each site's training cases to use (evenly from the list), and ``unseen``, a site that does not
-            train and is tested with all its cases, as in domain generalisation.
+        **options: options of the benchmark's function, and the common ones (`OPTION_TEXTS`).
 
     Raises:
         ConfigError: for an unknown name, option or value.
-        DataError: for missing files, with their address and the expected layout, and for files that cannot be
-            used.
+        DataError: for missing files, with their address and the expected layout.
     """
     benchmark, root = check_options(name, options), Path(root)
     specific = [option for option in options if option in inspect.signature(benchmark.open).parameters]
     try:
         sites = benchmark.open(root, **{option: options.pop(option) for option in specific})
+        if not sites:
+            raise FileNotFoundError(2, "no site", str(root))
     except (FileNotFoundError, NotADirectoryError) as error:
         where = f"Get the files from {benchmark.source} and put them below {root}"
         hint = f"{where}. Expected there: {benchmark.layout}."
@@ -146,20 +143,7 @@ def _arranged(sites: list[SiteFolder], fraction: float, unseen: str) -> list[Sit
 
 
 def write_federation(folder: str | Path, name: str, root: str | Path, **options: Any) -> Path:
-    """Write a marker that makes ``folder`` the data folder of a benchmark.
-
-    Args:
-        folder: receives the marker; may be ``root`` itself.
-        name: a key of `BENCHMARKS`, or `OWN_DATA`.
-        root: the folder of the published files; written relative to ``folder``.
-        **options: as for `open_benchmark`.
-
-    Returns:
-        The marker's path.
-
-    Raises:
-        ConfigError: for an unknown name or option.
-    """
+    """Write a marker that makes ``folder`` the data folder of a benchmark; return the marker's path."""
     check_options(name, options)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -198,7 +182,6 @@ def _parse_marker(path: Path, text: str) -> tuple[str, Path, dict[str, Any]]:
     options = content.get("options", {})
     if "benchmark" not in content or not isinstance(options, dict):
         raise ValueError('expected "benchmark" and a mapping "options"')
-    if {"name", "root", "limit"} & set(options):
-        raise ValueError("options cannot name the benchmark, its root or a limit")
+    check_options(str(content["benchmark"]), options)
     root = Path(os.path.normpath(path.parent / str(content.get("root", "."))))
     return str(content["benchmark"]), root, options

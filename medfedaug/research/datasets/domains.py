@@ -1,27 +1,24 @@
-"""Photographs, one domain per site: Office-Caltech 10, DomainNet-10, PACS, VLCS, OfficeHome.
+"""Photographs, one domain per site: Office-Caltech 10, DomainNet-10, PACS, OfficeHome.
 
 Every function takes the folder with the published files and returns its sites;
 `medfedaug.research.datasets.benchmarks` lists them with the sources of the files, and checks the sites.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
-from medfedaug.data.images import ImageFolder, cases_of_classes, class_cases, published_split, visible_folders
+from medfedaug.data.base import Case, SiteFolder, reading
+from medfedaug.data.images import ImageFolder, cases_of_classes, published_split, visible_folders
 from medfedaug.data.splits import split_by_class
-from medfedaug.errors import ConfigError
 from medfedaug.research.datasets.pickles import load_arrays
-from medfedaug.research.datasets.published import Benchmark
+from medfedaug.research.datasets.published import Benchmark, base_folder
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
 
 _OFFICE = ("amazon", "caltech", "dslr", "webcam")
 _DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 _PACS = ("art_painting", "cartoon", "photo", "sketch")
-_VLCS = ("bird", "car", "chair", "dog", "person")
 
 # Shares of each class for training and validation; the rest is for the test.
 _SHARES = {"seeded": (0.6, 0.2), "domainbed": (0.8, 0.1)}
@@ -38,7 +35,6 @@ def domainnet_10(root: Path, fraction: float = 0.4, split: str = "published") ->
     """Six sites of ten classes with FedBN's lists.
 
     Args:
-        root: the folder.
         fraction: of the possible training images, above 0 and at most 1.
         split: ``"published"``: the first ``int(0.8 · fraction · n)`` of a training list of n images train,
             and the last ``int(0.2 · n)`` validate. The default fraction gives the numbers of FedFA+ Table 2
@@ -46,8 +42,6 @@ def domainnet_10(root: Path, fraction: float = 0.4, split: str = "published") ->
             the training list, which has 80 % of a site's images, trains; every other image of the test list
             validates, the rest test.
     """
-    if not 0 < fraction <= 1:
-        raise ConfigError(f"fraction must be above 0 and at most 1, got {fraction}")
     check_choice("split", split, ("published", "domainbed"))
     root = base_folder(root, "DomainNet")
     sites = []
@@ -66,66 +60,25 @@ def pacs(root: Path, split: str = "seeded") -> list[SiteFolder]:
     """Four sites of seven classes.
 
     Args:
-        root: the folder.
         split: ``"seeded"``: each class is split 60/20/20. ``"domainbed"``: 80/10/10, with as many training
             images as in DomainBed, which uses the other 20 % for validation and tests at other sites.
     """
     check_choice("split", split, tuple(_SHARES))
     folder = base_folder(base_folder(root, "PACS", "pacs_data"), "kfold", "pacs_data")
-    return [_seeded(_existing(folder / name), name, split) for name in _PACS]
-
-
-def vlcs(root: Path, split: str = "published") -> list[SiteFolder]:
-    """Four sites of five classes.
-
-    Args:
-        root: the folder, with ``<site>/{train,crossval,test}/<0 to 4>/*`` or ``<site>/<class>/*``.
-        split: ``"published"``: the folders ``train``, ``crossval`` and ``test`` train, validate and test;
-            without them, each class is split 60/20/20. ``"domainbed"``: all images of a class, from all
-            folders, are split 80/10/10 as for `pacs`.
-    """
-    check_choice("split", split, ("published", "domainbed"))
-    root = base_folder(root, "VLCS")
-    sites: list[SiteFolder] = []
-    for folder in visible_folders(_existing(root)):
-        if not (folder / "train").is_dir():
-            sites.append(_seeded(folder, folder.name, "domainbed" if split == "domainbed" else "seeded"))
-            continue
-        parts: dict[str, Sequence[Case]] = {}
-        for key, part in (("training", "train"), ("validation", "crossval"), ("test", "test")):
-            parts[key] = [
-                Case(f"{part}/{label}/{case.image.name}", case.image, label)
-                for number, label in enumerate(_VLCS)
-                for case in class_cases(_existing(folder / part / str(number)), label)
-            ]
-        if split == "domainbed":
-            parts = split_by_class(folder.name, [*chain(*parts.values())], _SHARES[split])
-        sites.append(ImageFolder(folder.name, folder, _VLCS, {k: tuple(v) for k, v in parts.items()}))
-    if not sites:
-        raise FileNotFoundError(2, "no such folder", str(root / "CALTECH"))
-    return sites
+    return [_seeded(folder / name, name, split) for name in _PACS]
 
 
 def officehome(root: Path, split: str = "seeded") -> list[SiteFolder]:
     """Four sites of 65 classes. No split is published.
 
     Args:
-        root: the folder.
         split: ``"seeded"``: each class is split 60/20/20; ``"domainbed"``: 80/10/10, as for `pacs`.
     """
     check_choice("split", split, tuple(_SHARES))
     root = base_folder(root, "OfficeHomeDataset_10072016", "office_home")
     real = base_folder(root, "Real World", "RealWorld", "Real_World")
-    if real == root:
-        raise FileNotFoundError(2, "no such folder", str(root / "Real World"))
     folders = [root / "Art", root / "Clipart", root / "Product", real]
-    return [_seeded(_existing(folder), folder.name.replace(" ", "_"), split) for folder in folders]
-
-
-def _existing(folder: Path) -> Path:
-    if not folder.is_dir():
-        raise FileNotFoundError(2, "no such folder", str(folder))
-    return folder
+    return [_seeded(folder, folder.name.replace(" ", "_"), split) for folder in folders]
 
 
 def _seeded(folder: Path, name: str, split: str) -> SiteFolder:
@@ -143,15 +96,12 @@ def _listed(root: Path, site: str, part: str) -> list[Case]:
     path = root / f"{site}_{part}.pkl"
     if not path.exists() and (root / "splits").is_dir():
         path = root / "splits" / f"{site}_{part}.json"
-    try:
+    path.stat()  # a missing file has an error of its own
+    with reading(site, path):
         is_json = path.suffix == ".json"
         entries: Any = parse_json(path.read_text()) if is_json else zip(*load_arrays(path), strict=True)
         # Paths begin at FedBN's folder; the last three parts are site, class and file.
         parts = [(PurePosixPath(str(image)).parts[-3:], str(label)) for image, label in entries]
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # a damaged pickle fails anywhere
-        raise unreadable(site, path, error) from error
     return [Case("/".join(image), root.joinpath(*image), label) for image, label in parts]
 
 
@@ -175,12 +125,6 @@ BENCHMARKS = {
         "PACS: seven classes as art painting, cartoon, photo and sketch",
         "https://domaingeneralization.github.io/#data",
         "{art_painting,cartoon,photo,sketch}/<class>/*",
-    ),
-    "vlcs": Benchmark(
-        vlcs,
-        "VLCS: five classes from Caltech, LabelMe, Pascal and Sun",
-        "https://github.com/fmcarlucci/JigenDG#vlcs",
-        "{CALTECH,LABELME,PASCAL,SUN}/{train,crossval,test}/{0,1,2,3,4}/* or <site>/<class>/*",
     ),
     "officehome": Benchmark(
         officehome,

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from medfedaug.data.base import Case, SiteFolder, base_folder
+from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.splits import split_patients
-from medfedaug.data.volumes import VolumeFolder, listed_sites
-from medfedaug.research.datasets.published import Benchmark
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.research.datasets.published import Benchmark, base_folder, listed_sites
 
 _INSTITUTIONS = ("CS", "DU", "EZ", "FG", "HT")  # as in the patients' names, TCGA_CS_4941
 _CLASSES = ("background", "FLAIR abnormality")
@@ -29,10 +29,7 @@ class LGGSite(VolumeFolder):
         for case in self.listed_cases:
             sizes = set[tuple[int, int]]()
             for slice_ in _slices(case.image):
-                mask = _mask(slice_)
-                if not mask.is_file():
-                    raise self.error("a slice has no mask", mask)
-                for path in (slice_, mask):
+                for path in (slice_, _mask(slice_)):
                     with self.reading(path), Image.open(path) as file:
                         sizes.add(file.size)
             if len(sizes) != 1:
@@ -74,8 +71,6 @@ def _published(root: Path) -> list[SiteFolder]:
     for folder in sorted(root.iterdir()):
         if folder.is_dir() and (match := re.fullmatch(r"TCGA_([A-Z0-9]{2})_\w+", folder.name)):
             patients[match[1]].append(Case(folder.name, folder, folder))
-    if not patients:
-        raise FileNotFoundError(2, "no patient", str(root / "kaggle_3m"))
     return [
         LGGSite(site, root, _CLASSES, {k: tuple(v) for k, v in split_patients(site, cases).items()})
         for site, cases in sorted(patients.items())

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,10 +48,6 @@ def annotate_apart(
     missing = [name for name in unlabelled if name not in lists]
     if missing:
         raise ValueError(f"{missing[0]} is not a site; sites: {', '.join(lists)}")
-    if not 0 < sparse <= 1:
-        raise ValueError(f"sparse must be above 0 and up to 1, got {sparse}")
-    if len(unlabelled) == len(lists):
-        raise ValueError("some site has to be labelled")
     structures = list(next(iter(lists.values()))["labels"].items())[1:]
     if apart and len(structures) < 2:
         raise ValueError(
@@ -62,7 +57,7 @@ def annotate_apart(
     labelled = [name for name in lists if name not in unlabelled]
     chosen: dict[str, tuple[str, ...]] = dict.fromkeys(lists, ())
     for folder in folders:
-        _keep_truth(folder, root / TRUTH / folder.name)
+        shutil.copytree(folder, root / TRUTH / folder.name)
         content, outlined = lists[folder.name], list[tuple[str, str]]()
         if folder.name in labelled:
             first = labelled.index(folder.name) if apart else 0
@@ -92,19 +87,6 @@ def _name_structures(content: dict[str, Any], outlined: Sequence[tuple[str, str]
         labels = content.pop("labels")
         if outlined:
             content["labels"] = {"0": labels["0"], **dict(outlined)}
-
-
-def _keep_truth(folder: Path, kept: Path) -> None:
-    """Copy a site, with links to its images where the file system has links."""
-    kept.mkdir(parents=True)
-    shutil.copytree(folder / "labels", kept / "labels")
-    shutil.copy2(folder / "dataset.json", kept / "dataset.json")
-    (kept / "images").mkdir()
-    for image in (folder / "images").iterdir():
-        try:
-            os.link(image, kept / "images" / image.name)
-        except OSError:
-            shutil.copy2(image, kept / "images" / image.name)
 
 
 def _rewrite(folder: Path, row: dict[str, Any], values: Sequence[int], share: float) -> None:

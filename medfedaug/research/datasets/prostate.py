@@ -10,12 +10,13 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
+from medfedaug.data.base import Case, SiteFolder, reading
 from medfedaug.data.preparation.decoded_cache import decoded
-from medfedaug.data.splits import fold_patients, split_patients
+from medfedaug.data.splits import split_patients
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.research.datasets.published import Benchmark
+from medfedaug.research.datasets.folds import fold_patients
+from medfedaug.research.datasets.published import Benchmark, base_folder
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
 
@@ -107,22 +108,19 @@ def prostate_mri(
     """Six sites, with ``Case00.nii.gz`` and ``Case00_segmentation.nii.gz`` for each patient.
 
     Args:
-        root: the folder that holds the sites' folders.
         split: ``"patient"``: patients split 60/20/20, scored by volume. ``"published"``: the protocol of
             HarmoFL, FedFA and FedRDN: slices with foreground, without the first and last of a volume, in the
             order of the published permutation, 60/20/20: slices of one patient are in training and test. For
             comparison with published numbers only.
         neighbours: three-slice input, as in the papers.
         fraction: of the training cases. At least 32 published slices remain, as in FedFA's code.
-        folds: number of folds instead of the patients' split (`medfedaug.data.splits.fold_patients`), or 0.
+        folds: number of folds (`fold_patients`) instead of the patients' split, or 0.
         fold: number of the test fold, from 1.
         fold_seed: of the shuffle before the patients are dealt to the folds.
     """
     if folds and split != "patient":
         raise ConfigError(f"folds are of patients, and split={split} mixes the slices of patients")
     check_choice("split", split, ("patient", "published"))
-    if not 0 < fraction <= 1:
-        raise ConfigError(f"fraction must be above 0 and at most 1, got {fraction}")
     root = base_folder(root, "ProstateMRI", "data")
     sites: list[SiteFolder] = []
     for name, alias in _SITES.items():
@@ -141,31 +139,12 @@ def prostate_mri(
     return sites
 
 
-def mini_prostate_mri(
-    root: Path,
-    split: str = "patient",
-    neighbours: bool = True,
-    folds: int = 0,
-    fold: int = 1,
-    fold_seed: int = 0,
-) -> list[SiteFolder]:
-    """`prostate_mri` with a sixth of the training cases (FedFA+ Section 5.2.2)."""
-    return prostate_mri(root, split, neighbours, 1 / 6, folds, fold, fold_seed)
-
-
 def _patients(folder: Path) -> list[Case]:
-    if not folder.is_dir():
-        raise FileNotFoundError(2, "no such folder", str(folder))
-    cases = []
-    for label in sorted(folder.iterdir()):
-        if match := re.fullmatch(r"(Case\d+)_segmentation\.nii\.gz", label.name, flags=re.IGNORECASE):
-            image = folder / f"{match[1]}.nii.gz"
-            if not image.is_file():
-                raise FileNotFoundError(2, "no such file", str(image))
-            cases.append(Case(match[1], image, label))
-    if not cases:
-        raise FileNotFoundError(2, "no such file", str(folder / "Case00_segmentation.nii.gz"))
-    return cases
+    return [
+        Case(match[1], folder / f"{match[1]}.nii.gz", label)
+        for label in sorted(folder.iterdir())
+        if (match := re.fullmatch(r"(Case\d+)_segmentation\.nii\.gz", label.name, flags=re.IGNORECASE))
+    ]
 
 
 def _published_slices(
@@ -212,35 +191,20 @@ def _permutation(root: Path, site: str) -> tuple[Path, list[int]]:
         for name in (_SITES[site], site)
         for suffix in (".npy", ".json")
     ]
-    path = next(filter(Path.is_file, paths), None)
-    if path is None:
-        raise FileNotFoundError(2, "no permutation of the slices", str(paths[0]))
-    try:
-        order = np.load(path) if path.suffix == ".npy" else np.array(parse_json(path.read_text()))
+    path = next(filter(Path.is_file, paths), paths[0])
+    path.stat()  # a missing file has an error of its own
+    with reading(site, path):
+        order = np.load(path) if path.suffix == ".npy" else parse_json(path.read_text())
         return path, [int(i) for i in order]
-    except (OSError, ValueError, TypeError) as error:
-        raise unreadable(site, path, error) from error
 
 
-_SOURCE = (
-    "https://liuquande.github.io/SAML and, for split=published, "
-    "https://github.com/med-air/HarmoFL/tree/main/data/prostate (the permutations)"
-)
-_LAYOUT = (
-    "{BIDMC,HK,I2CVB,BMC,RUNMC,UCL}/Case<n>.nii.gz and Case<n>_segmentation.nii.gz "
-    "(ISBI_1.5 may stand for BMC, ISBI for RUNMC); for split=published also <site>-index.npy"
-)
 BENCHMARKS = {
     "prostate_mri": Benchmark(
         prostate_mri,
         "ProstateMRI: prostate segmentation in T2-weighted MRI of six sites",
-        _SOURCE,
-        _LAYOUT,
-    ),
-    "mini_prostate_mri": Benchmark(
-        mini_prostate_mri,
-        "ProstateMRI with a sixth of the training cases",
-        _SOURCE,
-        _LAYOUT,
+        "https://liuquande.github.io/SAML and, for split=published, "
+        "https://github.com/med-air/HarmoFL/tree/main/data/prostate (the permutations)",
+        "{BIDMC,HK,I2CVB,BMC,RUNMC,UCL}/Case<n>.nii.gz and Case<n>_segmentation.nii.gz "
+        "(ISBI_1.5 may stand for BMC, ISBI for RUNMC); for split=published also <site>-index.npy",
     ),
 }

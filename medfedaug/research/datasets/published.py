@@ -1,11 +1,14 @@
 """`Benchmark`: a published data set, as its file in ``datasets/`` registers it."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from medfedaug.data.base import SiteFolder
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.errors import DataError
 
 COMMON_OPTIONS: dict[str, Any] = {"fraction": 1.0, "unseen": ""}
 """The options of every benchmark (`open_benchmark`), with their defaults."""
@@ -16,8 +19,8 @@ FOLDS: dict[str, Any] = {"folds": 0, "fold": 1, "fold_seed": 0}
 OPTION_TEXTS = {
     "fraction": "share of each site's training cases that is used.",
     "unseen": "a site that does not train and is tested with all its cases.",
-    "folds": "number of folds by patient instead of the sites' splits, or 0 (medfedaug.data.splits."
-    "fold_patients); a case without a patient's name stands for one; an unseen site is tested in every fold.",
+    "folds": "number of folds by patient instead of the sites' splits, or 0; a case without a patient's name "
+    "stands for one; an unseen site is tested in every fold.",
     "fold": "number of the fold that is tested, from 1.",
     "fold_seed": "seed of the shuffle that deals patients to folds.",
 }
@@ -47,3 +50,22 @@ class Benchmark:
         _, *parameters = inspect.signature(self.open).parameters.values()
         specific = {parameter.name: parameter.default for parameter in parameters}
         return {**COMMON_OPTIONS, **specific, **(FOLDS if self.in_folds else {})}
+
+
+def listed_sites(root: Path, data_set: str, names: Sequence[str]) -> list[SiteFolder]:
+    """Return the sites of a published data set, and no others, from folders with a ``dataset.json``."""
+    folders = sorted(path.parent for path in root.glob("*/dataset.json"))
+    for folder in folders:
+        if folder.name not in names:
+            raise DataError(
+                f"no site of {data_set}, whose sites are {', '.join(names)}",
+                site=folder.name,
+                path=folder,
+                hint="Train on sites of your own with `medfedaug simulate --data DIR`.",
+            )
+    return [VolumeFolder.open(folder) for folder in folders]
+
+
+def base_folder(root: Path, *names: str) -> Path:
+    """Return the first of some folders below ``root`` that exists, or ``root``: where an archive unpacked."""
+    return next((root / name for name in names if (root / name).is_dir()), root)

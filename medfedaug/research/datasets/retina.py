@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.volumes import listed_sites
-from medfedaug.research.datasets.published import Benchmark
+from medfedaug.research.datasets.published import Benchmark, listed_sites
 
 _CAMERAS = ("AVWIDE", "CHASEDB1", "DRIVE", "STARE", "VEVIO")
 
@@ -18,13 +17,9 @@ def retina_vessels(root: Path) -> list[SiteFolder]:
     Each is a folder with a ``dataset.json`` whose rows name their patients.
 
     Raises:
-        FileNotFoundError: without any site.
         DataError: for another site.
     """
-    sites = listed_sites(root, "the retinal vessels", _CAMERAS)
-    if not sites:
-        raise FileNotFoundError(2, "no site", str(root / _CAMERAS[0] / "dataset.json"))
-    return sites
+    return listed_sites(root, "the retinal vessels", _CAMERAS)
 
 
 BENCHMARKS = {

@@ -6,12 +6,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from medfedaug.errors import WITH_BATCH_NORM
 from medfedaug.functional.features import normalising
 from medfedaug.functional.passes import scale_by_moments
 from medfedaug.methods.arguments import Positive
 from medfedaug.methods.average import AveragedParameters, AverageServer
-from medfedaug.methods.base import Method, ServerContext, ServerExchange, SiteContext, SitePart, Step
+from medfedaug.methods.base import (
+    Method,
+    ServerContext,
+    ServerExchange,
+    SiteContext,
+    SitePart,
+    Step,
+    check_norms,
+)
 from medfedaug.models.adaptation import UnsavedModule
 from medfedaug.models.stage_layer import PickledHook
 
@@ -72,11 +79,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 class BatchShare(UnsavedModule):
-    """ρ of one batch norm: a parameter of the network, but no entry of its state dict.
-
-    Args:
-        like: (C,), for the device and the type of the parameter.
-    """
+    """ρ of one batch norm: a parameter of the network, but no entry of its state dict."""
 
     def __init__(self, like: Tensor) -> None:
         super().__init__()
@@ -93,15 +96,11 @@ def mix_instance_norms(net: Network) -> Network:
     in training and in evaluation, with the batch norm's γ and β, and ρ in [0, 1] for each channel, 1 at
     first. Modules and state dict stay the same.
 
-    Args:
-        net: changed in place.
-
     Deviations:
         ρ has no effect on features without spatial dimensions, which have no instance statistics.
     """
     norms = [m for m in net.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
-    if not norms:
-        raise ValueError(f"{type(net).__name__} has no batch norm that keeps statistics; {WITH_BATCH_NORM}")
+    check_norms(BIN.name, net, norms, "batch norm with running statistics")
     for norm in norms:
         assert norm.running_mean is not None
         norm.add_module("batch_share", BatchShare(norm.running_mean))

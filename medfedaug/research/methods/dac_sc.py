@@ -77,15 +77,7 @@ def control_style(x: Tensor, shares: Tensor, weight: Tensor, bias: Tensor, eps: 
     norm scales all frequencies but zero by ``1 / σ`` and keeps their phases, and at frequency zero
     only x has an amplitude.
 
-    Args:
-        x: features, (B, C, *spatial).
-        shares: s₁ and s₂, (2,), which are not negative.
-        weight: γ, (C,).
-        bias: β, (C,).
-        eps: added to the spatial variance before its root.
-
-    Returns:
-        Features of the shape and dtype of `x`.
+    Features x are (B, C, *spatial), the shares s (2,), γ and β (C,).
 
     Example:
         >>> one, zero = torch.ones(1), torch.zeros(1)
@@ -114,15 +106,8 @@ def control_content(
     frequency zero differs, which is 0 or π: where an image's mean is on the one side of
     λμ and on the other side of μ, the function changes the sign of the mean of y.
 
-    Args:
-        x: features before the norm, (B, C, *spatial).
-        normalised: ``γ y + β``, of the same shape.
-        mean: μ, that the norm subtracts, (C,).
-        content: λ, from 0 to 1.
-        bias: β, (C,); 0 where ``None``.
-
-    Returns:
-        ``γ x̂ + β``, of the shape and dtype of `normalised`.
+    Features x and the norm's output γ y + β are (B, C, *spatial), μ and β (C,); λ is from 0 to 1. It
+    returns γ x̂ + β.
 
     Example:
         >>> x = torch.tensor([[[1.0, 3.0]]])
@@ -154,11 +139,6 @@ class StyleControlNorm(UnsavedModule, StageLayer):
     by `control_style`. γ, β and h are parameters of the network and trained with it, but no entries of its
     state dict.
 
-    Args:
-        num_channels: number of channels C.
-        temperature: T.
-        eps: added to the spatial variance before its root.
-
     Example:
         >>> norm = StyleControlNorm(2)
         >>> norm(torch.rand(4, 2, 8, 8)).shape, len(norm.state_dict()), len(list(norm.parameters()))
@@ -168,20 +148,16 @@ class StyleControlNorm(UnsavedModule, StageLayer):
     kind = "SCNorm"
     slug = "scnorm"
 
-    def __init__(self, num_channels: int, temperature: float = 0.1, eps: float = 1e-5) -> None:
+    def __init__(self, num_channels: int) -> None:
         super().__init__(num_channels)
-        self.temperature, self.eps = float(temperature), float(eps)
         self.weight = nn.Parameter(torch.ones(num_channels))
         self.bias = nn.Parameter(torch.zeros(num_channels))
         self.scores = nn.Parameter(torch.zeros(2))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise in part."""
-        shares = (self.scores / self.temperature).softmax(dim=0)
-        return control_style(x, shares, self.weight, self.bias, self.eps)
-
-    def extra_repr(self) -> str:
-        return f"{self.num_channels}, temperature={self.temperature}, eps={self.eps}"
+        shares = (self.scores / 0.1).softmax(dim=0)
+        return control_style(x, shares, self.weight, self.bias)
 
 
 def shortcut_norms(net: nn.Module) -> dict[str, _BatchNorm]:
@@ -209,9 +185,7 @@ def control_shortcuts(net: Network, content: float = 0.5) -> Network:
     The modules keep their names, parameters and statistics: their output passes through `control_content`. A
     network without normalised shortcuts stays as it is.
 
-    Args:
-        net: changed in place.
-        content: λ, from 0, which keeps the phases, to 1, which is the batch norm itself.
+    ``content`` is λ, from 0, which keeps the phases, to 1, which is the batch norm itself.
     """
     for norm in shortcut_norms(net).values():
         _ControlContent(content).register_first(norm)

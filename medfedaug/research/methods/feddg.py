@@ -15,6 +15,7 @@ from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePar
 from medfedaug.methods.class_features import FeatureSite
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
 from medfedaug.methods.gathered import GatheredServer
+from medfedaug.methods.own_loss import RoundMeans
 from medfedaug.models.substitution import call_with
 
 
@@ -98,7 +99,7 @@ class FedDGSite(FeatureSite, SiteExchange):
         self.method, self.context = method, context
         self.before_training = self
         self.others: list[Tensor] = []
-        self._terms: list[Tensor] = []
+        self._means = RoundMeans("counterparts", "boundary")
 
     def collect(self) -> Payload:
         """Return the amplitudes of the training images."""
@@ -116,7 +117,7 @@ class FedDGSite(FeatureSite, SiteExchange):
         self.others = [payload[key].to(self.context.device) for key in others]
 
     def start_round(self) -> None:
-        self._terms = []
+        self._means.clear()
 
     def loss(self, step: Step) -> Tensor | None:
         """Return L_seg(t; θ̂) + γ L_bd."""
@@ -127,9 +128,8 @@ class FedDGSite(FeatureSite, SiteExchange):
         outputs = call_with(step.network, weights, self._counterparts(step.inputs))
         loss = step.criterion(outputs, step.targets)
         boundary = self._boundary_loss([features, self.last_features()], step.targets)
-        terms = torch.stack([loss, boundary])
-        self._terms.append(terms.detach())
-        return terms[0] + self.method.gamma * terms[1]
+        self._means.add(loss, boundary)
+        return loss + self.method.gamma * boundary
 
     def _inner_step(self, step: Step) -> Payload:
         """Return θ̂, with copies of the buffers, so that passes of counterparts do not change them."""
@@ -171,10 +171,7 @@ class FedDGSite(FeatureSite, SiteExchange):
 
     def metrics(self) -> dict[str, float]:
         """Return the means over the round of L_seg(t; θ̂) and of L_bd."""
-        if not self._terms:
-            return {}
-        counterparts, boundary = torch.stack(self._terms).mean(dim=0).tolist()
-        return {"counterparts": counterparts, "boundary": boundary}
+        return self._means.read()
 
 
 class FedDGServer(GatheredServer):
@@ -186,14 +183,13 @@ class FedDGServer(GatheredServer):
     def check(self, payload: Payload) -> None:
         """Refuse negative amplitudes, and other frequencies than at other sites."""
         amplitudes = payload["amplitudes"]
-        if not len(amplitudes) or bool((amplitudes < 0).any()):
-            raise ValueError("no amplitudes, or a negative one")
-        if amplitudes.shape[2] != 2 * amplitudes.shape[3] - 1:
-            raise ValueError(f"amplitudes of shape {tuple(amplitudes.shape)}, expected (N, C, 2r + 1, r + 1)")
+        sizes = amplitudes.shape
+        if not len(amplitudes) or bool((amplitudes < 0).any()) or sizes[2] != 2 * sizes[3] - 1:
+            raise ValueError(f"not amplitudes (N, C, 2r + 1, r + 1), none of them negative: {tuple(sizes)}")
         for site, other in self.sites.items():
-            if other["amplitudes"].shape[1:] != amplitudes.shape[1:]:
+            if other["amplitudes"].shape[1:] != sizes[1:]:
                 raise ValueError(
-                    f"{amplitudes.shape[3] - 1} low frequencies where site {site} has "
+                    f"{sizes[3] - 1} low frequencies where site {site} has "
                     f"{other['amplitudes'].shape[3] - 1}: images of other sizes; set feddg.band=0 or resample"
                 )
 
@@ -208,14 +204,9 @@ def boundary_features(z: Tensor, masks: Tensor, outside: int = 5) -> tuple[Tenso
     where b is the region without its erosion by one pixel, and o its dilation by some pixels without the
     region.
 
-    Args:
-        z: features (B, D, h, w), which are resized to the masks' size (bilinear).
-        masks: regions (B, R, H, W), 0 and 1.
-        outside: the width of the background in pixels.
-
-    Returns:
-        Both features, (B, R, D), and a mask of the regions that have a boundary and background, (B, R); the
-        features of the others are 0.
+    Features z, (B, D, h, w), are resized to the size of the regions, (B, R, H, W); the background is
+    ``outside`` pixels wide. The result is both features, (B, R, D), and a mask of the regions that have a
+    boundary and background, (B, R).
 
     Deviations:
         Erosion and dilation are MONAI's, by squares. Outside of the image a region continues as at the edge,
@@ -259,13 +250,8 @@ def class_contrast(h: Tensor, kinds: Tensor, temperature: float) -> Tensor:
     over all ordered pairs m, p of the same kind, with the cosine s as similarity and Nₘ all features
     of another kind than m.
 
-    Args:
-        h: features (N, D).
-        kinds: the kind of each, (N,).
-        temperature: τ.
-
-    Returns:
-        A scalar; 0 where there is no pair, or nothing else.
+    Features h are (N, D), their kinds (N,), and τ is the temperature. Without a pair, or anything else,
+    it is 0.
 
     Example:
         >>> h = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]])
@@ -295,12 +281,8 @@ def low_amplitudes(x: Tensor, band: float) -> Tensor:
     with F the Fourier transform; the other half follows by symmetry. The factor makes the first, u = v =
     0, the mean of the image, whatever its size.
 
-    Args:
-        x: images (B, C, H, W).
-        band: from 0, only the mean, to below 0.5, nearly everything.
-
-    Returns:
-        (B, C, 2r + 1, r + 1), float64; u from -r on.
+    Images are (B, C, H, W). A band of 0 has only the mean, one just below 0.5 nearly everything. The result
+    is (B, C, 2r + 1, r + 1), float64; u from -r on.
 
     Example:
         >>> low_amplitudes(torch.tensor([[[[1.0, 2.0, 3.0]]]]), 0)
@@ -321,17 +303,7 @@ def mix_low_amplitudes(x: Tensor, amplitudes: Tensor, share: Tensor, band: float
 
     at the frequencies of `low_amplitudes`; the others stay as they are.
 
-    Args:
-        x: images (B, C, H, W).
-        amplitudes: A' of each, as `low_amplitudes` gives them, (B, C, 2r + 1, r + 1).
-        share: λ of each image, (B,).
-        band: as for `low_amplitudes`.
-
-    Returns:
-        The images, of the shape of `x`.
-
-    Raises:
-        ValueError: when the amplitudes have another number of frequencies (names both).
+    Each image has its own A', as `low_amplitudes` gives it, and its own λ, (B,).
 
     Deviations:
         A frequency whose amplitude is zero in an image has no phase, and stays zero.
@@ -342,12 +314,6 @@ def mix_low_amplitudes(x: Tensor, amplitudes: Tensor, share: Tensor, band: float
         tensor([[[[2., 3., 4.]]]])
     """
     rows, columns = _low(x, band)
-    expected = (*x.shape[:2], len(rows), len(columns))
-    if amplitudes.shape != expected:
-        raise ValueError(
-            f"amplitudes of shape {tuple(amplitudes.shape)} where {expected} are needed: images of other "
-            "sizes have other low frequencies"
-        )
     spectrum = torch.fft.rfft2(working_precision(x).double(), norm="forward")
     low = spectrum[:, :, rows[:, None], columns]
     own = low.abs()

@@ -9,11 +9,11 @@ from monai.networks.nets import ViT
 from torch import Tensor, nn
 
 from medfedaug.functional import mix_statistics
-from medfedaug.methods.arguments import NotNegative, Share
+from medfedaug.methods.arguments import AtLeastOne, NotNegative, Share
 from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
-from medfedaug.methods.diversification import DiversifiedSite, Weights
+from medfedaug.methods.diversification import DiversifiedSite
 from medfedaug.models.adaptation import UnsavedModule
 
 
@@ -42,8 +42,8 @@ class FedFDPrompt(Method):
     provides = frozenset({"extra_passes"})
     excludes = frozenset({"complete_state_dict"})
 
-    def __init__(self, lambda1: Share = 0.1, lambda2: NotNegative = 4.0, count: int = 4) -> None:
-        self.weights, self.count = Weights(lambda1, lambda2), count
+    def __init__(self, lambda1: Share = 0.1, lambda2: NotNegative = 4.0, count: AtLeastOne = 4) -> None:
+        self.lambda1, self.lambda2, self.count = lambda1, lambda2, count
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         return insert_prompts(network, self.count)
@@ -57,7 +57,7 @@ class FedFDPrompt(Method):
 
 class FedFDPromptSite(DiversifiedSite, SiteExchange):
     def __init__(self, method: FedFDPrompt, network: nn.Module) -> None:
-        super().__init__(network, method.weights)
+        super().__init__(network, method.lambda1, method.lambda2)
         self.prompts = find_prompts(network)
         self.every_round = self
 
@@ -85,10 +85,6 @@ _CHILD = "prompts"
 
 class Prompts(UnsavedModule):
     """Tokens appended to an image's tokens: the site's in training, the federation's in evaluation.
-
-    Args:
-        count: number of tokens P.
-        size: width D of a token.
 
     Attributes:
         tokens: the site's prompts, (P, D), trained with the network.
@@ -125,16 +121,11 @@ def _append(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
 def insert_prompts(net: nn.Module, count: int = 4) -> nn.Module:
     """Append prompts to the tokens of a vision transformer for classification.
 
-    Args:
-        net: MONAI's `ViT` with ``classification=True``, changed in place. Its state dict stays as it is.
-        count: number of prompts, at least 1.
+    The network is MONAI's `ViT` with ``classification=True``, changed in place. Its state dict stays as
+    it is.
     """
     if not isinstance(net, ViT) or not net.classification:
         raise ValueError(f"prompts go into MONAI's ViT with classification=True, not {type(net).__name__}")
-    if count < 1:
-        raise ValueError(f"count is {count}, expected at least 1")
-    if hasattr(net.patch_embedding, _CHILD):
-        raise ValueError("the network already has prompts")
     prompts = Prompts(count, net.norm.normalized_shape[0]).to(net.cls_token)
     net.patch_embedding.add_module(_CHILD, prompts)
     net.patch_embedding.register_forward_hook(_append)

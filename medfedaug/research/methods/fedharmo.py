@@ -87,11 +87,9 @@ class FedHarmoSite(SitePart, SiteExchange):
         for batches in self.context.case_batches():
             # The batches are padded. A transform in place of Ψ measures each image before.
             measuring = self._measuring = _Amplitudes()
-            try:
-                for _ in batches:
-                    pass
-            finally:
-                self._measuring = None
+            for _ in batches:
+                pass
+            self._measuring = None
             sizes |= measuring.sums.keys()
             if len(sizes) > 1:
                 first, second = sorted(sizes)[:2]
@@ -176,12 +174,11 @@ class FedHarmoServer(ServerExchange):
     def check(self, payload: Payload) -> None:
         """Refuse negative amplitudes, and another image size than at other sites."""
         amplitude, expected = payload["amplitude"], (self.mean or self.total).get("amplitude")
-        if bool((amplitude < 0).any()):
-            raise ValueError("an amplitude is negative")
-        if expected is not None and amplitude.shape != expected.shape:
+        if bool((amplitude < 0).any()) or (expected is not None and amplitude.shape != expected.shape):
+            others = "" if expected is None else f", other sites have {tuple(expected.shape)}"
             raise ValueError(
-                f"amplitudes of shape {tuple(amplitude.shape)}, other sites have {tuple(expected.shape)}: "
-                "the images of all sites must have one size"
+                f"amplitudes of shape {tuple(amplitude.shape)}{others}: the images of all sites must have "
+                "one size, and no amplitude is negative"
             )
 
     def summary(self) -> dict[str, Any]:
@@ -211,11 +208,8 @@ def amplitude_spectrum(x: Tensor) -> Tensor:
 
     of each channel. The transform of real numbers is symmetric, so that half of it is enough.
 
-    Args:
-        x: an image (C, H, W), or a volume (C, H, W, D) of slices along its last axis.
-
-    Returns:
-        (C, H, W // 2 + 1), or (C, H, W // 2 + 1, D), float64.
+    The result for an image (C, H, W) is (C, H, W // 2 + 1), float64; a volume (C, H, W, D) is transformed
+    slice by slice.
 
     Example:
         >>> float(amplitude_spectrum(torch.tensor([[[1.0, 2.0, 3.0]]]))[0, 0, 0])
@@ -232,12 +226,7 @@ def normalise_amplitude(x: Tensor, amplitude: Tensor) -> Tensor:
 
         Ψ(x) = F⁻¹(Ā e^(iP)),   P = arg F(x)
 
-    Args:
-        x: an image (C, H, W), or a volume (C, H, W, D) of slices along its last axis.
-        amplitude: Ā as `amplitude_spectrum` gives it for an image, (C, H, W // 2 + 1).
-
-    Returns:
-        The image, of the shape of `x`, float64.
+    x is an image (C, H, W) or a volume of slices (C, H, W, D); Ā is that of an image. The result is float64.
 
     Raises:
         ValueError: when the amplitudes belong to images of another size (names both).

@@ -147,7 +147,6 @@ class FedMixServer(GatheredServer):
 
     def check(self, payload: Payload) -> None:
         images, labels = payload["images"], payload["labels"]
-        if len(images) != len(labels) or (labels.ndim > 2 and images.shape[2:] != labels.shape[2:]):
-            raise ValueError(f"images {tuple(images.shape)} and labels {tuple(labels.shape)} do not fit")
-        if bool((labels < 0).any()) or bool(((labels.sum(dim=1) - 1).abs() > 1e-3).any()):
-            raise ValueError("labels are not probabilities")
+        fit = len(images) == len(labels) and (labels.ndim == 2 or images.shape[2:] == labels.shape[2:])
+        if not fit or bool((labels < 0).any()) or bool(((labels.sum(dim=1) - 1).abs() > 1e-3).any()):
+            raise ValueError("labels are not probabilities, or do not fit the images")

@@ -41,16 +41,10 @@ class FedRobust(Method):
 
     name = "fedrobust"
 
-    def __init__(
-        self,
-        penalty: Positive = 1.0,
-        learning_rate: NotNegative = 0.1,
-    ) -> None:
-        if learning_rate * penalty >= 1:
-            raise ConfigError(
-                f"fedrobust: learning_rate x penalty is {learning_rate * penalty:g}; from 1 on the steps "
-                "diverge"
-            )
+    def __init__(self, penalty: Positive = 1.0, learning_rate: NotNegative = 0.1) -> None:
+        rate = learning_rate * penalty
+        if rate >= 1:
+            raise ConfigError(f"fedrobust: learning_rate x penalty is {rate:g}; from 1 on the steps diverge")
         self.penalty, self.learning_rate = penalty, learning_rate
 
     def at_site(self, context: SiteContext) -> SitePart:
@@ -119,13 +113,7 @@ def _deviation(matrix: Tensor) -> Tensor:
 def affine_shift(x: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
     """An affine map of every voxel's channels (FedRobust's ``Λ x + δ``).
 
-    Args:
-        x: images, (B, C, *spatial).
-        matrix: Λ, (C, C).
-        shift: δ, (C,).
-
-    Returns:
-        The shifted images, shape of `x`.
+    Images are (B, C, *spatial), Λ is (C, C) and δ (C,).
 
     Example:
         >>> affine_shift(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.ones(2))

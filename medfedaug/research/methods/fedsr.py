@@ -158,14 +158,7 @@ def gaussian_kl(mean: Tensor, std: Tensor, other_mean: Tensor, other_std: Tensor
 
         Σ_d [log(σ′_d / σ_d) + (σ_d² + (μ_d − μ′_d)²) / (2 σ′_d²) − 1/2]
 
-    Args:
-        mean: μ, (N, D).
-        std: σ, (N, D), positive.
-        other_mean: μ′, (N, D).
-        other_std: σ′, (N, D), positive.
-
-    Returns:
-        The divergence of each pair, (N,).
+    Means and standard deviations are (N, D), the result is (N,).
 
     Example:
         >>> one = torch.ones(1, 2)

@@ -154,11 +154,7 @@ def first_neighbours(x: Tensor) -> Tensor:
     Two elements that share a neighbour are connected through it, so that the edges ``(i, vᵢ)`` are
     enough. Every cluster has at least two elements, unless there is only one element.
 
-    Args:
-        x: one vector per row, (N, D).
-
-    Returns:
-        The number of each vector's cluster, (N,), counted from 0 in the order in which clusters appear.
+    The result for vectors (N, D) is the number of each one's cluster, (N,), from 0 in order of appearance.
 
     Example:
         >>> first_neighbours(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1], [0.1, 1.0]]))
@@ -184,15 +180,8 @@ def prototype_contrast(
         −log((Σ_(c∈Pʸ) e^(s(z,c))) / (Σ_(c∈P) e^(s(z,c)))),
         s(z, c) = (z · c) / (‖z‖ ‖c‖ τ)
 
-    Args:
-        z: features, (B, D).
-        labels: their classes, (B,); each must have a prototype.
-        prototypes: one or more per class, (J, D).
-        classes: the prototypes' classes, (J,).
-        temperature: τ.
-
-    Returns:
-        The loss of each feature, (B,); 0 where there is no prototype of another class.
+    Features z are (B, D); each of their labels, (B,), has a prototype. Prototypes are (J, D), their classes
+    (J,). The result, (B,), is 0 where there is no prototype of another class.
 
     Deviations:
         As printed, Eq. 7 could be read as multiplying by the temperature; here it divides, as in the public

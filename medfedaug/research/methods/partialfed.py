@@ -1,15 +1,14 @@
 """PartialFed: sites load a part of the global model and keep their own weights in the rest."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from torch import nn
 
-from medfedaug.errors import ConfigError
-from medfedaug.methods.base import Method
-from medfedaug.methods.entries import module_entries, state_entries
+from medfedaug.methods.base import Method, check_norms
 from medfedaug.methods.fedbn import NORM_LAYERS
 from medfedaug.models import find_head
-from medfedaug.models.substitution import first_names
+from medfedaug.models.substitution import state_entries
 
 Strategy = Literal["norm+head", "norm", "head"]
 
@@ -47,15 +46,19 @@ class PartialFed(Method):
         kept: frozenset[str] = frozenset()
         if "norm" in self.strategy:
             kept = state_entries(network, NORM_LAYERS)
-            if not kept:
-                raise ConfigError(
-                    f"partialfed: {type(network).__name__} has no normalisation layer with weights; choose "
-                    "another strategy or network"
-                )
+            check_norms(self.name, network, kept, "norm layer with weights")
         if "head" in self.strategy:
             kept |= module_entries(network, find_head(network).modules())
-        if kept == frozenset(first_names(network).values()):
-            raise ConfigError(
-                f"partialfed: {self.strategy} leaves all of {type(network).__name__} at the site"
-            )
         return kept
+
+
+def module_entries(network: nn.Module, modules: Iterable[nn.Module]) -> frozenset[str]:
+    """Return the state-dict keys of modules, without their submodules' keys."""
+    wanted = set(modules)
+    return frozenset(
+        f"{prefix}.{key}" if prefix else key
+        for prefix, module in network.named_modules()
+        if module in wanted
+        for key in module.state_dict()
+        if "." not in key
+    )

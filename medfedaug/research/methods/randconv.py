@@ -11,6 +11,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.functional.passes import working_precision
 from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step, Targets
+from medfedaug.methods.own_loss import RoundMeans
 
 
 class RandConv(Method):
@@ -61,10 +62,10 @@ class RandConvSite(SitePart):
     def __init__(self, method: RandConv) -> None:
         self.method = method
         self._inputs: Tensor | None = None
-        self._terms: list[Tensor] = []
+        self._means = RoundMeans("spread")
 
     def start_round(self) -> None:
-        self._terms = []
+        self._means.clear()
 
     def mix(self, inputs: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
         self._inputs = inputs
@@ -84,14 +85,14 @@ class RandConvSite(SitePart):
         assert self._inputs is not None
         others = [step.network(self._version(self._inputs)) for _ in range(2)]
         spread = prediction_spread([step.outputs, *others])
-        self._terms.append(spread.detach())
+        self._means.add(spread)
         return self.method.consistency * spread
 
     def end_round(self) -> None:
         self._inputs = None
 
     def metrics(self) -> dict[str, float]:
-        return {"spread": float(torch.stack(self._terms).mean())} if self._terms else {}
+        return self._means.read()
 
 
 _CONVOLUTIONS = {2: functional.conv2d, 3: functional.conv3d}
@@ -106,13 +107,7 @@ def mix_convolution(x: Tensor, weight: Tensor, share: Tensor | float = 0.0) -> T
 
     with zeros around the image, so that it keeps its size.
 
-    Args:
-        x: images (B, C, \*spatial), of two or three dimensions.
-        weight: W, (C, C, k, k) or (C, C, k, k, k), k odd.
-        share: α.
-
-    Returns:
-        The images, of the shape of ``x``.
+    Images are (B, C, \*spatial), of two or three dimensions; W is (C, C, k, k) or (C, C, k, k, k), k odd.
 
     Example:
         >>> mix_convolution(torch.ones(1, 1, 1, 2), torch.full((1, 1, 1, 1), 3.0), share=0.5)
@@ -132,9 +127,6 @@ def prediction_spread(logits: Sequence[Tensor]) -> Tensor:
         (1/J) Σⱼ KL(pⱼ ‖ p̄),   p̄ = (1/J) Σⱼ pⱼ
 
     with the softmax p of J logits; the mean over images and, of label maps, over voxels.
-
-    Args:
-        logits: (B, K) or (B, K, \*spatial) each.
 
     Example:
         >>> a, b = torch.tensor([[100.0, 0.0]]), torch.tensor([[0.0, 100.0]])

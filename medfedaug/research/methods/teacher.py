@@ -99,13 +99,8 @@ def possible_classes(labels: Tensor, known: Tensor, annotated: Tensor) -> Tensor
     A voxel of an annotated structure has that class. Background may be any class that the case has not
     annotated, and an unknown voxel any class.
 
-    Args:
-        labels: (B, 1, \*spatial), 0 where unknown.
-        known: boolean, of the same shape.
-        annotated: boolean, (B, K), the background among them.
-
-    Returns:
-        Boolean, (B, K, \*spatial).
+    Label maps are (B, 1, \*spatial), 0 where unknown; annotated classes, with the background, are (B, K). The
+    result is boolean, (B, K, \*spatial).
     """
     classes = torch.arange(annotated.shape[1], device=labels.device)
     itself = labels == per_channel(classes[None], labels.ndim)
@@ -118,11 +113,7 @@ def confident_entropy(student: Tensor, teacher: Tensor, possible: Tensor, thresh
     The probabilities of both are over the possible classes of a voxel. An open voxel has several of them; one
     in which no class of the teacher's reaches the threshold counts 0 in the mean over the open voxels.
 
-    Args:
-        student: logits, (B, K, \*spatial).
-        teacher: the same.
-        possible: of `possible_classes`.
-        threshold: of the teacher's probability.
+    Logits of both are (B, K, \*spatial); the threshold is of the teacher's probability.
     """
     open_ = possible.sum(dim=1) > 1
     shares, classes = teacher.masked_fill(~possible, -torch.inf).softmax(dim=1).max(dim=1)

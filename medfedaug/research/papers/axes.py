@@ -15,12 +15,7 @@ _PARTS = 60
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting and the values that it takes in turn.
-
-    Args:
-        name: ``"METHOD.ARG"``, a field of `RunConfig`, or an option of the data set.
-        values: in the order in which they are run.
-    """
+    """A setting (``"METHOD.ARG"``, a field of `RunConfig`, an option of the data) and its values in turn."""
 
     name: str
     values: tuple[Any, ...]
@@ -33,11 +28,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Combinations of methods, each in all combinations of settings.
-
-    Args:
-        axes: the settings; an argument of a method applies to the combinations that contain the method.
-    """
+    """Combinations of methods, each in all combinations of the settings that apply to it."""
 
     methods: tuple[str, ...]
     axes: tuple[Axis, ...] = ()

@@ -18,7 +18,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.research.papers.axes import Axis, Comparison, axis_value, parse_axis, split_values
 from medfedaug.research.papers.presets import PRESETS
 from medfedaug.research.papers.published import Published, published_rows
-from medfedaug.utils.validation import not_known
+from medfedaug.utils.validation import check_choice
 
 _FILE = "papers.yml"
 
@@ -127,6 +127,5 @@ def entries() -> dict[str, Entry]:
 
 def find_entry(name: str) -> Entry:
     """Return the entry of a name."""
-    if name not in entries():
-        raise ConfigError(f"{name!r} {not_known(name, entries())}")
+    check_choice("entry", name, entries())
     return entries()[name]

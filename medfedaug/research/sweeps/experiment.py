@@ -15,7 +15,6 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -29,7 +28,7 @@ from medfedaug.config.run import RunConfig, task_defaults
 from medfedaug.data.base import is_own_data
 from medfedaug.data.federation import federation_settings
 from medfedaug.data.folders import is_federation
-from medfedaug.errors import ConfigError, warn
+from medfedaug.errors import ConfigError, first_line, warn
 from medfedaug.methods.registry import parse_methods
 from medfedaug.research.datasets.benchmarks import OWN_DATA, find_benchmark, open_benchmark, read_federation
 from medfedaug.research.papers.axes import Axis, Comparison, axis_value, parse_axis
@@ -85,11 +84,11 @@ class Experiment(Settings):
         "option of the data, or ``plan``, a plan's file or ``auto``.",
     )
     vary: Mapping[str, Any] = setting(dict, "Settings that take several values in turn.")
-    seeds: int = setting(5, "Number of seeds, which are 0, 1, ...")
-    folds: int = setting(0, "Number of folds by patient; 0 for the sites' own splits.")
+    seeds: int = setting(5, "Number of seeds, which are 0, 1, ...", at_least=1)
+    folds: int = setting(0, "Number of folds by patient; 0 for the sites' own splits.", at_least=0)
     holdout: Several = setting((), "Sites to leave out in turn, or ``all``.")
     limit: int | None = setting(None, "Largest number of cases per split and site.")
-    scale: float = setting(1.0, "Share of the rounds to run.")
+    scale: float = setting(1.0, "Share of the rounds to run.", above=0, at_most=1)
     init: File | None = setting(None, "File with initial weights.")
     workers: Where = setting(
         "1", "Workers of the runs (`medfedaug.research.sweeps.workers.find_workers`), which change no result."
@@ -106,8 +105,6 @@ class Experiment(Settings):
         twice = sorted(set(settings) & set(vary))
         if twice:
             raise ConfigError(f"experiment: {twice[0]} is in settings and in vary; leave it out of one")
-        if self.entry and not self.protocol:
-            raise ConfigError(f"experiment: entry {self.entry!r} needs a protocol")
         object.__setattr__(self, "settings", settings)
         object.__setattr__(self, "vary", vary)
 
@@ -126,8 +123,6 @@ class Experiment(Settings):
             name, root, options = read_federation(self.data)
         check_axes([Axis(key, (value,)) for key, value in self._plain().items()], self.methods, name)
         known = find_benchmark(name).options
-        if self.vary.keys() & {_PLAN}:
-            raise ConfigError("all runs have one plan; vary single values of it, such as patch_size")
         data = {**options, **{key: value for key, value in self._plain().items() if key in known}}
         sites = open_benchmark(name, root, limit=self.limit, **data)
         if self.folds and not any(
@@ -141,8 +136,6 @@ class Experiment(Settings):
             benchmark=name,
             source="",
             config=config,
-            task=task,
-            follows=self._following(task, config.get(_PLAN, {})),
             data=data,
             arguments=self._arguments(),
             holdout_arguments={},
@@ -177,11 +170,7 @@ class Experiment(Settings):
         return comparisons
 
     def runs(self, preset: Preset) -> list[PlannedRun]:
-        """List the runs of the experiment.
-
-        Args:
-            preset: `preset`.
-        """
+        """List the runs of the experiment, for its `preset`."""
         first, *also = self.comparisons()
         return plan(
             preset,
@@ -213,7 +202,7 @@ class Experiment(Settings):
             entries["settings"] = {**common, **self.settings}
             if self.settings.get(_PLAN) not in (None, _AUTO):
                 del entries["settings"][_PLAN]  # the file has its single values
-            for name in (*self.vary, *preset.follows):  # a reader of the file would keep them fixed
+            for name in self.vary:  # a reader of the file would keep them fixed
                 entries["settings"].pop(name, None)
         return entries
 
@@ -228,15 +217,6 @@ class Experiment(Settings):
             if method:
                 arguments.setdefault(method, {})[argument] = value
         return arguments
-
-    def _following(self, task: str, plan: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the unset defaults of the task that differ between the varied plans."""
-        names = [name for name in self.vary if name in PLAN_FIELDS]
-        varied = product(*(self.vary[name] for name in names))
-        plans = [plan, *({**plan, **dict(zip(names, values, strict=True))} for values in varied)]
-        first, *others = (task_defaults(task, Plan.from_dict(values)) for values in plans)
-        fixed = self._plain()
-        return tuple(n for n in first if n not in fixed and any(other[n] != first[n] for other in others))
 
     def _config(self, task: str, options: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
         fields = {
@@ -275,10 +255,10 @@ def make_experiment(
             f"{' and '.join(missing)} missing: a benchmark needs --data, --methods and --out, or these in "
             "the file of --experiment; --list names the papers' protocols"
         )
-    for name in ("settings", "vary"):
-        if not isinstance(content.get(name) or {}, dict):
-            raise ConfigError(f"experiment: {name} are names with values, not {content[name]!r}")
-    fixed, vary = (dict(content.get(name) or {}) for name in ("settings", "vary"))
+    fixed, vary = (content.get(name) or {} for name in ("settings", "vary"))
+    if not (isinstance(fixed, dict) and isinstance(vary, dict)):
+        raise ConfigError("experiment: settings and vary are names with values")
+    fixed, vary = dict(fixed), dict(vary)
     axes = [parse_axis(text) for text in settings]
     for axis in axes:
         if [other.name for other in axes].count(axis.name) > 1:
@@ -292,17 +272,21 @@ def make_experiment(
     return Experiment(**{**content, "settings": fixed, "vary": vary})
 
 
+def read_yaml(path: Path, example: str) -> dict[str, Any]:
+    """Read a user's file of names and values."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: not readable as YAML ({first_line(error)})") from error
+    if not isinstance(content, dict) or not content:
+        raise ConfigError(f"{path}: names and values are needed, such as {example}")
+    return content
+
+
 def read_experiment(path: str | Path) -> dict[str, Any]:
     """Read an experiment's file; paths are relative to it."""
     path = Path(path)
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such file") from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: not readable as YAML ({' '.join(str(error).split())})") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: names and values are needed, such as methods: [fedavg, fedrdn]")
+    content = read_yaml(path, "methods: [fedavg, fedrdn]")
     known = [entry.name for entry in dataclasses.fields(Experiment)]
     check_keys(f"{path}: unknown keys", content, known)
     for name in _PATHS:

@@ -18,13 +18,10 @@ class PlannedRun:
     """Run of a sweep.
 
     Args:
-        methods: the combination of methods, as the user wrote it.
         settings: names and values, as text, of the settings that differ from the preset; sorted.
         data: the options of the data set.
         reduced: reductions of the preset (a share of the rounds, a limit of cases), in words.
-        held_out: the site that is left out; empty for none.
         fold: number of the tested fold; 0 without folds.
-        folds: number of folds.
     """
 
     methods: str

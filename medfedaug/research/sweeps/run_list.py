@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.config.plan import PLAN_FIELDS, Plan, planning_settings
-from medfedaug.config.run import RunConfig, task_defaults
+from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.federation import federation_settings
 from medfedaug.errors import ConfigError
@@ -19,6 +19,7 @@ from medfedaug.research.datasets.benchmarks import check_options, find_benchmark
 from medfedaug.research.papers.axes import Axis, Comparison, shown
 from medfedaug.research.papers.presets import Preset
 from medfedaug.research.sweeps.planned import PlannedRun
+from medfedaug.utils.validation import is_number
 
 # Settings that a sweep or the data decide.
 _DECIDED = (
@@ -65,29 +66,16 @@ def plan(
     that stops early has compared all its methods. A value or site that is named twice runs once.
 
     Args:
-        preset: the protocol.
         root: the folder with the data set's files, or a folder that contains it under the data set's name.
-        methods: combinations of methods.
-        seeds: number of seeds; they are 0, 1, ...
         axes: settings that take several values. An argument of a method applies to the combinations that
             contain the method.
         also: further methods, each with its own settings.
         holdout: sites to leave out in turn, or ``"all"``; ``"none"`` overrides a preset with held-out sites.
-        folds: number of folds by patient; 0 for none.
-        scale: share of the preset's rounds.
-        limit: largest number of cases per split and site.
         init: a file with initial weights, which `run_all` needs too.
     """
-    if seeds < 1:
-        raise ConfigError(f"at least one seed is needed, got {seeds}")
-    if not 0 < scale <= 1:
-        raise ConfigError(f"scale is a share of the rounds, above 0 and at most 1, got {scale}")
-    options = find_benchmark(preset.benchmark).options
     comparisons = [Comparison(tuple(methods), tuple(axes)), *also]
     for comparison in comparisons:
         check_axes(comparison.axes, comparison.methods, preset.benchmark)
-    if folds and "folds" not in options:
-        raise ConfigError(f"folds are of patients, and {preset.benchmark} has none")
     first_fold = {"folds": folds} if folds else {}  # checks that there are enough patients
     data = {**preset.data, **first_fold}
     sites = open_benchmark(preset.benchmark, find_root(root, preset.benchmark), limit=limit, **data)
@@ -101,35 +89,17 @@ def plan(
         for text in comparison.methods
         for chosen in _combinations([a for a in comparison.axes if a.method in ("", *_named(text))])
     ]
-    return _checked(_unique(runs), preset, sites, init)
-
-
-def _unique(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Return each run once; refuse different runs with one folder."""
-    by_folder: dict[Path, PlannedRun] = {}
+    unique: dict[Path, PlannedRun] = {}  # without values and sites that are named twice
     for run in runs:
-        if by_folder.setdefault(run.folder, run) != run:
-            raise ConfigError(
-                f"two runs would be in one folder, {run.folder}: its name leaves out the settings in which "
-                "they differ; run one of them with another --out"
-            )
-    return list(by_folder.values())
+        unique.setdefault(run.folder, run)
+    return _checked([*unique.values()], preset, sites, init)
 
 
 def check_axes(axes: Sequence[Axis], methods: Sequence[str], benchmark: str) -> None:
-    """Check that each setting is known and set once.
-
-    Args:
-        axes: the settings.
-        methods: combinations of methods, of which one must contain the method of a ``METHOD.ARG``.
-        benchmark: the data set, whose options are settings too.
-    """
-    named = [axis.name for axis in axes]
+    """Check that each setting is of a run, of the data set, or of one of the methods."""
     present = {name for text in methods for name in _named(text)}
     known = (*_SETTABLE, *PLAN_FIELDS, *find_benchmark(benchmark).options)
     for axis in axes:
-        if named.count(axis.name) > 1:
-            raise ConfigError(f"{axis.name} is set twice; give its values together, separated by commas")
         if axis.method and axis.method not in present:
             raise ConfigError(f"--set {axis.name}: {axis.method} is not among the methods")
         if not axis.method and axis.name not in known:
@@ -192,11 +162,15 @@ def _planned(
     scale: float,
     limit: int | None,
 ) -> PlannedRun:
-    draft = _Draft(preset, _named(methods), held_out=bool(site))
-    for name, value in chosen.items():
-        draft.choose(name, value)
-    draft.settle(chosen)
-    config, data, reduced = draft.config, draft.data, []
+    config, data, reduced = dict(preset.config), dict(preset.data), list[str]()
+    arguments = {name: preset.arguments_of(name, held_out=bool(site)) for name in _named(methods)}
+    differing = _choose(chosen, config, data, arguments, find_benchmark(preset.benchmark).options)
+    if planning := config.get("planning"):  # planning keeps the varied settings
+        config["planning"] = planning_settings((*planning.get("given", ()), *chosen), planning.get("memory"))
+    # The preset's arguments are of its own network.
+    other = "network" in chosen and chosen["network"] != preset.config["network"]
+    own = {} if other else preset.config.get("network_args", {})
+    config["network_args"] = {**own, **chosen.get("network_args", {})}
     if scale < 1 and isinstance(config["rounds"], int):  # `RunConfig` refuses others
         config["rounds"] = max(1, round(scale * config["rounds"]))
         reduced.append(f"scale={shown(scale)}")
@@ -209,83 +183,40 @@ def _planned(
     run = RunConfig.from_dict(
         {
             **config,
-            "methods": parse_methods(methods, draft.arguments),
+            "methods": parse_methods(methods, arguments),
             "seed": seed,
             "limit": limit,
             "holdout": [site] if site else [],
         }
     )
     # Sorted: the folder must not depend on the order in which settings were given.
-    return PlannedRun(methods, tuple(sorted(draft.chosen)), run, data, ",".join(reduced), site, fold, folds)
+    return PlannedRun(methods, tuple(sorted(differing)), run, data, ",".join(reduced), site, fold, folds)
 
 
-class _Draft:
-    """The settings of a run in the making: the preset's, and chosen ones in their place.
-
-    Attributes:
-        config: fields of the run's configuration.
-        data: options of the data set.
-        arguments: arguments of each method.
-        chosen: names and values of the settings that differ from the preset.
-    """
-
-    def __init__(self, preset: Preset, methods: Sequence[str], *, held_out: bool) -> None:
-        self.preset = preset
-        self.config, self.data = dict(preset.config), dict(preset.data)
-        self.arguments = {name: preset.arguments_of(name, held_out=held_out) for name in methods}
-        self.chosen: list[tuple[str, str]] = []
-
-    def choose(self, name: str, value: Any) -> None:
-        """Set a value; record it unless the preset has it."""
-        method, _, argument = name.rpartition(".")
+def _choose(
+    chosen: Mapping[str, Any],
+    config: dict[str, Any],
+    data: dict[str, Any],
+    arguments: Mapping[str, dict[str, Any]],
+    options: Mapping[str, Any],
+) -> list[tuple[str, str]]:
+    """Put settings into a run, its data and its methods; return those that differ from the preset."""
+    differing = []
+    for name, value in chosen.items():
+        method, _, key = name.rpartition(".")
+        text, place, usual = shown(value), data, options.get(key)
         if method:
-            differs = _put(self.arguments[method], argument, value)
-        elif name in _SETTABLE:
-            differs = _put(self.config, name, value, getattr(RunConfig, name, None))
-        elif name in PLAN_FIELDS:
-            differs = self._choose_plan(name, value)
-        elif name == "fraction":
-            differs = self._choose_fraction(value)
-        else:
-            differs, self.data[name] = True, value
-        if differs:
-            self.chosen.append((name, shown(value)))
-
-    def _choose_plan(self, name: str, value: Any) -> bool:
-        before = dict(self.config.get("plan", {}))
-        after = {**before, name: value}
-        if Plan.from_dict(after) == Plan.from_dict(before):
-            return False
-        self.config["plan"] = after
-        return True
-
-    def _choose_fraction(self, value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"fraction is a share of the training cases, as in 1/6, got {value!r}")
-        # A share of the paper's training cases, which may be a share itself.
-        whole = self.data.get("fraction", find_benchmark(self.preset.benchmark).options["fraction"])
-        if value != 1:
-            self.data["fraction"] = value * whole
-        return value != 1
-
-    def settle(self, chosen: Mapping[str, Any]) -> None:
-        """Set the values that follow from the chosen settings."""
-        config, preset = self.config, self.preset
-        if planning := config.get("planning"):  # planning keeps the varied settings
-            names = (*planning.get("given", ()), *chosen)
-            config["planning"] = planning_settings(names, planning.get("memory"))
-        if preset.follows:
-            defaults = task_defaults(preset.task, Plan.from_dict(config.get("plan", {})))
-            config |= {name: defaults[name] for name in preset.follows if name not in chosen}
-        # The preset's arguments are of its own network.
-        other = "network" in chosen and chosen["network"] != preset.config["network"]
-        arguments = {} if other else preset.config.get("network_args", {})
-        config["network_args"] = {**arguments, **chosen.get("network_args", {})}
-
-
-def _put(settings: dict[str, Any], name: str, value: Any, default: Any = None) -> bool:
-    """Set a value; return whether it changed."""
-    if value == settings.get(name, default):
-        return False
-    settings[name] = value
-    return True
+            place = arguments[method]
+        elif key in _SETTABLE:
+            place, usual = config, getattr(RunConfig, key, None)
+        elif key in PLAN_FIELDS:
+            config["plan"] = place = dict(config.get("plan", {}))
+            usual = Plan().to_dict()[key]
+        elif key == "fraction":
+            if not is_number(value):
+                raise ConfigError(f"fraction is a share of the training cases, as in 1/6, got {value!r}")
+            value *= data.get(key, usual)  # of the paper's training cases, which may be a share themselves
+        if place.get(key, usual) != value:
+            differing.append((name, text))
+            place[key] = value
+    return differing

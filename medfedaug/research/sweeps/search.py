@@ -15,27 +15,24 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from medfedaug.config.run import Execution
 from medfedaug.data.federation import federation_settings
-from medfedaug.errors import ConfigError, RunFailed, first_line
+from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.methods.registry import parse_methods
 from medfedaug.metrics.registry import METRICS, metric_names
 from medfedaug.research.datasets.benchmarks import open_benchmark
-from medfedaug.research.sweeps.experiment import Experiment
+from medfedaug.research.sweeps.experiment import Experiment, read_yaml
 from medfedaug.research.sweeps.planned import PlannedRun
-from medfedaug.research.sweeps.sweep import RunStopped, run_all
-from medfedaug.research.sweeps.workers import ThisProcess, Workers
+from medfedaug.research.sweeps.sweep import run_all
+from medfedaug.research.sweeps.workers import ThisProcess, Workers, needed
 from medfedaug.utils.validation import check_keys, is_number
 
 SEARCH = "search"
 """Folder of the trials in the experiment's folder, with Optuna's record ``trials.db``."""
 _RECORD = "trials.db"
 _METHODS = "methods"
-_FIRST = 5  # trials before the first early end, and before Optuna's sampler learns from them
-_PRUNED = "ended early: its validation scores were below the median of earlier trials"
+_FIRST = 5  # trials before Optuna's sampler learns from them
 
 Choices = Mapping[str, Any]
 """A list of values for each setting, or ``low``, ``high`` and ``log`` or ``step``."""
@@ -49,9 +46,6 @@ class Searched:
         experiment: the winner, ready for all seeds and the test.
         chosen: its settings.
         score: its validation score.
-        metric: the name of the score.
-        trials: number of configurations.
-        ended_early: number of configurations that ended early.
     """
 
     experiment: Experiment
@@ -59,14 +53,13 @@ class Searched:
     score: float
     metric: str
     trials: int
-    ended_early: int
 
     def sentences(self) -> list[str]:
         """Describe the search for a reader of the winner's test scores."""
         chosen = ", ".join(f"{name}={value}" for name, value in self.chosen.items())
         return [
-            f"Chosen among {self.trials} configurations ({self.ended_early} ended early) by the validation "
-            f"score of one seed ({self.metric} {self.score:.4f}): {chosen}. No test case was read before.",
+            f"Chosen among {self.trials} configurations by the validation score of one seed ({self.metric} "
+            f"{self.score:.4f}): {chosen}. No test case was read before.",
             "No verdict is given: a method whose settings were searched is not comparable with one whose "
             f"settings were not, and the best of {self.trials} validation scores is too high by chance.",
         ]
@@ -74,24 +67,19 @@ class Searched:
 
 def read_choices(path: str | Path) -> Choices:
     """Read the choices of settings."""
-    path = Path(path)
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: not readable as YAML ({first_line(error)})") from error
-    if not isinstance(content, dict) or not content:
-        raise ConfigError(f"{path}: settings with choices are needed, such as fedfa.prob: [0.1, 0.5]")
+    content = read_yaml(Path(path), "fedfa.prob: [0.1, 0.5]")
     for name, choice in content.items():
-        if isinstance(choice, list) and len(choice) > 1:
-            continue
-        if not isinstance(choice, dict):
-            raise ConfigError(f"{path}: {name}: needs two values or more, or low and high")
-        check_keys(f"{path}: {name}: unknown keys", choice, ("low", "high", "log", "step"))
-        low, high = choice.get("low"), choice.get("high")
-        if low is None or high is None or not (is_number(low) and is_number(high) and low < high):
-            raise ConfigError(f"{path}: {name}: low must be below high")
-        if choice.get("log") and low <= 0:
-            raise ConfigError(f"{path}: {name}: low must be above 0 with log")
+        if isinstance(choice, dict):
+            check_keys(f"{path}: {name}: unknown keys", choice, ("low", "high", "log", "step"))
+            low: Any = choice.get("low")
+            high: Any = choice.get("high")
+            possible = is_number(low) and is_number(high) and low < high
+            possible = possible and (low > 0 or not choice.get("log"))
+        else:
+            possible = isinstance(choice, list) and len(choice) > 1
+        if not possible:
+            needed = "two values or more, or low below high, and low above 0 with log"
+            raise ConfigError(f"{path}: {name}: needs {needed}")
     return {str(name): choice for name, choice in content.items()}
 
 
@@ -107,20 +95,16 @@ def search(
 ) -> Searched:
     """Try configurations, each by one run of seed 0, and return the one with the best validation score.
 
-    Optuna's tree-structured Parzen estimator proposes them. Its median rule ends a trial whose best score
-    after some round is below the median of the earlier trials at that round. A later call continues an
-    interrupted search from its record.
+    Optuna's tree-structured Parzen estimator proposes them. A later call continues an interrupted search from
+    its record.
 
     Args:
         trials: number of configurations, with those of an earlier call.
-        workers: see `run_all`; as many trials are proposed at a time.
-        threads: of each run's sites.
+        workers: as many trials are proposed at a time.
         on_event: see `run_all`, for trials instead of runs.
-
-    Raises:
-        ConfigError: for settings that do not go together; when Optuna is not installed.
     """
-    optuna = _optuna()
+    optuna = needed("optuna", "search")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     _check(experiment, choices)
     folder = experiment.out / SEARCH
     workers = workers or ThisProcess()
@@ -131,7 +115,7 @@ def search(
     metric = metric_names(federation_settings(sites)["task"])[0]
     study = _open_study(optuna, folder, METRICS[metric].higher_is_better)
     while (missing := trials - len(_tried(study))) > 0:
-        batch: dict[Path, list[Any]] = {}
+        batch: list[tuple[Path, Any]] = []
         runs: dict[Path, PlannedRun] = {}
         for trial in [study.ask() for _ in range(min(workers.number, missing))]:
             settings = _propose(trial, choices, experiment.methods)
@@ -143,7 +127,7 @@ def search(
             preset = configured.preset()
             (run,) = configured.runs(preset)
             runs[run.folder] = run
-            batch.setdefault(run.folder, []).append(trial)
+            batch.append((run.folder, trial))
         failed = run_all(
             list(runs.values()),
             preset,
@@ -152,15 +136,16 @@ def search(
             workers=workers,
             device=device,
             execution=Execution(threads=threads, tested=False),
-            watch=_Reports({path: same[0] for path, same in batch.items()}, metric),
             on_event=_counted(on_event, len(_tried(study)), trials),
             init=experiment.init,
         )
-        for path, same in batch.items():
-            reason = failed.get(path, "")
-            score = None if reason else _validation(folder / path / RESULTS, metric)
-            for trial in same:
-                _end(optuna, study, trial, score, reason)
+        for path, trial in batch:
+            score = None if path in failed else _validation(folder / path / RESULTS, metric)
+            if score is None:
+                trial.set_user_attr("reason", failed.get(path, "no site has a validation score"))
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            else:
+                study.tell(trial, score)
     return _winner(study, experiment, metric)
 
 
@@ -171,7 +156,6 @@ def _open_study(optuna: Any, folder: Path, higher_is_better: bool) -> Any:
         storage=f"sqlite:///{folder.absolute() / _RECORD}",
         load_if_exists=True,
         direction="maximize" if higher_is_better else "minimize",
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=_FIRST),
     )
     # Seeded by the number of trials, or a continued search would draw the same again.
     drawn = len(study.get_trials())
@@ -180,16 +164,6 @@ def _open_study(optuna: Any, folder: Path, higher_is_better: bool) -> Any:
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
         study.enqueue_trial(trial.params)
     return study
-
-
-def _end(optuna: Any, study: Any, trial: Any, score: float | None, reason: str) -> None:
-    """Record the score of a trial, or the reason why it has none."""
-    if score is not None:
-        study.tell(trial, score)
-        return
-    trial.set_user_attr("reason", reason or "no site has a validation score")
-    states = optuna.trial.TrialState
-    study.tell(trial, state=states.PRUNED if reason == _PRUNED else states.FAIL)
 
 
 def _winner(study: Any, experiment: Experiment, metric: str) -> Searched:
@@ -202,24 +176,7 @@ def _winner(study: Any, experiment: Experiment, metric: str) -> Searched:
     settings = {name: value for name, value in chosen.items() if name != _METHODS}
     methods = (chosen[_METHODS],) if _METHODS in chosen else experiment.methods
     winner = replace(experiment, methods=methods, settings={**experiment.settings, **settings})
-    early = sum(trial.state.name == "PRUNED" for trial in tried)
-    return Searched(winner, chosen, study.best_value, metric, len(tried), early)
-
-
-@dataclass(frozen=True)
-class _Reports:
-    """Reports the validation scores of a run to Optuna, from any worker, and ends the run for Optuna."""
-
-    trials: Mapping[Path, Any]
-    metric: str
-
-    def __call__(self, run: PlannedRun, event: dict[str, Any]) -> None:
-        score = event.get(f"val_{self.metric}") if event["event"] == "validated" else None
-        if score is not None:
-            trial = self.trials[run.folder]
-            trial.report(score, event["round"])
-            if trial.should_prune():
-                raise RunStopped(_PRUNED)
+    return Searched(winner, chosen, study.best_value, metric, len(tried))
 
 
 def _counted(
@@ -232,8 +189,7 @@ def _counted(
         if on_event is None:
             return
         if event["event"] in ("run", "failed"):
-            early = event.get("reason") == _PRUNED
-            event = {**event, "number": next(numbers), "of": trials, **({"event": "run"} if early else {})}
+            event = {**event, "number": next(numbers), "of": trials}
         on_event(event)
 
     return tell
@@ -253,8 +209,6 @@ def _check(experiment: Experiment, choices: Choices) -> None:
     for name, values in experiment.vary.items():
         if len(values) > 1:
             raise ConfigError(f"{name} has several values; put them into the search's file")
-        if name in choices:
-            raise ConfigError(f"{name} is set, and is in the search's file; leave it out of one")
     if len(experiment.methods) > 1 and _METHODS not in choices:
         raise ConfigError("a search has one combination of methods; put several into the search's file")
 
@@ -264,7 +218,7 @@ def _tried(study: Any) -> list[Any]:
     return [
         trial
         for trial in study.get_trials()
-        if trial.state.name in ("COMPLETE", "PRUNED") or "reason" in trial.user_attrs
+        if trial.state.name == "COMPLETE" or "reason" in trial.user_attrs
     ]
 
 
@@ -294,12 +248,3 @@ def _validation(results: Path, metric: str) -> float | None:
     record = json.loads(results.read_text())
     score: float | None = record["rounds"][record["selected_round"] - 1].get(f"val_{metric}")
     return score
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise ConfigError("a search needs Optuna: pip install 'medfedaug[search]'") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna

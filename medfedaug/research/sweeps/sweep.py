@@ -16,7 +16,7 @@ from typing import Any
 from medfedaug.config.run import Execution, RunConfig, asked_settings
 from medfedaug.data.folders import MARKER
 from medfedaug.errors import ConfigError, MedFedAugError, first_line
-from medfedaug.federation.engines import check_device, find_engine
+from medfedaug.federation.engine import check_device, find_engine
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.research.datasets.benchmarks import find_benchmark, find_root, write_federation
 from medfedaug.research.papers.presets import Preset
@@ -29,12 +29,6 @@ TABLES = ("table", "patients", "metrics", "published")
 
 _FROM_THE_DATA = ("task", "classes", "in_channels", "channel_names")
 
-Watch = Callable[[PlannedRun, dict[str, Any]], None]
-
-
-class RunStopped(Exception):
-    """Ends a run between two rounds; its text is the reason."""
-
 
 def run_all(
     runs: Sequence[PlannedRun],
@@ -46,7 +40,6 @@ def run_all(
     device: str = "auto",
     workers: Workers | None = None,
     execution: Execution | None = None,
-    watch: Watch | None = None,
     on_event: Callable[[dict[str, Any]], None] | None = None,
     init: Path | None = None,
 ) -> dict[Path, str]:
@@ -55,11 +48,7 @@ def run_all(
     A failed run does not stop the others. ``seed-<k>.log`` has the events of a run, one JSON object per line.
 
     Args:
-        engine: its name; with ``"inprocess"`` all runs of a process share the decoded images.
         workers: of `medfedaug.research.sweeps.workers.find_workers`; by default this process.
-        execution: of every run.
-        watch: called by the worker with each event of a run. When it raises `RunStopped`, the run ends, and
-            another sweep continues it.
         on_event: called with ``{"event": "run", "folder": ..., "made": bool, "number": n, "of": n}`` for each
             finished run, or ``{"event": "failed", "folder": ..., "made": bool, "reason": ...}``; runs of an
             earlier call come first, with a false ``made``. Runs in this process add their own events.
@@ -86,7 +75,6 @@ def run_all(
         engine=engine,
         device=device,
         execution=execution or Execution(),
-        watch=watch,
         init=init,
     )
     failed: dict[Path, str] = {}
@@ -108,7 +96,7 @@ def run_all(
 
 def check_folder(out: Path) -> None:
     """Check that the tables and the page replace only an earlier sweep's."""
-    tables = [f"{name}{suffix}" for name in TABLES for suffix in (".md", ".csv", ".tex")]
+    tables = [f"{name}{suffix}" for name in TABLES for suffix in (".md", ".csv")]
     existing = next((out / name for name in ("report.html", *tables) if (out / name).exists()), None)
     if existing is not None and not any(out.glob(f"data/**/{MARKER}")):
         raise ConfigError(f"{existing} is not of a benchmark; choose another folder, or move the file away")
@@ -134,7 +122,6 @@ def _run(
     benchmark: str,
     out: Path,
     on_event: Callable[[dict[str, Any]], None] | None = None,
-    watch: Watch | None = None,
     **options: Any,
 ) -> str:
     """Make one run, with fields of `Simulation`; return the reason if it failed."""
@@ -143,21 +130,14 @@ def _run(
     if finished and (other := difference(folder / RESULTS, benchmark, run)):
         return f"{folder} holds a finished run with other {other}; choose another folder"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    caller_errors: list[Exception] = []
     with ExitStack() as stack:
         log = None if finished else stack.enter_context(open(f"{folder}.log", "a", encoding="utf-8"))
 
         def emit(event: dict[str, Any]) -> None:
             if log is not None:
                 print(json.dumps(event, default=str), file=log, flush=True)
-            if watch is not None:
-                watch(run, event)
             if on_event is not None:
-                try:
-                    on_event(event)
-                except Exception as error:
-                    caller_errors.append(error)
-                    raise
+                on_event(event)
 
         try:
             # One page shows all runs; `medfedaug report` draws the page of one run.
@@ -171,11 +151,7 @@ def _run(
                 **options,
             )
             run_simulation(simulation)
-        except RunStopped as stop:
-            return str(stop)
         except Exception as error:  # an error of a plugin or of CUDA's memory fails this run only
-            if error in caller_errors:
-                raise
             expected = isinstance(error, MedFedAugError)
             reason = str(error) if expected else f"{type(error).__name__}: {first_line(error)}"
             emit({"event": "failed_run", "reason": reason} | ({} if expected else {"trace": format_exc()}))

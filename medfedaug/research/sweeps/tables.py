@@ -28,13 +28,6 @@ def _pair(ours: Score, theirs: PrintedScore | None) -> str:
     return f"{ours} / {theirs.score:.3f}{spread}"
 
 
-def _recorded(name: str, theirs: PrintedScore | None) -> dict[str, float | None]:
-    return {
-        f"{name}_published": None if theirs is None else theirs.score,
-        f"{name}_published_std": None if theirs is None else theirs.spread,
-    }
-
-
 def reading_notes(preset: Preset, runs: Sequence[PlannedRun]) -> list[str]:
     """Return the notes of a sweep: the source of the protocol, and the differences from the paper's."""
     notes = []
@@ -73,17 +66,12 @@ def write_tables(
     failed: Collection[Path] = (),
     sentences: Sequence[str] = (),
 ) -> tuple[dict[str, TextTable], list[str]]:
-    """Write the tables of the finished runs as Markdown, CSV and LaTeX, and ``report.html``.
+    """Write the tables of the finished runs as Markdown and CSV, and ``report.html``.
 
     Args:
-        runs: the runs, from `medfedaug.research.sweeps.run_list.plan`. Finished runs with other data or
-            settings than planned are left out.
-        preset: their protocol.
-        out: the sweep's folder.
-        data: the folder with the data set's files, or its parent, for images in the report; ``None`` for no
-            images.
-        failed: folders of failed runs of `medfedaug.research.sweeps.sweep.run_all`, which are left out too:
-            they may hold an earlier run with other files.
+        runs: the planned runs; finished ones with other data or settings are left out.
+        data: the folder with the data set's files, or its parent, for images in the report.
+        failed: folders of failed runs, which are left out too: they may hold an earlier run with other files.
         sentences: for the beginning of the page.
     """
     out = Path(out)
@@ -96,12 +84,10 @@ def write_tables(
         "published": _published(loaded, preset),
     }
     tables = {name: table for name, table in tables.items() if table.body}
-    reduced = runs[0].reduced.replace(",", ", ")
-    tables = {name: replace(table, reduced=reduced) for name, table in tables.items()}
     for name, table in tables.items():
         replace(table, notes=(*table.notes, *notes)).save(out / name)
     first = [*sentences, *notes]
-    write_report(finished, out / "report.html", data=data, device=device, notes=first, reduced=reduced)
+    write_report(finished, out / "report.html", data=data, device=device, notes=first)
     return tables, notes
 
 
@@ -151,16 +137,16 @@ def _groups(loaded: _Loaded) -> Iterator[tuple[PlannedRun, list[Run]]]:
         yield members[0][0], [run for _, run in members]
 
 
-def _label(run: PlannedRun) -> str:
-    return f"{run.methods} ({run.variant})" if run.variant else run.methods
-
-
 def _published(loaded: _Loaded, preset: Preset) -> TextTable:
     """Return our scores and published ones, one row per combination that a paper has too."""
     rows: list[tuple[str, Row, Published]] = [
-        (_label(planned), summary_table(runs).rows[0], published)
-        for planned, runs in _groups(loaded)
-        for published in _of_run(planned, preset)
+        (
+            f"{run.methods} ({run.variant})" if run.variant else run.methods,
+            summary_table(runs).rows[0],
+            published,
+        )
+        for run, runs in _groups(loaded)
+        for published in _of_run(run, preset)
     ]
     sites = [*dict.fromkeys(site for _, ours, theirs in rows if theirs.sites for site in ours.sites)]
     body, records = [], []
@@ -175,8 +161,10 @@ def _published(loaded: _Loaded, preset: Preset) -> TextTable:
             [label, ours.model, *(_pair(*pair) for pair in pairs.values()), difference, published.source]
         )
         record: dict[str, Any] = {"method": label, "model": ours.model}
-        for name, pair in pairs.items():
-            record |= {name: pair[0].mean, f"{name}_std": pair[0].std, **_recorded(name, pair[1])}
+        for name, (score, printed) in pairs.items():
+            record |= {name: score.mean, f"{name}_std": score.std}
+            record[f"{name}_published"] = printed.score if printed else None
+            record[f"{name}_published_std"] = printed.spread if printed else None
         records.append({**record, "published_in": published.source})
     notes = dict.fromkeys(f"{p.source}, {p.row}: {p.note}." for _, _, p in rows if p.note)
     header = ["method", MODEL, *sites, "mean", "difference", "published in"]
@@ -194,9 +182,6 @@ def _of_run(run: PlannedRun, preset: Preset) -> Iterator[Published]:
 
 def _combination(methods: str) -> frozenset[str]:
     """Return the methods of a combination in any order; FedAvg counts only on its own."""
-    try:
-        parts = {str(sorted(spec.items())) for spec in parse_methods(methods)}
-        plain = {str(sorted(spec.items())) for spec in parse_methods("fedavg")}
-    except ConfigError:  # a paper's method that this package lacks
-        return frozenset({methods})
+    parts = {str(sorted(spec.items())) for spec in parse_methods(methods)}
+    plain = {str(sorted(spec.items())) for spec in parse_methods("fedavg")}
     return frozenset(parts - plain or parts)

@@ -217,24 +217,23 @@ class Job:
 _turn = threading.Lock()  # one run at a time: two in one process would share the random numbers
 
 
-class Cluster(Workers):
-    """Workers that may be on other machines.
+def needed(package: str, extra: str) -> Any:
+    """Import a package that an extra installs."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise ConfigError(f"{package} is missing: pip install 'medfedaug[{extra}]'") from error
 
-    Args:
-        folder: the sweep's folder; all machines must see it under this path.
-        memory: bytes of decoded images that each run keeps.
-        each: requests of each run.
-    """
+
+class Cluster(Workers):
+    """Workers that may be on other machines, all of which see the sweep's folder under one path."""
 
     elsewhere: ClassVar[bool] = True
     number = 8
     package: ClassVar[str]
 
     def __init__(self, folder: Path, memory: int, each: Mapping[str, str]) -> None:
-        try:
-            self.library: Any = import_module(self.package)
-        except ImportError as error:
-            raise ConfigError(f"--workers needs {self.package}: pip install 'medfedaug[cluster]'") from error
+        self.library = needed(self.package, "cluster")
         self.folder, self.memory, self.each = folder.absolute(), memory, each
 
     def _job(self, make: Make, run: PlannedRun) -> Job:
@@ -249,11 +248,9 @@ class SlurmJobs(Cluster):
     Slurm refuses a further job because of a limit, the job waits for the end of an earlier one.
 
     Args:
-        folder: see `Cluster`; its folder ``cluster`` gets scripts and logs of the jobs.
         each: options of ``sbatch``, such as ``time``, ``mem``, ``gpus``; ``parallel``, the largest number of
             jobs at a time; ``setup``, a shell command before each run. With ``mem`` decoded images
             take half of it at most.
-        partition: the partition of the jobs; empty for Slurm's default.
     """
 
     package: ClassVar[str] = "submitit"
@@ -263,8 +260,9 @@ class SlurmJobs(Cluster):
         parallel, setup = options.pop("parallel", "1000"), options.pop("setup", None)
         if not parallel.isdecimal() or int(parallel) < 1:
             raise ConfigError(f"--each parallel={parallel}: must be a number of jobs, 1 or more")
-        if "mem" in options:
-            memory = min(memory, _bytes(options["mem"]) // 2)
+        if match := re.fullmatch(r"(\d+)([KMGT]?)B?", options.get("mem", "").upper()):  # without a unit in MB
+            size = int(match[1]) * 1024 ** (" KMGT".index(match[2]) if match[2] else 2)
+            memory = min(memory, size // 2)
         super().__init__(folder, memory, each)
         self.parallel = int(parallel)
         try:
@@ -331,22 +329,11 @@ def _result(job: Any) -> str:
         return f"job {job.job_id}: {first_line(error)}; see {job.paths.stderr}"
 
 
-def _bytes(text: str) -> int:
-    """Return the bytes of a size of Slurm, such as ``8G``; without a unit it is MB."""
-    match = re.fullmatch(r"(\d+)([KMGT]?)B?", text.upper())
-    if match is None:
-        raise ConfigError(f"--each mem={text}: must be a size, such as 8G")
-    return int(match[1]) * 1024 ** (" KMGT".index(match[2]) if match[2] else 2)
-
-
 class DaskWorkers(Cluster):
     """Workers of a Dask cluster, to which `distributed` sends the runs.
 
-    A run whose worker dies goes to another worker, which continues it.
-
-    Args:
-        each: resources of Dask's workers that each run takes, such as ``GPU=1``.
-        address: the scheduler's address.
+    A run whose worker dies goes to another worker, which continues it. ``each`` has resources of Dask's
+    workers that each run takes, such as ``GPU=1``.
     """
 
     package: ClassVar[str] = "distributed"
@@ -354,10 +341,9 @@ class DaskWorkers(Cluster):
     def __init__(self, folder: Path, memory: int, each: Mapping[str, str], address: str) -> None:
         super().__init__(folder, memory, each)
         self.address = address
-        try:
-            self.resources = {name: float(value) for name, value in each.items()}
-        except ValueError as error:
-            raise ConfigError(f"--each: resources of Dask are numbers, such as GPU=1 ({error})") from error
+        if not all(re.fullmatch(r"\d+(\.\d+)?", value) for value in each.values()):
+            raise ConfigError("--each: resources of Dask are numbers, such as GPU=1")
+        self.resources = {name: float(value) for name, value in each.items()}
 
     def outcomes(self, make: Make, runs: Sequence[PlannedRun]) -> Outcomes:
         """Submit a task for each run, and wait for their ends."""

@@ -1,11 +1,9 @@
-"""Metadata, schema, README and licence of a bundle."""
+"""Metadata, README and licence of a bundle."""
 
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from medfedaug._version import __version__
-from medfedaug.errors import ConfigError
 from medfedaug.runs.bundle.network import PlainInference
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
@@ -15,7 +13,7 @@ _SCHEMA_URL = (
 )
 _VERSION = "1.0.0"
 _NOT_STATED = "Not stated: fill in before you share this bundle."
-_TERMS = """\
+TERMS = """\
 The weights in models/ were trained by the sites of a federation, which decide the terms of their use. No
 terms were given when this bundle was made: put them here before you share it.
 
@@ -52,16 +50,6 @@ python -m monai.bundle verify_net_in_out network_def --meta_file BUNDLE/configs/
 
 `python -m monai.bundle verify_metadata` fetches MONAI's schema and compares `configs/metadata.json` with it.
 """
-
-
-def licence(file: str | Path | None) -> str:
-    """Return the terms of a bundle."""
-    if file is None:
-        return _TERMS
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not a text ({error})") from error
 
 
 def bundle_metadata(run: FinishedRun, plain: PlainInference) -> dict[str, Any]:

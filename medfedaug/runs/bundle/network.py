@@ -1,6 +1,7 @@
 """Reduce a finished run to a MONAI network and a pair for normalisation."""
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -55,32 +56,27 @@ def plain_inference(run: FinishedRun, origin: Origin) -> PlainInference:
     model = run.at_site(origin.site, folder, "cpu", statistics=origin.pair)
     task = cast(SegmentationTask, model.task)
     pair = _pair(model)
-    try:
-        definition = network_definition(**network_arguments(config))
-    except ValueError as error:
-        raise ConfigError(f"network {config.network}: {first_line(error)}; {_INSTEAD}") from error
-    content = inference_config(
-        _json(definition),
-        task,
-        channels=config.in_channels,
-        batch_size=config.batch_size,
-        pair=pair,
-        photographs=_of_photographs(run),
-        bfloat16=config.precision == "bfloat16",
-        channels_last=is_faster_last(model.network, "cpu"),
-    )
     with run.scoring(model) as network:
         weights = {key: value.detach().cpu().clone() for key, value in network.state_dict().items()}
-        plain = _plain_network(content, weights, run)
-        example = _example(plain, task, config.in_channels, run)
+        try:
+            content = inference_config(
+                _json(network_definition(**network_arguments(config))),
+                task,
+                channels=config.in_channels,
+                batch_size=config.batch_size,
+                pair=pair,
+                photographs=_of_photographs(run),
+                bfloat16=config.precision == "bfloat16",
+                channels_last=is_faster_last(network, "cpu"),
+            )
+            plain = _plain_network(content, weights)
+        except Exception as error:  # networks fail in many ways
+            text = f"MONAI's class makes another one ({first_line(error)}); {_INSTEAD}"
+            raise ConfigError(f"network {config.network}: {text}") from error
+        example = _example(network, task, config.in_channels)
         with torch.no_grad():
             ours, theirs = network(example), plain(example)
-    if not isinstance(theirs, Tensor):
-        raise ConfigError(
-            f"network {config.network}: MONAI's gives several outputs, of which a bundle cannot choose one; "
-            f"{_INSTEAD}"
-        )
-    if not torch.equal(ours, theirs):
+    if not isinstance(theirs, Tensor) or not torch.equal(ours, theirs):
         raise ConfigError(_difference(run, network))
     fixed = (config.plan.patch_size or config.image_size) is not None
     return PlainInference(content, weights, plain, example, pair, fixed)
@@ -115,21 +111,16 @@ def _of_photographs(run: FinishedRun) -> bool:
     return "fixed" in run.record["input"]["scaling"] or any(entry.get("unit") == "px" for entry in entries)
 
 
-def _plain_network(content: dict[str, Any], weights: dict[str, Tensor], run: FinishedRun) -> nn.Module:
+def _plain_network(content: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
     """Build MONAI's network from a bundle's configuration."""
     parser = ConfigParser({**content, "device": torch.device("cpu")})
-    try:
-        plain: nn.Module = parser.get_parsed_content("network")
-        plain.load_state_dict(weights)
-    except Exception as error:  # networks fail in many ways
-        raise ConfigError(
-            f"network {run.config.network}: MONAI's class makes another one ({first_line(error)}); {_INSTEAD}"
-        ) from error
+    plain: nn.Module = parser.get_parsed_content("network")
+    plain.load_state_dict(weights)
     parser.get_parsed_content("initialize")
     return plain.eval()
 
 
-def _example(plain: nn.Module, task: SegmentationTask, channels: int, run: FinishedRun) -> Tensor:
+def _example(network: nn.Module, task: SegmentationTask, channels: int) -> Tensor:
     """Return a random image of the smallest size that the network takes, or of the size of a window."""
     generator = torch.Generator().manual_seed(0)
     plan, dims = task.plan, task.plan.spatial_dims
@@ -140,16 +131,9 @@ def _example(plain: nn.Module, task: SegmentationTask, channels: int, run: Finis
         sizes = [plan.patch_size]
     for size in sizes:
         example = torch.rand(1, channels, *size, generator=generator)
-        try:
-            with torch.no_grad():
-                plain(example)
+        with suppress(Exception), torch.no_grad():  # networks fail in many ways
+            network(example)
             break
-        except Exception as error:  # networks fail in many ways
-            if size == sizes[-1]:
-                raise ConfigError(
-                    f"network {run.config.network}: does not take images of {'x'.join(map(str, size))} "
-                    f"({first_line(error)})"
-                ) from error
     return example
 
 

@@ -39,7 +39,7 @@ class CaseWriter:
             return pictures
         label = name if name.endswith(suffix) else name + suffix
         shares = form.probability_files(label, len(self.classes)) if self.options.probabilities else []
-        files = [*form.parts(label), *self.objects.files(case, label)]
+        files = [label, *self.objects.files(case, label)]
         return files + [f"{_PROBABILITIES}/{part}" for part in shares] + pictures
 
     def write(self, case: Case, prediction: Prediction) -> dict[str, Any]:
@@ -49,7 +49,8 @@ class CaseWriter:
             assert prediction.probabilities is not None
             shares = dict(zip(classes, prediction.probabilities.tolist(), strict=True))
             if self.options.previews:
-                _picture(self.out / files[-1], draw_classified(self.folder.load_image(case, "scale"), shares))
+                image = self.folder.load_image(case, "scale")
+                write_picture(self.out / files[-1], draw_classified(image, shares))
             return {"class": classes[int(prediction.label)], "probabilities": shares}
         affine = self.folder.affine(case)
         assert prediction.confidence is not None
@@ -62,7 +63,7 @@ class CaseWriter:
             write_probabilities(target, case.image, prediction.probabilities, segments)
         if self.options.previews:
             image = self.folder.load_image(case, "scale")
-            _picture(self.out / files[-1], draw_label_map(image, prediction.label, classes, affine))
+            write_picture(self.out / files[-1], draw_label_map(image, prediction.label, classes, affine))
         foreground = foreground_voxels(prediction.label, classes)
         entry: dict[str, Any] = {
             "label_map": files[0],
@@ -77,8 +78,3 @@ class CaseWriter:
 def _below(case: Case) -> str:
     """Return the name of a case as a path below the folder."""
     return os.path.join(*(part for part in PurePath(case.name).parts if part not in (os.sep, "..")))
-
-
-def _picture(path: Path, figure: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_picture(path, figure)

@@ -44,27 +44,17 @@ class DriftReference:
     edges: np.ndarray | None
 
     @classmethod
-    def of(cls, runs: Sequence[FinishedRun]) -> DriftReference:
-        """Read the ``statistics.json`` of runs with the same settings, and their records of voxels' edges."""
-        run = runs[0]
+    def of(cls, run: FinishedRun) -> DriftReference:
+        """Read the ``statistics.json`` of a run, and its record of voxels' edges."""
         channels = run.config.in_channels
-        pairs = [p for run in runs for p in run.statistics.values() if p.num_channels == channels]
-        over = run.composition.statistics_over
-        records = [run.record for run in runs]
-        prints = [p for record in records for p in record.get("planned", {}).get("fingerprints", {}).values()]
-        edges = [levels for record in records for levels in record.get(SPACING, {}).values()]
-        means, stds = [pair.mean for pair in pairs], [pair.std for pair in pairs]
-        # Fingerprints have the intensities of images as stored.
-        if not pairs and run.composition.intensity == "raw" and not run.config.plan.normalises:
-            intensities = [p["intensity"] for p in prints if len(p["intensity"]) == channels]
-            tensors = [torch.tensor(rows, dtype=torch.float64) for rows in intensities]
-            means, stds, over = [t[:, 0] for t in tensors], [t[:, 1] for t in tensors], "image"
+        pairs = [pair for pair in run.statistics.values() if pair.num_channels == channels]
+        edges = run.record.get(SPACING, {}).values()
         empty = torch.zeros(0, channels, dtype=torch.float64)
         return cls(
-            torch.stack(means) if means else empty,
-            torch.stack(stds) if stds else empty,
-            over,
-            _edges([*([e[level] for level in LEVELS] for e in edges), *(p["spacing"] for p in prints)]),
+            torch.stack([pair.mean for pair in pairs]) if pairs else empty,
+            torch.stack([pair.std for pair in pairs]) if pairs else empty,
+            run.composition.statistics_over,
+            _edges([[levels[level] for level in LEVELS] for levels in edges]),
         )
 
     @property
@@ -74,10 +64,7 @@ class DriftReference:
         return [name for name, known in recorded.items() if known]
 
     def intensity_warnings(self, moments: Mapping[str, Tensor], names: Sequence[str] = ()) -> list[str]:
-        """Describe an image's intensities outside the sites' ranges.
-
-        The moments are ``mean`` and ``std`` of the image, (C,) each, computed like the sites' statistics.
-        """
+        """Describe an image's intensities outside the sites' ranges, from its ``mean`` and ``std``, (C,)."""
         if not len(self.mean):
             return []
         warnings = []
@@ -106,10 +93,7 @@ class DriftReference:
         return warnings
 
     def spacing_warnings(self, affine: Any) -> list[str]:
-        """Describe an image's voxel sizes outside the sites' range.
-
-        The affine, (4, 4), is from voxels to millimetres in RAS; ``None`` where the file has none.
-        """
+        """Describe an image's voxel sizes outside the sites' range, from its affine, (4, 4), if any."""
         if self.edges is None:
             return []
         if affine is None:

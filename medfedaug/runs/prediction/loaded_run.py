@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.runs.prediction.ensemble import Ensemble
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predict import predict_images
 from medfedaug.runs.prediction.predictions_file import Predictions
@@ -15,14 +14,7 @@ __all__ = ["LoadedRun", "load_run"]
 
 
 def load_run(folder: str | Path, *, state: str | Path | None = None) -> LoadedRun:
-    """Open a finished run, to look at its results and to use its model.
-
-    Args:
-        folder: the folder of a run, or a model in it (`FinishedRun.open`).
-        state: the folder with the sites' state; by default the folder ``state`` of the run.
-
-    Raises:
-        ConfigError: naming the error and its place.
+    """Open a finished run, to look at its results and to use its model (`FinishedRun.open`).
 
     Example:
         In a notebook::
@@ -54,4 +46,4 @@ class LoadedRun(FinishedRun):
         Raises:
             MedFedAugError: naming the error and its place.
         """
-        return predict_images(Ensemble((self,)), images, out, PredictionOptions(**options))
+        return predict_images(self, images, out, PredictionOptions(**options))

@@ -65,6 +65,7 @@ class Predictions:
         try:
             content = check_version(parse_json(path.read_text(encoding="utf-8")), _KIND, _VERSION)
             _CONTENT(content, "")
+            map_of(_result_check(content))(content["cases"], "cases")
             return content
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: {error}; choose another folder, or move the file away") from error
@@ -82,11 +83,6 @@ class Predictions:
         if "statistics" in earlier:
             self.inputs["statistics"] = earlier["statistics"]
         for name, entry in earlier.get("cases", {}).items():
-            try:
-                _result_check(self.details)(entry, f"cases.{name}")
-            except ValueError as error:
-                path = self.out / PREDICTIONS
-                raise ConfigError(f"{path}: {error}; choose another folder, or --overwrite") from error
             written = [self.out / file for file in entry["written"]]
             if entry["state"] == states.get(name, entry["state"]) and all(path.exists() for path in written):
                 self.cases[name] = entry
@@ -96,9 +92,10 @@ class Predictions:
         self.inputs[key] = value
         before = self._earlier.get(key)
         if self._earlier.get("cases") and before != value:
+            name, was, now = _first_difference(key, before, value)
             raise ConfigError(
-                f"{self.out} holds predictions with {_different(key, before, value)}; choose another folder, "
-                "or --overwrite"
+                f"{self.out} holds predictions with other {name} ({was}, and now {now}); choose another "
+                "folder, or --overwrite"
             )
 
     def remove(self, files: Iterable[str]) -> None:
@@ -151,16 +148,12 @@ class Predictions:
             self.write()
 
 
-def _different(key: str, before: Any, now: Any) -> str:
+def _first_difference(key: str, before: Any, now: Any) -> tuple[str, str, str]:
+    """Return the name of a setting, or of the first part that differs, and both values, shortened."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         part = next(k for k in {**before, **now} if before.get(k) != now.get(k))
         key, before, now = f"{key}: {part}", before.get(part), now.get(part)
-    return f"other {key} ({_short(before)}, and now {_short(now)})"
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) < 60 else f"{text[:57]}..."
+    return key, str(before)[:60], str(now)[:60]
 
 
 def _file(value: Any, where: str) -> None:
@@ -171,10 +164,10 @@ def _file(value: Any, where: str) -> None:
         fail(value, where, "a file below the folder")
 
 
-def _result_check(details: Mapping[str, Any]) -> Check:
+def _result_check(content: Mapping[str, Any]) -> Check:
     """Return the check of the results of a finished case."""
-    classes = details["classes"]
-    if details["task"] != "segmentation":
+    classes = content["classes"]
+    if content["task"] != "segmentation":
         shares = both(map_of(number), entries({}, needed=classes))
         return entries({"class": one_of(classes), "probabilities": shares}, needed=("class", "probabilities"))
     results = {
@@ -196,14 +189,15 @@ _CASE = entries(
     finite,
     needed=("written", "state", "warnings"),
 )
-_PAIR = {"mean": list_of(number), "std": list_of(number)}
 _STATISTICS = entries(
-    {"of": text, **_PAIR, "intensity": text, "file": _file, "members": list_of(entries(_PAIR))}
+    {"of": text, "mean": list_of(number), "std": list_of(number), "intensity": text, "file": _file}
 )
 
 
 _CONTENT = entries(
     {
+        "task": text,
+        "classes": list_of(text),
         "cases": map_of(_CASE),
         "statistics": optional(_STATISTICS),
         "pending": map_of(list_of(_file)),
@@ -212,5 +206,6 @@ _CONTENT = entries(
         "compared_with_the_sites": list_of(text),
         "failed": map_of(entries({"error": text}, needed=("error",))),
         "test": entries({"score": text, "warning": text}, needed=("score", "warning")),
-    }
+    },
+    needed=("task", "classes", "cases"),
 )

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.base import Segments
+from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
-from medfedaug.runs.prediction.ensemble import Ensemble
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.utils.layers import added_module, added_modules
 
@@ -26,15 +26,10 @@ class PlainSegments:
 class SeriesObjects:
     """Writes nothing else; `medfedaug.hospital.dicom.prediction_objects.DicomObjects` does for DICOM.
 
-    Args:
-        models: the models.
-        origin: the origin of the images.
-        options: settings.
-        folder: the images.
-        further: identities of the images' series after the first, by case and channel.
+    ``further`` has the identities of the images' series after the first, by case and channel.
     """
 
-    models: Ensemble
+    run: FinishedRun
     origin: Origin
     options: PredictionOptions
     folder: SiteFolder
@@ -52,13 +47,7 @@ class SeriesObjects:
         return []
 
     def segments(self, case: Case, classes: tuple[str, ...], notes: Mapping[str, str]) -> Segments:
-        """Return the classes of a label map, for the format of the image.
-
-        Args:
-            case: the case.
-            classes: the run's classes.
-            notes: descriptions, by class.
-        """
+        """Return the classes of a label map, with notes by class, for the format of the image."""
         return PlainSegments(classes)
 
     def write(self, out: Path, case: Case, label: Tensor, file: str, segments: Segments) -> None:
@@ -66,7 +55,7 @@ class SeriesObjects:
 
 
 def series_objects(
-    models: Ensemble,
+    run: FinishedRun,
     origin: Origin,
     options: PredictionOptions,
     folder: SiteFolder,
@@ -77,5 +66,5 @@ def series_objects(
         added_module("dicom.prediction_objects", "--rtstruct")
     modules = added_modules("dicom.prediction_objects")
     make = modules[0].DicomObjects if modules else SeriesObjects
-    objects: SeriesObjects = make(models, origin, options, folder, further)
+    objects: SeriesObjects = make(run, origin, options, folder, further)
     return objects

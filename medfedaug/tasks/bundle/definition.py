@@ -13,8 +13,8 @@ from torch.nn.modules.conv import _ConvNd
 from medfedaug.config.bundle_reference import AllowedBundle, find
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import ConfigError, first_line, withheld
-from medfedaug.tasks.bundle.parser import BundleConfiguration
+from medfedaug.errors import ConfigError
+from medfedaug.tasks.bundle.parser import BundleConfiguration, reason_of
 from medfedaug.tasks.bundle.task import BundleTask
 
 # All parameters of the network, for any name of it.
@@ -58,18 +58,14 @@ class BundleDefinition:
     def batch_size(self) -> int:
         """Cases of a step, each of which may give several samples."""
         key = f"{self.loader}#batch_size"
-        size = 1 if self.configuration.raw(key) is None else self.configuration.make(key)
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise self.configuration.problem(key, f"must be a whole number, got {size!r}")
+        size: int = 1 if self.configuration.raw(key) is None else self.configuration.make(key)
         return size
 
     def network(self) -> nn.Module:
         """Make the network, on the CPU."""
         identifier = self.configuration.find(self.configuration.trainer, "network")
         # Anew each time: a configuration keeps its parts, and a run must not train another run's network.
-        network = BundleConfiguration(self.bundle).make(identifier)
-        if not isinstance(network, nn.Module):
-            raise self.configuration.problem(identifier, f"gives {type(network).__name__}, no network")
+        network: nn.Module = BundleConfiguration(self.bundle).make(identifier)
         return network.cpu()
 
     @staticmethod
@@ -109,11 +105,8 @@ class BundleDefinition:
         try:
             optimiser: Any = component.instantiate(params=list(parameters), **more)
         except Exception as error:  # any error of the class
-            reason = withheld(first_line(error))
-            raise self.configuration.problem(self._optimiser, f"cannot be made ({reason})") from error
-        if not isinstance(optimiser, torch.optim.Optimizer):
-            reason = f"gives {type(optimiser).__name__}, no optimiser"
-            raise self.configuration.problem(self._optimiser, reason)
+            reason = f"cannot be made ({reason_of(error)})"
+            raise self.configuration.problem(self._optimiser, reason) from error
         return optimiser
 
 

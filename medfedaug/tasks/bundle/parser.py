@@ -43,9 +43,7 @@ class BundleConfiguration:
         self.bundle, self.file = bundle, training_file(folder)
         _importable(folder)
         try:
-            values = ConfigParser.load_config_file(str(self.file))
-            if not isinstance(values, dict):
-                raise ValueError("an object is needed")
+            values: Any = ConfigParser.load_config_file(str(self.file))
             values["bundle_root"] = str(folder)
             if "device" in values:
                 values["device"] = "$torch.device('cpu')"
@@ -69,7 +67,7 @@ class BundleConfiguration:
             if not isinstance(entry, Mapping):
                 continue
             target = str(entry.get("_target_"))
-            if target.rpartition(".")[2] != kind or target not in (kind, f"monai.engines.{kind}"):
+            if target not in (kind, f"monai.engines.{kind}"):
                 raise self.problem(identifier, f"is {target}; only MONAI's {kind} can be replaced by ours")
             for name in _UNUSABLE:
                 if entry.get(name) is not None:
@@ -93,44 +91,36 @@ class BundleConfiguration:
             identifier = match[1]
         return identifier
 
-    def find(self, *path: str) -> str:
-        """Return the identifier of a nested argument of an engine, through all references."""
+    def find(self, *path: str, required: bool = True) -> str:
+        """Return the identifier of a nested argument of an engine, through all references; empty if none."""
         identifier = path[0]
         for name in path[1:]:
-            identifier = f"{self.follow(identifier)}#{name}"
+            identifier = self.follow(f"{identifier}#{name}")
             if self.raw(identifier) is None:
-                raise self.problem(identifier, "is missing")
-        target = self.follow(identifier)
-        if self.raw(target) is None:
-            raise self.problem(target, "is missing")
-        return target
-
-    def has(self, *path: str) -> bool:
-        """Return whether `find` would find an entry."""
-        try:
-            self.find(*path)
-        except ConfigError:
-            return False
-        return True
+                if required:
+                    raise self.problem(identifier, "is missing")
+                return ""
+        return identifier
 
     def make(self, identifier: str) -> Any:
         """Make the part of an identifier by MONAI's parser."""
         try:
             return self.parser.get_parsed_content(identifier)
         except Exception as error:  # any error of a class or an expression
-            reason: BaseException = error
-            while isinstance(reason, RuntimeError) and reason.__cause__ is not None:
-                reason = reason.__cause__
-            text = withheld(f"{type(reason).__name__}: {first_line(reason)}")
-            raise self.problem(identifier, f"cannot be made ({text})") from error
+            raise self.problem(identifier, f"cannot be made ({reason_of(error)})") from error
 
     def component(self, identifier: str, *without: str) -> ConfigComponent:
         """Return a class with its arguments, to be completed by others."""
         entry = self.raw(identifier)
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("_target_"), str):
-            raise self.problem(identifier, "must have a _target_")
         args = {key: self.make(f"{identifier}#{key}") for key in entry if key not in (*without, "_target_")}
         return ConfigComponent({"_target_": entry["_target_"], **args}, identifier, self.parser.locator)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return kind and first line of the error behind MONAI's, without what may be a patient's."""
+    while isinstance(error, RuntimeError) and error.__cause__ is not None:
+        error = error.__cause__
+    return withheld(f"{type(error).__name__}: {first_line(error)}")
 
 
 _root = ""

@@ -19,10 +19,10 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.checks.site_checks import check_classes, check_files_alone, check_known_classes
 from medfedaug.data.preparation.preparation import Preparation
-from medfedaug.errors import ConfigError, DataError, first_line, withheld
-from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, plain_tensor
+from medfedaug.errors import ConfigError, DataError
+from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, device_of, plain_tensor
 from medfedaug.tasks.bundle.metrics import BundleMetrics
-from medfedaug.tasks.bundle.parser import BundleConfiguration
+from medfedaug.tasks.bundle.parser import BundleConfiguration, reason_of
 from medfedaug.tasks.bundle.transforms import BundleAugmentation, Parts, plain_sample
 from medfedaug.tasks.losses import Loss
 
@@ -35,13 +35,6 @@ class BundleTask(Task):
     The Bundle's transforms get the files of a case, under ``image`` (a path, or a list of them) and ``label``
     (the path of the label map, or the number of the class). Transforms before the first random one are
     applied once, and statistics are of their output. ``label`` may be anything that the Bundle's loss takes.
-
-    Args:
-        configuration: the Bundle's configuration.
-        config: the run, for the classes.
-
-    Attributes:
-        parts: the training transforms.
     """
 
     left_to_right = 0
@@ -85,8 +78,8 @@ class BundleTask(Task):
 
     def _part(self, *path: str) -> Any:
         """Make a part that a Bundle may leave out."""
-        configuration = self.configuration
-        return configuration.make(configuration.find(*path)) if configuration.has(*path) else None
+        identifier = self.configuration.find(*path, required=False)
+        return self.configuration.make(identifier) if identifier else None
 
     @property
     def scored_classes(self) -> tuple[str, ...]:
@@ -138,27 +131,19 @@ class BundleTask(Task):
         label = str(case.label) if self.dense else self.classes.index(str(case.label))
         try:
             result: Any = transforms({Keys.IMAGE: image, Keys.LABEL: label})
-        except Exception as error:  # any error of a transform
-            reason: BaseException = error
-            while isinstance(reason, RuntimeError) and reason.__cause__ is not None:
-                reason = reason.__cause__
-            text = withheld(f"{type(reason).__name__}: {first_line(reason)}")
+            items = list(result) if isinstance(result, list | tuple) else [result]
+            return [plain_sample({**item, Keys.IMAGE: _floats(item[Keys.IMAGE])}) for item in items]
+        except Exception as error:  # any error of a transform, or a key that it does not give
+            bundle, reason = self.configuration.bundle.name, reason_of(error)
             raise DataError(
-                f"the {purpose} transforms of the Bundle {self.configuration.bundle.name} fail ({text})",
+                f"the {purpose} transforms of the Bundle {bundle} fail ({reason})",
                 site=site.name,
                 path=case.image,
             ) from error
-        items = list(result) if isinstance(result, list | tuple) else [result]
-        for item in items:
-            if lacking := [key for key in (Keys.IMAGE, Keys.LABEL) if key not in item]:
-                raise self.configuration.problem(purpose, f"its transforms give no '{lacking[0]}'")
-        return [plain_sample({**item, Keys.IMAGE: _floats(item[Keys.IMAGE])}) for item in items]
 
     def prepared(self, site: SiteFolder, case: Case) -> dict[str, Tensor]:
         """Apply the deterministic transforms to a case, and return it as one item with its moments."""
         items = self._applied(self.parts.once, site, case, "training")
-        if len({tuple(item[Keys.IMAGE].shape) for item in items}) != 1:
-            raise self.configuration.problem("training", "its deterministic transforms give several sizes")
         keys: tuple[str, ...] = (Keys.IMAGE, Keys.LABEL)
         stacked = {key: torch.stack([item[key] for item in items]) for key in keys}
         return {**stacked, **self.preparation.of_whole(items[0][Keys.IMAGE])}
@@ -207,12 +192,7 @@ class BundleTask(Task):
 
     @torch.no_grad()
     def outputs(
-        self,
-        network: nn.Module,
-        cases: Iterable[EvaluationCase],
-        transform: Pipeline,
-        device: torch.device,
-        batch_size: int = 16,
+        self, network: nn.Module, cases: Iterable[EvaluationCase], transform: Pipeline, batch_size: int = 16
     ) -> Iterator[tuple[EvaluationCase, Tensor]]:
         r"""Yield the output of the Bundle's inferer for each case, (K, \*spatial) or (K,), on the CPU."""
         remaining = iter(cases)
@@ -220,7 +200,7 @@ class BundleTask(Task):
             images = [plain_tensor(transform({Keys.IMAGE: case.image})[Keys.IMAGE]) for case in chunk]
             for _, same in groupby(zip(chunk, images, strict=True), lambda pair: pair[1].shape):
                 group = list(same)
-                inputs = torch.stack([image for _, image in group]).to(device)
+                inputs = torch.stack([image for _, image in group]).to(device_of(network))
                 output = self.inferer(inputs, network)
                 if not isinstance(output, Tensor):
                     raise self.configuration.problem("inferer", f"gives {type(output).__name__}, no tensor")
@@ -239,15 +219,13 @@ class BundleTask(Task):
         try:
             return apply_transform(self.postprocessing, item)
         except RuntimeError as error:
-            reason = withheld(first_line(error.__cause__ or error))
-            raise self.configuration.problem("postprocessing", f"fails ({reason})") from error
+            raise self.configuration.problem("postprocessing", f"fails ({reason_of(error)})") from error
 
     def predict_case(
         self,
         network: nn.Module,
         case: EvaluationCase,
         transform: Pipeline,
-        device: torch.device,
         batch_size: int = 16,
         probabilities: bool = False,
     ) -> Prediction:

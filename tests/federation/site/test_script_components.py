@@ -64,7 +64,7 @@ def test_a_case_that_a_script_cannot_score_has_no_score_and_an_impossible_one_is
     assert scored(**{first: float("nan")}) == scored(**{first: None})
     assert scored(**{first: float("nan")})["accuracy"] == 0.5
     with pytest.raises(
-        MedFedAugError, match="site A: the script gives a case the score 87, and accuracy is between 0"
+        MedFedAugError, match="site A: the script gives a case the score 87, and accuracy is from 0"
     ):
         scored(**{first: 87.0})
 

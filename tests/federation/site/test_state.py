@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 from hospitals import Deployment, Hospital
@@ -101,6 +102,8 @@ def test_what_a_killed_writer_left_is_removed_at_the_next_start_and_nothing_else
         killed(jobs / f"{'a' * 64}.json"),
         killed(next(state.rglob("*.pt")).with_name(f"{'b' * 32}.pt")),
     ]
+    for file in left:  # by a process that was killed two hours ago
+        os.utime(file, (time.time() - 7200,) * 2)
     others = [state / ".notes.pt", state / "model.pt.deadbeef", state / ".notes.txt.deadbeef"]
     for file in others:
         file.write_text("somebody's")

@@ -172,7 +172,7 @@ def test_refuses_an_address_in_one_line(address, message):
 def test_says_in_one_line_that_nobody_answers(kind):
     port = free_port()
     address = f"http://127.0.0.1:{port}/dicom-web" if kind == "dicomweb" else f"PACS@127.0.0.1:{port}"
-    archive = open_archive(**{kind: address}, access=Access(timeout=2, attempts=1))
+    archive = open_archive(**{kind: address}, access=Access(timeout=2))
     with archive, pytest.raises(ArchiveError, match="cannot be reached") as raised:
         archive.find_studies(StudyQuery("PatientID", "Meyer"))
     assert "Meyer" not in str(raised.value)

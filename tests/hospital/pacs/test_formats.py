@@ -152,7 +152,7 @@ def beyond_maximum(dataset):
     [
         ("BINARY", short_pixels, "a SEG is damaged: its pixels are"),
         ("FRACTIONAL", short_pixels, "a SEG is damaged: its pixels are"),
-        ("BINARY", other_segment, "a segment 7 that it does not describe"),
+        ("BINARY", other_segment, "a segment that it does not describe"),
         ("FRACTIONAL", beyond_maximum, "values up to 255, above its maximum of 100"),
     ],
 )

@@ -5,7 +5,6 @@ import sqlite3
 import pytest
 
 from medfedaug.errors import ConfigError, StorageError
-from medfedaug.hospital.privacy import ledger as ledger_module
 from medfedaug.hospital.privacy.ledger import PrivacyLedger, Release
 
 
@@ -16,38 +15,38 @@ def ledger(tmp_path):
     return found
 
 
-def test_sqlites_full_disk_is_told_as_one_and_nothing_is_lost(ledger, monkeypatch):
+@pytest.fixture
+def full(monkeypatch):
+    """SQLite has as many pages as there are, and not one more: its own error of a full disk follows."""
     real = sqlite3.connect
 
     def connect(*arguments, **more):
-        """As many pages as there are, and not one more: SQLite's own error of a full disk follows."""
         connection = real(*arguments, **more)
         ((pages,),) = connection.execute("PRAGMA page_count")
         connection.execute(f"PRAGMA max_page_count = {max(pages, 1)}")
         return connection
 
     monkeypatch.setattr(sqlite3, "connect", connect)
+    return monkeypatch
+
+
+def test_sqlites_full_disk_is_told_as_one_and_nothing_is_lost(ledger, full):
     with pytest.raises(StorageError, match=r"ledger\.sqlite: cannot be written: the disk is full"):
         ledger.enter([Release("job", "model", "weights", "x" * 100_000)])
-    monkeypatch.undo()
+    full.undo()
     assert [entry.release.shape for entry in ledger.entries()] == ["1 MB"]
 
 
-def test_a_disk_that_is_full_when_a_ledger_begins_leaves_nothing_unreadable(tmp_path, monkeypatch):
-    def full(connection):
-        connection.execute("CREATE TABLE members (cases TEXT)")
-        raise sqlite3.OperationalError("database or disk is full")
-
+def test_a_disk_that_is_full_when_a_ledger_begins_leaves_nothing_unreadable(tmp_path, full):
     account = PrivacyLedger(tmp_path / "ledger.sqlite")
-    with monkeypatch.context() as patch:
-        patch.setattr(ledger_module, "_make", full)
-        with pytest.raises(StorageError, match="the disk is full"):
-            account.releases()
+    with pytest.raises(StorageError, match="the disk is full"):
+        account.releases()
+    full.undo()
     assert account.releases() == []
 
 
-def test_a_ledger_of_another_schema_is_refused_with_both(ledger):
+def test_a_ledger_of_another_version_is_refused(ledger):
     with sqlite3.connect(ledger.path) as connection:
         connection.execute("PRAGMA user_version = 7")
-    with pytest.raises(ConfigError, match="it has schema 7, this version reads schema 1"):
+    with pytest.raises(ConfigError, match="its version is 7, not 1"):
         ledger.entries()

@@ -144,46 +144,6 @@ def test_a_new_job_waits_until_it_is_approved_by_its_hash(hospital, deploy, tiny
     assert [entry.verdict for entry in book.entries()] == ["approved", "waiting"]
 
 
-def test_configurations_that_wait_are_bounded_and_the_oldest_is_refused(
-    hospital, deploy, tiny_config, monkeypatch, run, caplog
-):
-    monkeypatch.setattr(gate, "_PERIOD", 0.01)
-    monkeypatch.setattr(gate, "_MOST_WAITING", 2)
-    site = hospital(approve=True)
-    book = JobBook(site.kit / "medfedaug/site_A/jobs")
-    approved = tiny_config(rounds=1)
-    book.judge(book.note(approved).hash, "approved")
-    first = tiny_config(rounds=1, seed=1)
-    site.start(first, "job-1")
-    replies = []
-    asking = threading.Thread(target=lambda: replies.append(site.answer(Request("prepare"))))
-    asking.start()
-    while len(book.entries()) < 2:
-        time.sleep(0.01)
-    # Two more jobs, which end before anybody has approved them: the first is still waiting.
-    later = [tiny_config(rounds=1, seed=seed) for seed in (2, 3)]
-    other = hospital(approve=True)  # another process at the same kit
-    other.signal.trigger("aborted")
-    for index, config in enumerate(later):
-        other.start(config, f"job-{index + 2}")
-        assert "ended before its configuration" in other.answer(Request("prepare")).error
-    asking.join(timeout=60)
-    (reply,) = replies
-    assert "job refused: 2 later configurations wait for approval" in reply.error
-    assert f"{job_hash(first.to_dict())[:12]}, the oldest, is refused" in caplog.text
-    waiting = {entry.hash for entry in book.entries() if entry.verdict == "waiting"}
-    assert waiting == {job_hash(config.to_dict()) for config in later}
-    # What was decided stays, and so does what a job has begun with.
-    deploy(site).run(approved)
-    assert run("site", "approve", site.kit, job_hash(later[0].to_dict()))[0] == 0
-    for seed in range(4, 9):
-        other.start(tiny_config(rounds=1, seed=seed), f"job-{seed}")
-        assert other.answer(Request("prepare")).error
-    kept = {entry.hash for entry in book.entries() if entry.verdict == "approved"}
-    assert kept == {job_hash(config.to_dict()) for config in (approved, later[0])}
-    assert len(book.entries()) == 4
-
-
 def test_a_job_that_the_administrator_refuses_is_answered_at_once(hospital, deploy, tiny_config, run):
     site, config = hospital(approve=True), tiny_config(rounds=1)
     JobBook(site.kit / "medfedaug/site_A/jobs").note(config)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.job_launcher_spec import JobReturnCode
+from nvflare.apis.job_launcher_spec import JobProcessArgs, JobReturnCode
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.private.fed.client.client_executor import REPORTABLE_JOB_FAILURES
@@ -135,6 +135,8 @@ def test_a_killed_process_is_started_again_by_nvflares_own_launcher(tmp_path, mo
     workspace = SimpleNamespace(get_app_custom_dir=lambda job: "", get_root_dir=lambda: str(tmp_path))
     context = FLContext()
     context.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace, private=True)
+    identity = (JobProcessArgs.AUTH_TOKEN, JobProcessArgs.TOKEN_SIGNATURE, JobProcessArgs.SSID)
+    context.set_prop(FLContextKey.JOB_PROCESS_ARGS, dict.fromkeys(identity, ("-t", "x")), private=True)
     launched = RestartingLauncher(restarts=1, pause=0.0).launch_job({"job_id": "job"}, context)
     launched.wait()
     assert marker.exists()

@@ -161,7 +161,7 @@ def test_the_way_is_that_of_grpc_through_the_proxy(way, proxy):
     found = way()
     assert found.ok is False
     assert f"not reachable through https_proxy={proxy.url.removeprefix('http://')}" in found.found
-    assert "it answers HTTP/1.1 403 Forbidden" in found.found
+    assert "Tunnel connection failed: 403 Forbidden" in found.found
     assert "no_proxy" in found.advice
 
 

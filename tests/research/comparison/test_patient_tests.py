@@ -61,8 +61,6 @@ def test_sign_flip_test_at_its_edges():
     # Of 32 assignments two always count: no outcome of five differences is below 5 %.
     p, low, high = sign_flip_test([1.0, 2.0, 3.0, 4.0, 5.0])
     assert (p, low, high) == (2 / 32, -math.inf, math.inf)
-    with pytest.raises(ValueError, match="two or more"):
-        sign_flip_test([1.0])
 
 
 def test_compare_patients_puts_the_numbers_together():
@@ -75,8 +73,6 @@ def test_compare_patients_puts_the_numbers_together():
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     assert (test.p, test.low, test.high) == sign_flip_test(differences)
     assert test.detectable == pytest.approx(detectable_difference(stdev(differences), 5))
-    with pytest.raises(ValueError, match="two or more pairs"):
-        compare_patients([1.0], [1.0])
 
 
 @pytest.mark.parametrize("patients", [3, 20, 120])

@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
-from benchmark_files import DOMAINNET, OFFICE, PACS, counts, picture, write_fedbn, write_pacs, write_vlcs
+from benchmark_files import DOMAINNET, OFFICE, PACS, counts, picture, write_fedbn, write_pacs
 
 from medfedaug.data.federation import check_federation
 from medfedaug.data.sites import open_site
@@ -42,20 +42,6 @@ def test_pacs_split_by_seed(tmp_path):
     assert counts(sites) == dict.fromkeys(PACS, (6, 2, 2))
     assert sites[0].cases == open_site(tmp_path / "kfold/art_painting").cases
     assert check_federation(sites) == ("classification", 3, ("dog", "house"))
-
-
-def test_vlcs_in_both_layouts(tmp_path):
-    write_vlcs(tmp_path / "VLCS")
-    sites = open_benchmark("vlcs", tmp_path)
-    assert counts(sites) == dict.fromkeys(("CALTECH", "LABELME", "PASCAL", "SUN"), (15, 5, 10))
-    assert check_federation(sites)[2] == ("bird", "car", "chair", "dog", "person")
-    assert sites[0].cases["test"][-1].label == "person"
-    other = tmp_path / "domainbed/VLCS"
-    for site in ("Caltech101", "VOC2007"):
-        for label in ("bird", "car"):
-            for i in range(5):
-                picture(other / site / label / f"{i}.jpg", i)
-    assert counts(open_benchmark("vlcs", other)) == {"Caltech101": (6, 2, 2), "VOC2007": (6, 2, 2)}
 
 
 def test_officehome_has_a_site_with_a_space_in_its_folder(tmp_path):

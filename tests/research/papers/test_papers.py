@@ -92,7 +92,7 @@ def test_what_is_given_besides_changes_all_runs_of_an_entry():
         ("fedrdn:table6", "", "fedrdn:table6 cannot be run: it shows data"),
         ("fedrdn:table1", "", "has the protocols fedrdn_office_caltech_10, fedrdn_domainnet_10"),
         ("fedrdn:table5", "pacs", "has the protocols fedrdn_office_caltech_10, not 'pacs'"),
-        ("fedrdn:table33", "", "'fedrdn:table33' is not known; did you mean fedrdn:table3"),
+        ("fedrdn:table33", "", "entry 'fedrdn:table33' is not known; did you mean fedrdn:table3"),
     ],
 )
 def test_an_entry_that_cannot_be_run_is_refused(entry, protocol, message):

@@ -32,7 +32,6 @@ def lines(benchmark: str) -> list[dict[str, str]]:
 # Where a paper has the sites in another order than the file.
 ORDER = {
     ("FedFD-A", "pacs"): ("photo", "art_painting", "cartoon", "sketch"),
-    ("FedFD-A", "vlcs"): ("PASCAL", "LABELME", "CALTECH", "SUN"),
 }
 
 

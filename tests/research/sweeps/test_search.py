@@ -3,12 +3,10 @@
 import json
 
 import pytest
-from sweeps import planned
 
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.research.sweeps.experiment import make_experiment
-from medfedaug.research.sweeps.search import _Reports, read_choices, search
-from medfedaug.research.sweeps.sweep import RunStopped
+from medfedaug.research.sweeps.search import read_choices, search
 
 TINY = ["network=lenet5", "image_size=32", "batch_size=4"]
 CHOICES = {"learning_rate": {"low": 1e-6, "high": 1e-1, "log": True}, "methods": ["fedavg", "fedrdn"]}
@@ -56,37 +54,16 @@ def test_the_best_validation_wins_and_no_trial_is_tested(office, tmp_path):
     assert (again.chosen, again.score) == (result.chosen, result.score)
 
 
-def test_a_trial_below_the_median_of_earlier_ones_is_ended_early(office, tmp_path):
-    optuna = pytest.importorskip("optuna")
-    study = optuna.create_study(
-        storage=f"sqlite:///{tmp_path}/trials.db",
-        direction="maximize",
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=2),
-    )
-    for score in (0.6, 0.7, 0.8):
-        trial = study.ask()
-        for round_ in (1, 2):
-            trial.report(score, round_)
-        study.tell(trial, score)
-    (run,) = planned(office, "fedavg", seeds=1, scale=0.02)
-    low, high = ({"event": "validated", "round": 1, "val_accuracy": score} for score in (0.5, 0.9))
-    reports = _Reports({run.folder: study.ask()}, "accuracy")
-    reports(run, {"event": "round_started", "round": 1})
-    reports(run, high)
-    with pytest.raises(RunStopped, match="ended early"):
-        _Reports({run.folder: study.ask()}, "accuracy")(run, low)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "settings with choices are needed"),
-        ("[1, 2]", "settings with choices are needed"),
+        ("", "names and values are needed"),
+        ("[1, 2]", "names and values are needed"),
         ("lr: [1", "not readable as YAML"),
-        ("lr: 3", "lr: needs two values or more, or low and high"),
+        ("lr: 3", "lr: needs two values or more, or low below high"),
         ("lr: [3]", "lr: needs two values or more"),
-        ("lr: {low: 1, high: 1}", "low must be below high"),
-        ("lr: {low: 0, high: 1, log: true}", "above 0 with log"),
+        ("lr: {low: 1, high: 1}", "low below high"),
+        ("lr: {low: 0, high: 1, log: true}", "low above 0 with log"),
         ("lr: {low: 0, high: 1, steps: 3}", "unknown keys"),
     ],
 )
@@ -102,14 +79,11 @@ def test_a_wrong_file_is_one_line(tmp_path, text, message):
 def test_what_cannot_be_searched_is_refused_before_a_run(office, tmp_path):
     pytest.importorskip("optuna")
     for choices, given, message in (
-        ({"fedfa.prob": [0.1, 0.2]}, {"methods": ["fedavg"]}, None),
         ({"learning_rate": [0.1, 0.2]}, {}, "one combination of methods"),
-        ({"image_size": [32, 64]}, {"methods": ["fedavg"]}, "image_size is set, and is in the search"),
         ({"no_setting": [1, 2]}, {"methods": ["fedavg"]}, "neither METHOD.ARG nor one of"),
     ):
-        if message is not None:
-            with pytest.raises(ConfigError, match=message):
-                search(experiment(office, tmp_path / "no", **given), choices, 2)
+        with pytest.raises(ConfigError, match=message):
+            search(experiment(office, tmp_path / "no", **given), choices, 2)
     assert not list((tmp_path / "no").glob("search/*/*"))
     choices = {"fedprox.mu": [1e38, 2e38]}
     with pytest.raises(RunFailed, match="no trial has a validation score"):

@@ -23,10 +23,6 @@ from medfedaug.research.sweeps.tables import write_tables
 from medfedaug.research.sweeps.workers import find_workers
 
 
-class Stopped(Exception):
-    pass
-
-
 def test_a_sweep_that_was_stopped_continues_and_leaves_finished_runs_alone(office, tmp_path, monkeypatch):
     runs = planned(office, seeds=1)
     assert len(runs) == 2
@@ -41,10 +37,10 @@ def test_a_sweep_that_was_stopped_continues_and_leaves_finished_runs_alone(offic
     def stop(event):
         rounds.append(event["event"])
         if rounds.count("round_finished") == 4:  # after the second run's first round was saved
-            raise Stopped
+            raise KeyboardInterrupt
 
     out = tmp_path / "stopped"
-    with pytest.raises(Stopped):
+    with pytest.raises(KeyboardInterrupt):
         run_all(runs, OFFICE_PRESET, office, out, device="cpu", on_event=stop)
     first, second = out / runs[0].folder, out / runs[1].folder
     assert (first / "results.json").exists()

@@ -60,7 +60,7 @@ def test_ctrl_c_reaches_the_sweep_and_not_its_processes(monkeypatch):
 
 def test_a_missing_package_and_a_missing_cluster_are_named(monkeypatch, office, tmp_path):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(ConfigError, match=r"needs distributed: pip install 'medfedaug\[cluster\]'"):
+    with pytest.raises(ConfigError, match=r"distributed is missing: pip install 'medfedaug\[cluster\]'"):
         workers_of("dask://head:8786")
     monkeypatch.undo()
     pytest.importorskip("distributed")
@@ -135,13 +135,9 @@ def test_a_cluster_that_takes_no_job_at_all_is_named(slurm, office, tmp_path, mo
         list(SlurmJobs(tmp_path, 2**20, {}, "").outcomes(str, [run]))
 
 
-@pytest.mark.parametrize(
-    ("each", "words"),
-    [({"parallel": "0"}, "a number of jobs"), ({"mem": "much"}, "must be a size, such as 8G")],
-)
-def test_requests_to_slurm_are_checked(slurm, tmp_path, each, words):
-    with pytest.raises(ConfigError, match=words):
-        SlurmJobs(tmp_path, 2**20, each, "")
+def test_requests_to_slurm_are_checked(slurm, tmp_path):
+    with pytest.raises(ConfigError, match="a number of jobs"):
+        SlurmJobs(tmp_path, 2**20, {"parallel": "0"}, "")
 
 
 def test_decoded_images_take_half_of_a_jobs_memory(slurm, tmp_path):

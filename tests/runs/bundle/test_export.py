@@ -182,7 +182,7 @@ def balance(run: Path, images: Path) -> None:
     with torch.no_grad():
         case = trainer.task.evaluation_case(trainer.folder, cases[0], labelled=False)
         seen = trainer.evaluation_transform()({"image": case.image})["image"]
-        logits = trainer.task.logits(trainer.network, seen, trainer.device, 4, case.placement)
+        logits = trainer.task.logits(trainer.network, seen, 4, case.placement)
     weights = torch.load(run / "global_model.pt", weights_only=True)
     weights["model.2.conv.bias"][1] -= (logits[1] - logits[0]).median()
     torch.save(weights, run / "global_model.pt")
@@ -214,7 +214,7 @@ def label_maps(run: Path, images: Path, site: str = "site_A") -> dict[str, np.nd
     for case in cases:
         given = trainer.task.evaluation_case(trainer.folder, case, labelled=False)
         transform, size = trainer.evaluation_transform(), trainer.config.batch_size
-        predicted = trainer.task.predict_case(trainer.network, given, transform, trainer.device, size)
+        predicted = trainer.task.predict_case(trainer.network, given, transform, size)
         found[case.name] = predicted.label[0].numpy()
     return found
 
@@ -322,7 +322,7 @@ PLUS = "monai.networks.nets.BasicUNetPlusPlus"
     ("changes", "says"),
     [
         ({"network_args": {**TINY_ARGS, "norm": "group"}}, "MONAI's class makes another one"),
-        ({"network": PLUS, "network_args": {"features": [4] * 6}}, "gives several outputs"),
+        ({"network": PLUS, "network_args": {"features": [4] * 6}}, "at inference the network computes"),
     ],
 )
 def test_networks_that_monai_has_not_like_that_are_refused(untrained, changes, says):

@@ -325,7 +325,7 @@ def test_what_a_bundle_lacks_is_one_line_that_names_the_key(change, words, make,
     [
         (("--network-args", '{"channels": [4]}'), "bundle and network_args cannot be combined: it follows"),
         (("--loss", "dice"), "bundle and loss cannot be combined"),
-        (("--patch-size", "8,8,8", "--spatial-dims", 3), "a plan follows"),
+        (("--patch-size", "8,8,8", "--spatial-dims", 3), "plan follows"),
         (("--methods", "fedmix"), "fedmix and the loss of the Bundle volumes_bundle cannot be combined"),
         (("--bundle", "nowhere"), "--bundle nowhere: no such folder"),
     ],

@@ -14,7 +14,7 @@ from medfedaug.simulate import configure
 CLASSIFYING = ("fedproto", "fedsr", "fpl", "fraug", "rsc", "selfreg")
 REFUSED = {
     **dict.fromkeys(CLASSIFYING, "is defined only for classification"),
-    **dict.fromkeys(("feddg", "randaugment"), "is not defined for volumes"),
+    **dict.fromkeys(("feddg", "randaugment"), "in 2D"),
     "fedharmo": "patches",
     "fedmix": "fedmix mixes labels",
     "fedfd_prompt": "prompts go into MONAI's ViT",

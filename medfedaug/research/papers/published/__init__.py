@@ -27,20 +27,13 @@ from importlib import resources
 from medfedaug.research.papers.axes import parse_axis, shown, split_values
 from medfedaug.research.papers.presets import Preset
 
-__all__ = ["PrintedScore", "Published", "parse_published", "published_rows"]
-
 _NO_SITES = {"protocol", "paper", "table", "row", "methods", "settings", "held_out"}
 _NO_SITES |= {"mean", "note"}
 
 
 @dataclass(frozen=True)
 class PrintedScore:
-    """A score as a paper prints it.
-
-    Args:
-        score: as a share of 1.
-        spread: the standard deviation over the paper's seeds, as a share of 1, if printed.
-    """
+    """A score as a share of 1, and its standard deviation over the paper's seeds, if printed."""
 
     score: float
     spread: float | None = None
@@ -48,19 +41,7 @@ class PrintedScore:
 
 @dataclass(frozen=True)
 class Published:
-    """Row of a paper's table.
-
-    Args:
-        protocol: name of the preset for the comparison.
-        methods: the combination, as ``--methods`` takes it.
-        source: paper and table.
-        row: the row's label.
-        sites: the score of each site, if printed.
-        mean: the paper's average over the sites, if printed.
-        settings: differences from the preset, as ``--set`` takes them.
-        held_out: whether each site's score is of the run without it.
-        note: remark for the reader.
-    """
+    """Row of a paper's table, as in the files; ``source`` is paper and table."""
 
     protocol: str
     methods: str

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from medfedaug.data.io.formats import format_of
-from medfedaug.data.io.nifti_file import save_nifti
+from medfedaug.data.io.nifti import save_nifti
 from medfedaug.hospital.pacs.volume import write_nifti
 
 
@@ -19,7 +19,7 @@ def test_bytes_of_a_file_follow_from_the_image_alone(tmp_path, monkeypatch):
     for clock in (1e9, 1.1e9):
         monkeypatch.setattr(gzip.time, "time", lambda clock=clock: clock)
         maps, volume = tmp_path / f"map {clock:g}.nii.gz", tmp_path / f"volume {clock:g}.nii.gz"
-        format_of(image).write_map(maps, image, (voxels > 9).astype(np.uint8))
+        format_of(image).write_label_map(maps, image, (voxels > 9).astype(np.uint8), None)
         write_nifti(volume, voxels, affine)
         contents.append((maps.read_bytes(), volume.read_bytes()))
     assert contents[0] == contents[1]
