@@ -9,7 +9,7 @@ import pytest
 import torch
 from monai.data import MetaTensor
 
-from medfedaug.data.preparation.resizing import resize_in_plane
+from medfedaug.data.preparation.preparation import resize_in_plane
 from medfedaug.statistics import (
     ChannelStatistics,
     channel_statistics,

@@ -20,7 +20,7 @@ def bundle(
 ) -> None:
     """Write the model as a MONAI Bundle, which runs with MONAI alone and gives the same label maps."""
     from medfedaug.analysis.model_card import write_model_card
-    from medfedaug.runs.bundle import write_bundle
+    from medfedaug.runs.bundle.export import write_bundle
     from medfedaug.runs.finished_run import FinishedRun
     from medfedaug.runs.input_statistics import Origin
 

@@ -50,11 +50,10 @@ def existing_file(path: Path | None) -> Path | None:
 
 
 def existing_run(path: Path | None) -> Path | None:
-    """Check that the model or folder of a run, or a folder of runs, exists, before large imports."""
+    """Check that the model or folder of a run exists, before large imports."""
     if path is not None:
         model = path / GLOBAL_MODEL if path.is_dir() else path
-        of_several = path.is_dir() and any(path.rglob(RESULTS))
-        if not of_several and not model.exists() and not (model.parent / RESULTS).exists():
+        if not model.exists() and not (model.parent / RESULTS).exists():
             raise ConfigError(f"{path}: no finished run; name a folder with {GLOBAL_MODEL} and {RESULTS}")
     return path
 
@@ -173,7 +172,7 @@ def read_groups(file: Path, groups: Sequence[type[Settings]]) -> dict[type, dict
         raise ConfigError(f"{file}: not a file")  # a pipe would wait for ever
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{file}: not readable as YAML or JSON ({first_line(error)})") from error
     if isinstance(content, dict) and isinstance(content.get("config"), dict):
         content = {**content["config"], **content.get("execution", {})}

@@ -18,25 +18,19 @@ from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
+    from medfedaug.runs.finished_run import FinishedRun
     from medfedaug.runs.model_score import ModelScore
-    from medfedaug.runs.prediction.ensemble import Ensemble
 
 _MOST_ROWS = 20
 
-Models = Annotated[
-    list[Path],
-    Option(
-        callback=lambda paths: [existing_run(path) for path in paths],
-        help="Run, model or folder of runs; repeatable: several are averaged.",
-    ),
-]
+Model = Annotated[Path, Option(callback=existing_run, help="Folder of a run, or its model.")]
 Out = Annotated[Path, Option(help="Folder for label maps, DICOM SEG and pictures.")]
 Images = Annotated[Path | None, Option(help="Image, folder, DICOM series, or dataset.json; no labels.")]
 
 
 @takes(PredictionOptions)
 def predict(
-    model: Models,
+    model: Model,
     out: Out,
     *,
     given: Given,
@@ -51,39 +45,41 @@ def predict(
     """
     if images is None:
         raise ConfigError("--images is missing: name an image, a folder or a dataset.json")
-    models, options = open_models(model, out, state), PredictionOptions(**given[PredictionOptions])
-    finish(models, out, options, *predict_files(models, images, out, options))
+    run, options = open_run(model, out, state), PredictionOptions(**given[PredictionOptions])
+    finish(run, out, options, *predict_files(run, images, out, options))
 
 
-def open_models(model: Sequence[Path], out: Path, state: Path | None) -> Ensemble:
-    """Open the models, after a check that the page can be written."""
+def open_run(model: Path, out: Path, state: Path | None) -> FinishedRun:
+    """Open the run, after a check that the page can be written."""
     from medfedaug.analysis.page import check_page
     from medfedaug.analysis.predictions_page import PAGE
-    from medfedaug.runs.prediction.ensemble import Ensemble
+    from medfedaug.runs.finished_run import FinishedRun
 
     check_page(out / PAGE)
-    return Ensemble.open(model, state=state)
+    return FinishedRun.open(model, state=state)
 
 
 def predict_files(
-    models: Ensemble, images: Path, out: Path, options: PredictionOptions
+    run: FinishedRun, images: Path, out: Path, options: PredictionOptions
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Predict images in files, and return the cases and the errors of others by name."""
     from medfedaug.runs.prediction.predict import predict_images
 
-    with CaseProgress() as progress:
-        predicted = predict_images(models, images, out, options, on_event=progress.show)
+    with CaseProgress("predicting") as progress:
+        predicted = predict_images(run, images, out, options, on_event=progress.show)
     return predicted.cases, {name: entry["error"] for name, entry in predicted.failed.items()}
 
 
 def finish(
-    models: Ensemble, out: Path, options: PredictionOptions, cases: dict[str, Any], failed: Mapping[str, str]
+    run: FinishedRun, out: Path, options: PredictionOptions, cases: dict[str, Any], failed: Mapping[str, str]
 ) -> None:
     """Write the page, and print cases and errors."""
     from medfedaug.analysis.predictions_page import write_predictions_page
+    from medfedaug.runs.model_score import ModelScore
 
-    page, settings = write_predictions_page(out), models.first.config
-    _print(cases, settings.task, settings.classes[1:], out, models.score(options.site or ""))
+    page, settings = write_predictions_page(out), run.config
+    score = ModelScore.of(run.record, options.site or "")
+    _print(cases, settings.task, settings.classes[1:], out, score)
     if page is not None:
         say(f"page: {page}")
     for name, error in sorted(failed.items()):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from medfedaug.cli.archive_options import DicomWeb, Dimse, TokenFile, archive_access, archive_option
+from medfedaug.cli.archive_options import DicomWeb, Dimse, archive_access, archive_option
 from medfedaug.cli.console import say
 from medfedaug.cli.options import Config, Given, State, named_pairs, takes
-from medfedaug.cli.predict import Images, Models, Out, finish, open_models, predict_files
+from medfedaug.cli.predict import Images, Model, Out, finish, open_run, predict_files
 from medfedaug.cli.progress import CaseProgress, resumable
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access, require_pacs
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @takes(PredictionOptions, StudyOptions, Access)
 def predict(
-    model: Models,
+    model: Model,
     out: Out,
     *,
     given: Given,
@@ -37,7 +37,6 @@ def predict(
     ] = None,
     dicomweb: DicomWeb = None,
     dimse: Dimse = None,
-    token_file: TokenFile = None,
     state: State = None,
 ) -> None:
     """Predict new images with a finished model: label maps, or classes, of images without labels.
@@ -57,14 +56,13 @@ def predict(
     for option, value in (
         ("--channel", of_studies.channels),
         ("--volume", of_studies.volume),
-        ("--pseudonyms", of_studies.pseudonyms),
         ("--store", of_studies.store),
     ):
         if value and not in_archive:
             raise ConfigError(f"{option} needs an archive: --dicomweb URL or --dimse AET@HOST:PORT")
-    models, options = open_models(model, out, state), PredictionOptions(**given[PredictionOptions])
+    run, options = open_run(model, out, state), PredictionOptions(**given[PredictionOptions])
     if images is not None:
-        finish(models, out, options, *predict_files(models, images, out, options))
+        finish(run, out, options, *predict_files(run, images, out, options))
         return
     assert studies is not None
     require_pacs("shapely", "highdicom")
@@ -72,15 +70,15 @@ def predict(
     from medfedaug.hospital.pacs.open_archive import open_archive
     from medfedaug.hospital.pacs.predict_studies import predict_studies
 
-    wanted, access = read_studies(studies), archive_access(given, token_file)
+    wanted, access = read_studies(studies), archive_access(given)
     with (
-        CaseProgress() as progress,
+        CaseProgress("predicting") as progress,
         resumable(),
         open_archive(dicomweb=dicomweb, dimse=dimse, access=access) as source,
     ):
-        result = predict_studies(models, source, wanted, out, options, of_studies, on_event=progress.show)
+        result = predict_studies(run, source, wanted, out, options, of_studies, on_event=progress.show)
     _print_stored(result, out)
-    finish(models, out, options, result.cases, result.problems)
+    finish(run, out, options, result.cases, result.problems)
 
 
 def _print_stored(result: StudyPredictions, out: Path) -> None:

@@ -160,10 +160,6 @@ class Settings:
         if isinstance(values, ArgsKwargs):
             names = [entry.name for entry in dataclasses.fields(cls)]  # type: ignore[arg-type]
             arguments = {**dict(zip(names, values.args, strict=False)), **(values.kwargs or {})}
-            hints = hints_of(cls)  # type: ignore[arg-type]
-            for name, value in arguments.items():
-                if Path not in kinds_of(hints.get(name)):  # a folder may have any name
-                    check_plain(f"{cls.TITLE}{name}", value)  # first: later messages repeat it
             arguments = {name: _prepared(cls, name, value) for name, value in arguments.items()}
             values = ArgsKwargs(values.args[len(names) :], arguments)
         try:
@@ -219,6 +215,8 @@ def default_of(entry: dataclasses.Field[Any]) -> Any:
 def _prepared(cls: type[Settings], name: str, value: Any) -> Any:
     """Turn JSON into the types of pydantic, and refuse what pydantic lets through."""
     entry, kind = _fields(cls).get(name), hints_of(cls).get(name)  # type: ignore[arg-type]
+    if Path not in kinds_of(kind):  # a folder may have any name
+        check_plain(f"{cls.TITLE}{name}", value)  # first: later messages repeat it
     if entry is None or kind is None:  # pydantic names it
         return value
     if isinstance(kind, type) and issubclass(kind, Settings) and not isinstance(value, kind):
@@ -278,15 +276,6 @@ def read_text(cls: type, name: str, text: str) -> Any:
     """Read the value of a setting from the text of an option, a variable or ``NAME=VALUE``.
 
     A text that is not a value of the setting's type stays text, which the check refuses.
-
-    Example:
-        >>> @settings
-        ... class Room(Settings):
-        ...     '''A room.'''
-        ...     size: tuple[float, ...] = setting((), "Edges in metres.")
-        ...     name: str = setting("", "Its name.")
-        >>> read_text(Room, "size", "3, 4.5"), read_text(Room, "name", "12")
-        ((3, 4.5), '12')
     """
     kind = hints_of(cls)[name]
     return _of_text(kind, text, name.replace("_", "-"))
@@ -316,12 +305,7 @@ def _of_text(kind: Any, text: str, option: str) -> Any:
 
 
 def kinds_of(hint: Any) -> list[Any]:
-    """Return the types that a value may have, without ``None``.
-
-    Example:
-        >>> kinds_of(int | None), kinds_of(tuple[int, ...])
-        ([<class 'int'>], [tuple[int, ...]])
-    """
+    """Return the types that a value may have, without ``None``."""
     union = get_origin(hint) in (Union, UnionType)
     return [one for one in (get_args(hint) if union else (hint,)) if one is not type(None)]
 

@@ -148,8 +148,7 @@ def _list_cases(images: Path, task: str, site: str, leave_out: Path | None, seri
     listed.cases += _named_cases(files, images, {case.name for case in listed.cases})
     for path, reason in selection.unclear:
         name = _below(path, images) or path.resolve().name
-        number = sum(case.name == name or case.name.startswith(f"{name} (") for case in listed.cases)
-        name = f"{name} ({number + 1})" if number else name
+        name = f"{name} ({len(listed.cases) + 1})" if name in {case.name for case in listed.cases} else name
         listed.cases.append(Case(name, path, ""))
         listed.unclear[name] = reason
     if not listed.cases:

@@ -20,8 +20,7 @@ class AverageServer(ServerExchange):
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.shapes = shapes_of(tensors)
-        self.variances = sorted(key for key in tensors if key.rpartition(".")[2] == "running_var")
-        self.kinds = {key: VARIANCE if key in self.variances else WEIGHTS for key in tensors}
+        self.kinds = {key: VARIANCE if is_variance(key) else WEIGHTS for key in tensors}
         self.mean = WeightedMean()
 
     weighted = True
@@ -33,9 +32,7 @@ class AverageServer(ServerExchange):
         self.mean.add(means, 1.0)
 
     def check(self, payload: Payload) -> None:
-        for key in self.variances:
-            if bool((payload[key] < 0).any()):
-                raise ValueError(f"{key} is negative, and a variance cannot be")
+        check_variances(payload)
 
     def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
         self.mean.add(payload, weight)
@@ -62,3 +59,15 @@ class AveragedParameters(SitePart, SiteExchange):
     def apply(self, payload: Payload) -> None:
         for key, parameter in self.parameters.items():
             parameter.copy_(payload[key])
+
+
+def is_variance(key: str) -> bool:
+    """Return whether an entry of a state dict is a running variance."""
+    return key.rpartition(".")[2] == "running_var"
+
+
+def check_variances(payload: Payload) -> None:
+    """Refuse a negative running variance."""
+    for key, value in payload.items():
+        if is_variance(key) and bool((value < 0).any()):
+            raise ValueError(f"{key} is negative, and a variance cannot be")

@@ -15,7 +15,7 @@ together; `medfedaug.methods.compatibility` checks them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -32,7 +32,7 @@ from medfedaug.config.kinds import (
     VARIANCE,
     WEIGHTS,
 )
-from medfedaug.errors import ConfigError
+from medfedaug.errors import WITH_BATCH_NORM, ConfigError
 from medfedaug.methods.arguments import checked
 from medfedaug.methods.contexts import (
     Bounds,
@@ -76,6 +76,7 @@ __all__ = [
     "SiteUpdate",
     "Step",
     "Targets",
+    "check_norms",
     "overridden",
     "shared_parameters",
     "zeros",
@@ -419,3 +420,9 @@ def shared_parameters(context: SiteContext | ServerContext, method: str) -> dict
     if not shared:
         raise ConfigError(f"{method} acts on the parameters that are averaged, and all stay at their sites")
     return shared
+
+
+def check_norms(method: str, network: nn.Module, found: Collection[Any], of: str) -> None:
+    """Refuse a network without the norm layers that a method needs."""
+    if not found:
+        raise ConfigError(f"{method}: {type(network).__name__} has no {of}; {WITH_BATCH_NORM}")

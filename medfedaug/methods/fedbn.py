@@ -3,7 +3,7 @@
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from medfedaug.errors import WITH_BATCH_NORM, ConfigError
+from medfedaug.methods.base import check_norms
 from medfedaug.methods.unseen import KeepsNorms
 from medfedaug.models.substitution import state_entries
 
@@ -41,9 +41,5 @@ class FedBN(KeepsNorms):
     def local_entries(self, network: nn.Module) -> frozenset[str]:
         """Return all state-dict entries of normalisation layers."""
         entries = state_entries(network, NORM_LAYERS)
-        if not entries:
-            raise ConfigError(
-                f"fedbn keeps normalisation layers at the site, and {type(network).__name__} has none with "
-                f"weights; {WITH_BATCH_NORM}"
-            )
+        check_norms(self.name, network, entries, "norm layer with weights")
         return entries

@@ -6,9 +6,8 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from medfedaug.errors import WITH_BATCH_NORM, ConfigError
 from medfedaug.methods.arguments import Share
-from medfedaug.methods.base import Method, SiteContext, SitePart
+from medfedaug.methods.base import Method, SiteContext, SitePart, check_norms
 
 
 class FixBN(Method):
@@ -46,10 +45,7 @@ class FixBN(Method):
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         """Check that the network has statistics to fix."""
-        if not _norms(network):
-            raise ConfigError(
-                f"fixbn: {type(network).__name__} has no batch norm that keeps statistics; {WITH_BATCH_NORM}"
-            )
+        check_norms(self.name, network, _norms(network), "batch norm with running statistics")
         return network
 
     def at_site(self, context: SiteContext) -> SitePart:

@@ -3,7 +3,7 @@
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from medfedaug.errors import WITH_BATCH_NORM, ConfigError
+from medfedaug.methods.base import check_norms
 from medfedaug.methods.unseen import KeepsNorms
 
 
@@ -42,9 +42,5 @@ class SiloBN(KeepsNorms):
             for name, buffer in module.named_buffers(recurse=False)
             if buffer is not None and name not in module._non_persistent_buffers_set
         )
-        if not entries:
-            raise ConfigError(
-                f"silobn keeps running statistics at the site, and {type(network).__name__} has no norm "
-                f"layer with any; {WITH_BATCH_NORM}"
-            )
+        check_norms(self.name, network, entries, "norm layer with running statistics")
         return entries

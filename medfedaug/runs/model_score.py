@@ -28,25 +28,11 @@ class ModelScore:
     warning: str = ""
 
     @classmethod
-    def of(cls, records: Sequence[Mapping[str, Any]], site: str = "") -> ModelScore:
-        """Summarise the tests of one model, or of an ensemble's worst member, from each ``results.json``.
+    def of(cls, record: Mapping[str, Any], site: str = "") -> ModelScore:
+        """Summarise the test of a run, from its ``results.json``.
 
         The score of the site counts, if it was tested; otherwise the mean of all sites.
         """
-        tests = [_Tested.of(record, site) for record in records]
-        worst = min(tests, key=lambda test: (not test.warning, test.value is not None, test.value or 0.0))
-        more = f"; the lowest of {len(tests)} models" if len(tests) > 1 else ""
-        return cls(f"{worst.text}{more}", worst.warning)
-
-
-@dataclass(frozen=True)
-class _Tested:
-    value: float | None
-    text: str
-    warning: str
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any], site: str) -> _Tested:
         test = record.get("test") or {}
         metric = next(iter(test.get("mean", {})), "")
         sites, unseen = (
@@ -56,7 +42,7 @@ class _Tested:
         entries = unseen if site in unseen or not sites else sites  # unseen sites do not count in the mean
         scores = {name: entry[metric] for name, entry in entries.items()}
         if not scores:
-            return cls(None, "no test score", "the run has no test score: nobody measured this model")
+            return cls("no test score", "the run has no test score: nobody measured this model")
         title = find_metric(metric).title
         if site in scores:
             value, extent, counted_entries = scores[site], f"at {site}", [entries[site]]
@@ -64,7 +50,7 @@ class _Tested:
             value, counted_entries = fmean(scores.values()), [*entries.values()]
             extent = f"mean of {counted(len(scores), 'site')}, lowest {min(scores.values()):.2f}"
         text = f"test {title} {value:.2f} ({extent})"
-        return cls(value, text, _warning(test, metric, value, counted_entries))
+        return cls(text, _warning(test, metric, value, counted_entries))
 
 
 def _warning(test: Mapping[str, Any], metric: str, value: float, entries: Sequence[Mapping[str, Any]]) -> str:

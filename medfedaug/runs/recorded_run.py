@@ -14,13 +14,14 @@ from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.job_folder import (
     FINAL_MODEL,
     GLOBAL_MODEL,
+    HASHES,
     REPORT,
     RESULTS,
     STATISTICS,
     check_unchanged,
     exchange_file,
 )
-from medfedaug.runs.results_schema import check_recorded
+from medfedaug.runs.results_schema import check_finished
 from medfedaug.utils.files import parse_json, sha256
 from medfedaug.utils.printable import counted, html_table, printable
 from medfedaug.utils.validation import is_number
@@ -59,7 +60,9 @@ class RecordedRun(Mapping[str, Any]):
         record: Any = None
         try:
             record = parse_json(results.read_text())
-            check_recorded(record)
+            check_finished(record)
+            if missing := {"run", HASHES} - {*record}:
+                raise ValueError(f"expected an object with {min(missing)}")
             run = cls(file, record)
             _ = run.config
         except (OSError, ConfigError, TypeError, ValueError) as error:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from medfedaug.federation.job_folder import HASHES, LEVELS
+from medfedaug.federation.job_folder import LEVELS
 from medfedaug.metrics.registry import GLOBAL
 from medfedaug.utils.structure import (
     anything,
@@ -20,7 +20,7 @@ from medfedaug.utils.structure import (
     text,
 )
 
-__all__ = ["check_evaluation", "check_finished", "check_record", "check_recorded"]
+__all__ = ["check_evaluation", "check_finished", "check_record"]
 
 
 def check_record(record: Any) -> None:
@@ -35,12 +35,6 @@ def check_record(record: Any) -> None:
         ValueError: selected_round is 'one', expected a whole number from 0 on
     """
     _RECORD(record, "")
-
-
-def check_recorded(record: Any) -> None:
-    """Check that a record has all entries that a command needs that uses the run's model."""
-    _USED(record, "")
-    check_record(record)
 
 
 def check_finished(record: Any) -> None:
@@ -131,7 +125,6 @@ _FINISHED = entries(
     },
     needed=("config", "input", "rounds", "selected_round", "test"),
 )
-_USED = entries({}, needed=("config", "run", "rounds", "selected_round", "input", HASHES))
 _DIFFERENCE = entries({"patients": count, "cases": count}, score)
 _COMPARED = both(
     entries({"against": map_of(_DIFFERENCE)}),

@@ -165,6 +165,7 @@ def test_a_sites_rules_hold_for_jobs_with_bundles_too(hospitals, config):
         hospital.set(data=str(hospital.data), device="cpu", **LOOSE, jobs=rules, bundles=allowed)
         return answer(hospital, replace(config, rounds=2)).error
 
+    assert not with_rules()
     assert "its rounds are …, and the site's rule max_rounds" in with_rules(max_rounds=1)
     assert "max_model_mb" in with_rules(max_model_mb=0.001)
 

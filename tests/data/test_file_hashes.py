@@ -96,12 +96,9 @@ def move_to_the_test(data):
 
 OTHER_FILES = r"site B, .*data/B: has other files since the finished run in .*out was made"
 SINCE_IT_WAS_MADE = [
-    (correct("training"), OTHER_FILES),
-    (correct("validation"), OTHER_FILES),
     (correct("test"), OTHER_FILES),
     (move_to_the_test, OTHER_FILES),
     (remove, r"site C, .*data/C: is not there since"),
-    (add, r"site D, .*data/D: is new since"),
 ]
 
 
@@ -121,9 +118,6 @@ def test_a_finished_run_is_the_run_of_its_files_and_no_others(interrupted, tmp_p
     assert path.read_bytes() == before
 
 
-# ---------------------------------------------------------------- one line, and nothing half-written
-
-
 def one_line(run, *arguments) -> str:
     code, _, err = run(*arguments)
     (line,) = err.splitlines()
@@ -136,24 +130,11 @@ SIMULATE = ("simulate", "--methods", "fedavg", "--rounds", 1, "--engine", "inpro
 SIMULATE += ("--no-report",)
 
 
-@pytest.mark.parametrize(
-    ("record", "reason"),
-    [
-        ({"config": 1, "rounds": 2, "test": 3}, "results.json is damaged"),
-        (
-            {"config": {"methods": 5}, "rounds": [], "test": {}},
-            "results.json is damaged: config.methods is 5",
-        ),
-        (
-            {"config": {}, "rounds": [], "selected_round": 0, "test": {"sites": {}, "mean": {}}},
-            "results.json is damaged: config is {}, expected an object with methods",
-        ),
-    ],
-)
-def test_a_record_that_is_none_ends_in_one_line(make_site, run, tmp_path, record, reason):
+def test_a_record_that_is_none_ends_in_one_line(make_site, run, tmp_path):
     make_site("A"), make_site("B")
     out = tmp_path / "out"
     out.mkdir()
-    (out / "results.json").write_text(json.dumps(record))
+    (out / "results.json").write_text(json.dumps({"config": {"methods": 5}, "rounds": [], "test": {}}))
+    reason = "results.json is damaged: config.methods is 5"
     assert reason in one_line(run, *SIMULATE, "--data", tmp_path / "data", "--out", out, "--resume")
     assert [path.name for path in out.iterdir()] == ["results.json"]

@@ -74,11 +74,11 @@ def test_methods_for_classification_beside_others(make_photos, tmp_path, tiny_co
 BATCH_NORM = ("dynunet", "segresnet", "segresnetds", "unetr")
 REFUSED = [
     ("mednext", "fixbn", "MedNeXt has no batch norm"),
-    ("vit", "bin", "has no batch norm that keeps statistics"),
+    ("vit", "bin", "has no batch norm with running statistics"),
     ("vit", "fedfa", "stages of ViTClassifier are not known"),
-    ("vit", "moex", "unknown stage 1 of ViTClassifier"),
-    ("unetr", "mixstyle", "unknown stage 2 of UNETR"),
-    ("unetr", "dac_sc", "stages is empty"),
+    ("vit", "moex", "stage 1 of ViTClassifier is unknown"),
+    ("unetr", "mixstyle", "stage 2 of UNETR is unknown"),
+    ("unetr", "dac_sc", "at least one"),
 ]
 
 

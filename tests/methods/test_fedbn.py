@@ -129,5 +129,5 @@ def test_fedbn_keeps_norm_layers_by_type_not_by_name():
     expected = {f"downsample.1.{key}" for key in batch}
     expected |= {"downsample.2.weight", "downsample.2.bias", "last.weight", "last.bias"}
     assert kept == expected
-    with pytest.raises(ConfigError, match=r"has none.*norm='batch'"):
+    with pytest.raises(ConfigError, match=r"no norm layer.*norm='batch'"):
         FedBN().local_entries(nn.Conv2d(1, 1, 1))

@@ -65,7 +65,7 @@ def test_a_layer_that_keeps_statistics_at_the_site_fixes_its_own(federate):
 
 
 def test_fixbn_refuses_networks_without_batch_norm_statistics(phantom_dir, tiny_config):
-    with pytest.raises(ConfigError, match="fixbn: Sequential has no batch norm that keeps statistics"):
+    with pytest.raises(ConfigError, match="fixbn: Sequential has no batch norm with running statistics"):
         FixBN().prepare_network(nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)))
     args = {**TINY_ARGS, "norm": "instance"}
     with pytest.raises((ConfigError, RunFailed), match="fixbn: UNet has no batch norm"):

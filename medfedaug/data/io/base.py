@@ -162,7 +162,7 @@ class ImageFormat(ABC):
         """
         from nibabel import Nifti1Image
 
-        from medfedaug.data.io.nifti_file import save_nifti
+        from medfedaug.data.io.nifti import save_nifti
 
         save_nifti(Nifti1Image(voxels, self.read_header(image).affine), path)
 

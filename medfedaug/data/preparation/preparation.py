@@ -13,7 +13,6 @@ from torch import Tensor
 
 from medfedaug.config.plan import Plan
 from medfedaug.data.preparation.normalisation import ModalityNormalisation
-from medfedaug.data.preparation.resizing import resize_in_plane
 from medfedaug.statistics import image_moments
 
 MOST_NUMBERS = 2**29
@@ -193,3 +192,23 @@ def _resampled(volume: Tensor, size: tuple[int, ...], label: bool = False) -> Te
         label_map = torch.where(share > largest, torch.tensor(value, dtype=volume.dtype), label_map)
         largest = torch.maximum(largest, share)
     return label_map
+
+
+def resize_in_plane(image: Tensor, size: int | None, mode: str = "bilinear") -> Tensor:
+    """Resize a photograph, a slice or a volume in plane; the dtype stays.
+
+    Bilinear interpolation is anti-aliased like Pillow's: shrinking averages, like a coarser scan.
+
+    Args:
+        image: (C, H, W), or (C, H, W, D), slice by slice; uint8 or floating point, labels also int32 below
+            2^24.
+        size: pixels in both directions; ``None`` for no change.
+        mode: ``"bilinear"``, or ``"nearest-exact"`` for labels.
+    """
+    if size is None or tuple(image.shape[1:3]) == (size, size):
+        return image
+    smooth = {"antialias": True} if mode == "bilinear" else {}
+    planes = image.permute(3, 0, 1, 2) if image.dim() == 4 else image[None]
+    planes = planes.float() if planes.dtype == torch.int32 else planes  # PyTorch interpolates no int32
+    resized = torch.nn.functional.interpolate(planes, (size, size), mode=mode, **smooth).to(image.dtype)
+    return resized.permute(1, 2, 3, 0) if image.dim() == 4 else resized[0]

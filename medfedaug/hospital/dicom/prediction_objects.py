@@ -15,8 +15,9 @@ from medfedaug.data.io.label_maps import write_whole
 from medfedaug.hospital.dicom.identity import ModelIdentity, ObjectKind
 from medfedaug.hospital.dicom.segmentation import Segments, check_highdicom
 from medfedaug.hospital.dicom.series import open_series
+from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
-from medfedaug.runs.prediction.ensemble import Ensemble
+from medfedaug.runs.model_score import ModelScore
 from medfedaug.runs.prediction.series_objects import SeriesObjects
 
 
@@ -44,7 +45,7 @@ class DicomObjects(SeriesObjects):
     def identity(self, case: Case) -> ModelIdentity:
         """Return the identity of the objects of a case."""
         further = self.further.get(case.name) or further_series(case, self.folder.channel_names)
-        return object_identity(self.models, self.origin, further=further)
+        return object_identity(self.run, self.origin, further=further)
 
     def write(self, out: Path, case: Case, label: Tensor, file: str, segments: Classes) -> None:
         """Write the contours of a series."""
@@ -67,7 +68,7 @@ def further_series(case: Case, names: Sequence[str]) -> dict[str, str]:
 
 
 def object_identity(
-    models: Ensemble, origin: Origin, *, further: Mapping[str, str] | None = None
+    run: FinishedRun, origin: Origin, *, further: Mapping[str, str] | None = None
 ) -> ModelIdentity:
     """Return the identity of a case's objects, which depends on settings and further series.
 
@@ -80,9 +81,9 @@ def object_identity(
     if further:
         chosen["series"] = dict(further)
     text = json.dumps(chosen, sort_keys=True).encode()
-    tested = models.score(origin.site)
+    tested = ModelScore.of(run.record, origin.site)
     return ModelIdentity(
-        models.sha256,
+        run.sha256,
         origin.site,
         settings=hashlib.sha256(text).hexdigest() if chosen else "",
         test=tested.score,

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from medfedaug.data.io.bounds import plausible_edges
+from medfedaug.errors import ReaderError
+from medfedaug.hospital.dicom.bounds import require
 from medfedaug.hospital.dicom.headers import SECONDARY_CAPTURES, VOLUME_TAGS, DicomInstance, DicomSlice
 from medfedaug.hospital.dicom.pixels import undecodable
 from medfedaug.utils.printable import counted
@@ -138,9 +140,13 @@ def volumes_of(instances: Sequence[DicomInstance]) -> list[DicomSeries]:
         parts += [(_joined(name, part), group) for part, group in _separated(slices, VOLUME_TAGS)]
     volumes = []
     for part, slices in parts:
-        ordered, problem, remarks = _ordered(slices)
-        members = [by_path[path] for path in dict.fromkeys(piece.file for piece in ordered)]
-        problem = next(filter(None, map(undecodable, members)), "") or _mixed(members, ordered) or problem
+        members = [by_path[path] for path in dict.fromkeys(piece.file for piece in slices)]
+        ordered, remarks, problem = slices, list[str](), ""
+        try:
+            _check_alike(members, slices)
+            ordered, remarks = _ordered(slices)
+        except ReaderError as error:
+            problem = str(error)
         if any(instance.inverted for instance in members):
             remarks.append("its lowest values are white (MONOCHROME1), and are read as the highest")
         burned_in = any(instance.burned_in for instance in members)
@@ -165,16 +171,18 @@ def _wrong_header(instances: Sequence[DicomInstance]) -> str:
     return ""
 
 
-def _mixed(instances: Sequence[DicomInstance], slices: Sequence[DicomSlice]) -> str:
-    """Return the reason why slices make no volume in any geometry; empty where they may make one."""
+def _check_alike(instances: Sequence[DicomInstance], slices: Sequence[DicomSlice]) -> None:
+    """Refuse slices that make no volume in any geometry."""
+    for fault in filter(None, map(undecodable, instances)):
+        raise ReaderError(fault)
     kinds = Counter(piece.pixels for piece in slices)
-    if len(kinds) > 1:
-        listed = "; ".join(f"{count} of {kind}" for kind, count in kinds.most_common())
-        rare = next(piece for piece in slices if piece.pixels == kinds.most_common()[-1][0])
-        return f"its slices differ in their pixels: {listed}; look at {_place_name(rare)}"
-    if len({one.frame_of_reference for one in instances}) > 1:
-        return "its slices lie in different frames of reference, so their places are not comparable"
-    return ""
+    listed = "; ".join(f"{count} of {kind}" for kind, count in kinds.most_common())
+    rare = next(piece for piece in slices if piece.pixels == kinds.most_common()[-1][0])
+    require(len(kinds) == 1, f"its slices differ in their pixels: {listed}; look at {_place_name(rare)}")
+    require(
+        len({one.frame_of_reference for one in instances}) == 1,
+        "its slices lie in different frames of reference, so their places are not comparable",
+    )
 
 
 def _by_orientation(slices: Sequence[DicomSlice]) -> list[list[DicomSlice]]:
@@ -253,73 +261,70 @@ def _numeric(text: str) -> tuple[float, str]:
         return np.inf, text
 
 
-def _ordered(slices: list[DicomSlice]) -> tuple[list[DicomSlice], str, list[str]]:
-    """Return slices in the order of their volume, their fault, and remarks."""
+def _ordered(slices: list[DicomSlice]) -> tuple[list[DicomSlice], list[str]]:
+    """Return slices in the order of their volume, and remarks; `ReaderError` where they make none."""
     first = slices[0]
     sizes = Counter((piece.columns, piece.rows) for piece in slices)
-    if len(sizes) > 1:
-        return slices, f"its slices differ in size: {_listed(sizes)}", []
-    if any(not _alike(piece.spacing, first.spacing, 1e-3) for piece in slices):
-        edges = Counter(piece.spacing or ("none",) for piece in slices)
-        return slices, f"its slices differ in pixel spacing: {_listed(edges)}", []
-    if any((piece.position is None) != (first.position is None) for piece in slices):
-        return slices, "some of its slices do not say where they lie", []
+    require(len(sizes) == 1, f"its slices differ in size: {_listed(sizes)}")
+    edges = Counter(piece.spacing or ("none",) for piece in slices)
+    alike = all(_alike(piece.spacing, first.spacing, 1e-3) for piece in slices)
+    require(alike, f"its slices differ in pixel spacing: {_listed(edges)}")
+    placed = {piece.position is not None for piece in slices}
+    require(len(placed) == 1, "some of its slices do not say where they lie")
     if first.position is None or first.orientation is None:
         return _by_number(slices)
     normal = _normal(first)
     directions = np.reshape(first.orientation, (2, 3))
-    if np.abs(directions @ directions.T - np.eye(2)).max() > _SKEW:
-        return slices, "the directions of its rows and columns are not unit vectors at right angles", []
+    require(
+        np.abs(directions @ directions.T - np.eye(2)).max() <= _SKEW,
+        "the directions of its rows and columns are not unit vectors at right angles",
+    )
     along = (np.array([piece.position for piece in slices]) @ normal).tolist()
     order = sorted(range(len(slices)), key=lambda index: (along[index], slices[index].number or 0, index))
     ordered = [slices[index] for index in order]
     if len(ordered) == 1:
-        return ordered, "", []
+        return ordered, []
     gaps = np.diff([along[index] for index in order])
     usual = float(np.median(gaps))
-    if gaps.max() > _ONE_PLACE and not plausible_edges((usual,)):
-        return ordered, f"its slices are {usual:.4g} mm apart", []
-    if gaps.max() <= _ONE_PLACE:
-        return ordered, f"its {len(ordered)} slices lie in one place: a time series is not a volume", []
-    if np.abs(gaps - usual).max() > _UNEVEN * abs(usual):
-        odd = int(np.abs(gaps - usual).argmax())
-        pair = " and ".join(dict.fromkeys(_place_name(piece) for piece in ordered[odd : odd + 2]))
-        return (
-            ordered,
-            f"slices are missing, double or uneven: {len(ordered)} slices, {np.abs(gaps).min():.4g} to "
-            f"{np.abs(gaps).max():.4g} mm apart; look at {pair}",
-            [],
-        )
-    return _on_a_line(ordered, normal / float(np.linalg.norm(normal)))
+    apart = gaps.max() > _ONE_PLACE
+    require(apart, f"its {len(ordered)} slices lie in one place: a time series is not a volume")
+    require(plausible_edges((usual,)), f"its slices are {usual:.4g} mm apart")
+    odd = int(np.abs(gaps - usual).argmax())
+    pair = " and ".join(dict.fromkeys(_place_name(piece) for piece in ordered[odd : odd + 2]))
+    require(
+        np.abs(gaps - usual).max() <= _UNEVEN * abs(usual),
+        f"slices are missing, double or uneven: {len(ordered)} slices, {np.abs(gaps).min():.4g} to "
+        f"{np.abs(gaps).max():.4g} mm apart; look at {pair}",
+    )
+    return ordered, _remarks(ordered, normal / float(np.linalg.norm(normal)))
 
 
-def _by_number(slices: list[DicomSlice]) -> tuple[list[DicomSlice], str, list[str]]:
+def _by_number(slices: list[DicomSlice]) -> tuple[list[DicomSlice], list[str]]:
     if len(slices) == 1:
-        return slices, "", []
-    if len({piece.file for piece in slices}) < len(slices):
-        return slices, "all its slices are in one file, which does not say where each lies", []
-    numbers = [piece.number for piece in slices]
-    if None in numbers or len({*numbers}) < len(numbers):
-        return slices, "its slices say neither where they lie nor in which order they follow", []
+        return slices, []
+    files = {piece.file for piece in slices}
+    require(len(files) == len(slices), "all its slices are in one file, which does not say where each lies")
+    numbers = {piece.number for piece in slices} - {None}
+    known = len(numbers) == len(slices)
+    require(known, "its slices say neither where they lie nor in which order they follow")
     remark = "its slices do not say where they lie, and follow each other by their numbers"
-    return sorted(slices, key=lambda piece: piece.number or 0), "", [remark]
+    return sorted(slices, key=lambda piece: piece.number or 0), [remark]
 
 
-def _on_a_line(ordered: list[DicomSlice], normal: np.ndarray) -> tuple[list[DicomSlice], str, list[str]]:
+def _remarks(ordered: list[DicomSlice], normal: np.ndarray) -> list[str]:
+    """Check that slices lie on a line, and return a remark where it leaves their normal."""
     positions = np.array([piece.position for piece in ordered])
     step = (positions[-1] - positions[0]) / (len(ordered) - 1)
     off = positions - positions[0] - np.arange(len(ordered))[:, None] * step
     across = np.linalg.norm(off - np.outer(off @ normal, normal), axis=1).max()
-    if across > 0.5 * min(ordered[0].spacing or (1.0,)):
-        return ordered, f"its slices are shifted against each other by up to {across:.3g} mm", []
+    straight = across <= 0.5 * min(ordered[0].spacing or (1.0,))
+    require(straight, f"its slices are shifted against each other by up to {across:.3g} mm")
     tilt = _tilt(step, normal)
-    if tilt > _TILT:
-        remark = (
-            f"its slices are sheared by {tilt:.3g} degrees (a tilted gantry): the affine says so, and "
-            "the network sees them sheared"
-        )
-        return ordered, "", [remark]
-    return ordered, "", []
+    sheared = (
+        f"its slices are sheared by {tilt:.3g} degrees (a tilted gantry): the affine says so, and "
+        "the network sees them sheared"
+    )
+    return [sheared] if tilt > _TILT else []
 
 
 def _tilt(step: np.ndarray, normal: np.ndarray) -> float:

@@ -34,13 +34,12 @@ from medfedaug.hospital.pacs.archive import (
 from medfedaug.hospital.pacs.choice import StudyPlan, plan_import
 from medfedaug.hospital.pacs.import_settings import ImportSettings
 from medfedaug.hospital.pacs.object_check import reading_objects
-from medfedaug.hospital.pacs.study_list import StudyList
 from medfedaug.hospital.pacs.study_options import StudyOptions
 from medfedaug.hospital.pacs.volume import choose_volume, load_on_grid, open_volume, write_nifti
 from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
+from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.folder import only_process
 from medfedaug.runs.input_statistics import Origin
-from medfedaug.runs.prediction.ensemble import Ensemble
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predict import Event, predict_images, uses_given_images
 from medfedaug.runs.prediction.predictions_file import Predictions
@@ -68,7 +67,7 @@ class StudyPredictions:
 
 
 def predict_studies(
-    models: Ensemble,
+    run: FinishedRun,
     archive: Archive,
     wanted: Sequence[StudyQuery],
     out: Path,
@@ -81,16 +80,12 @@ def predict_studies(
 
     A study is skipped if the archive already has all objects of this model. A study that cannot be fetched,
     predicted or stored does not stop the others. A second call continues an interrupted one. Images lie in
-    ``OUT.state`` until all are predicted.
-
-    Raises:
-        ConfigError: where nothing can be predicted, before anything is fetched.
-        ArchiveError: where the archive does not answer, or refuses several objects one after another; stored
-            objects stay.
+    ``OUT.state`` until all are predicted. An archive that does not answer, or refuses several objects one
+    after another, ends the call; stored objects stay.
     """
-    _check_options(models.first.config, studies)
+    _check_options(run.config, studies)
     tell = on_event or (lambda event: None)
-    origin = Origin.of(models.first, options.site, options.statistics)
+    origin = Origin.of(run, options.site, options.statistics)
     state = out.with_name(f"{out.name}.state")
     private_folder(state)
     with only_process(state):
@@ -101,25 +96,22 @@ def predict_studies(
             allow_burned_in=True,
             parallel=studies.parallel,
         )
-        pseudonyms = studies.pseudonyms or state
-        plans = plan_import(archive, wanted, Pseudonyms.of_site(pseudonyms).of, settings, tell)
-        if studies.pseudonyms is not None:
-            _leave_out_withdrawn(plans, pseudonyms)
+        plans = plan_import(archive, wanted, Pseudonyms.of_site(state).of, settings, tell)
         job = _Job(
             archive=archive,
             out=out,
             state=state,
             studies=studies,
             series=options.series,
-            identity=partial(object_identity, models, origin),
+            identity=partial(object_identity, run, origin),
             kinds=(ObjectKind.SEGMENTATION, *([ObjectKind.RTSTRUCT] if options.rtstruct else [])),
-            named=bool(models.first.config.channel_names),
+            named=bool(run.config.channel_names),
             book=_Book(state / _LIST),
         )
         todo = job.open_studies(plans, fresh=options.overwrite)
         if fetched := job.fetch(todo, tell):
             predictions = predict_images(
-                models,
+                run,
                 state / _IMAGES,
                 out,
                 replace(options, series=None),
@@ -129,16 +121,8 @@ def predict_studies(
             )
             failed = predictions.failed
             job.result.problems |= {case: failed[case]["error"] for case in fetched if case in failed}
-        job.finish(together=uses_given_images(models.first, origin))
+        job.finish(together=uses_given_images(run, origin))
         return job.result
-
-
-def _leave_out_withdrawn(plans: Sequence[StudyPlan], folder: Path) -> None:
-    """Refuse studies of withdrawn patients, by the import's list in the folder of the site's key."""
-    withdrawn = StudyList(folder).withdrawn
-    for plan in plans:
-        if plan.patient in withdrawn:
-            plan.problem = "the patient was withdrawn"
 
 
 def _check_options(config: RunConfig, studies: StudyOptions) -> None:

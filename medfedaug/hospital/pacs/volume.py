@@ -9,7 +9,7 @@ import nibabel
 import numpy as np
 import SimpleITK as sitk
 
-from medfedaug.data.io.nifti_file import pack_nifti
+from medfedaug.data.io.nifti import pack_nifti
 from medfedaug.errors import ReaderError
 from medfedaug.hospital.dicom.bounds import require
 from medfedaug.hospital.dicom.series import compile_series, load_series, scan, select
@@ -81,20 +81,18 @@ def load_on_grid(channels: Sequence[DicomSeries], grid: DicomSeries) -> list[np.
         raise ReaderError(_unnamed(str(error))) from error
     grey = all(image.GetNumberOfComponentsPerPixel() == 1 for image in images)
     require(grey or len(images) == 1, "a channel is in colour; import it by itself")
-    arrays = [sitk.GetArrayFromImage(_on(image, target)).T for image in images]
+    arrays = []
+    for image in images:
+        if not _same_grid(image, target):
+            lowest = float(sitk.GetArrayViewFromImage(image).min())
+            image = sitk.Resample(image, target, sitk.Transform(), sitk.sitkLinear, lowest)
+        arrays.append(sitk.GetArrayFromImage(image).T)
     return [np.moveaxis(array, 0, -1) if array.ndim > target.GetDimension() else array for array in arrays]
 
 
 def _unnamed(problem: str) -> str:
     """Return a problem without the name of a file, which may contain a patient's name."""
     return problem.partition("; look at")[0]
-
-
-def _on(image: sitk.Image, target: sitk.Image) -> sitk.Image:
-    if image is target or _same_grid(image, target):
-        return image
-    lowest = float(sitk.GetArrayViewFromImage(image).min())
-    return sitk.Resample(image, target, sitk.Transform(), sitk.sitkLinear, lowest)
 
 
 def _same_grid(one: sitk.Image, other: sitk.Image) -> bool:
@@ -113,14 +111,9 @@ def write_nifti(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
     Whole numbers of 16 bits are written as integers. The same voxels give the same bytes.
     """
     private_folder(path.parent)
-    if voxels.dtype.kind == "f" and _whole(voxels):
-        voxels = voxels.astype(np.int16)
+    if voxels.dtype.kind == "f" and np.isfinite(voxels).all():
+        whole = (voxels == np.rint(voxels)).all() and np.abs(voxels).max() < 2**15
+        voxels = voxels.astype(np.int16) if whole else voxels
     image = nibabel.Nifti1Image(voxels, affine)
     image.header.set_xyzt_units("mm")
     write_atomic(path, partial(pack_nifti, image), private=True)
-
-
-def _whole(voxels: np.ndarray) -> bool:
-    return bool(
-        np.isfinite(voxels).all() and (voxels == np.rint(voxels)).all() and np.abs(voxels).max() < 2**15
-    )

@@ -95,9 +95,15 @@ class GuardedGate(Gate):
         """
         if config in self._admitted:
             return
-        self._check_bundle(config)
+        if config.bundle:
+            try:
+                find(config.bundle)
+            except ConfigError as error:
+                raise JobRefused(self.site, error.marked) from error
         self.rules.check(self.site, config)
-        approved = self._approved_as(config)
+        comparison = self.comparison
+        one_of_it = comparison is not None and config in comparison.configs().values()
+        approved = comparison if comparison is not None and one_of_it else config
         entry = self._check_verdict(approved)
         if self.rules.approve and entry.verdict != APPROVED:
             self._wait(entry, should_stop)
@@ -106,24 +112,12 @@ class GuardedGate(Gate):
         if approved not in self._approved:
             self._approved.append(approved)
 
-    def _approved_as(self, config: RunConfig) -> RunConfig | ComparisonConfig:
-        """Return the settings that the site's administrator approves."""
-        comparison = self.comparison
-        return comparison if comparison and config in comparison.configs().values() else config
-
     def ended(self) -> None:
         """Record the end of the job, and the ledger's state next to the images."""
         if self._admitted:
             self.book.end(self.job)
         if self._account is not None:
             self._account.bind()
-
-    def _check_bundle(self, config: RunConfig) -> None:
-        if config.bundle:
-            try:
-                find(config.bundle)
-            except ConfigError as error:
-                raise JobRefused(self.site, error.marked) from error
 
     def _wait(self, entry: JobEntry, should_stop: Callable[[], bool]) -> None:
         short = entry.hash[:12]

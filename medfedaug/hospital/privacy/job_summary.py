@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from medfedaug.config.comparison import REFERENCE, ComparisonConfig
@@ -139,8 +139,10 @@ def _runs(config: RunConfig, compared: ComparisonConfig | None = None) -> list[s
         method["name"] + (f" {json.dumps(method['args'])}" if method.get("args") else "")
         for method in config.methods
     ]
+    # Quoted, so that foreign names cannot pass for words of this page.
+    classes = ", ".join(json.dumps(name, ensure_ascii=False) for name in config.classes)
     return [
-        f"{config.task} of {_quoted(config.classes)}, with {counted(config.in_channels, 'channel')}",
+        f"{config.task} of {classes}, with {counted(config.in_channels, 'channel')}",
         f"network: {config.network}" + (" (a Bundle, which is code of this site)" if config.bundle else ""),
         *([f"training loop: {config.loop}, CODE THAT SEES THE IMAGES"] if config.loop else []),
         f"methods: {', '.join(methods)}"
@@ -150,11 +152,6 @@ def _runs(config: RunConfig, compared: ComparisonConfig | None = None) -> list[s
         f"{counted(config.batch_size, 'sample')} a step",
         f"cases: {'all' if config.limit is None else f'at most {config.limit} of each split'}",
     ]
-
-
-def _quoted(names: Sequence[str]) -> str:
-    """Quote foreign names, so that they cannot pass for words of this page."""
-    return ", ".join(json.dumps(name, ensure_ascii=False) for name in names)
 
 
 def _exchanged(exchanges: Mapping[str, ServerExchange]) -> list[str]:

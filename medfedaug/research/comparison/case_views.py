@@ -14,7 +14,7 @@ from medfedaug.analysis.plots import WIDTH
 from medfedaug.data.base import Case
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.federation.site.model import SiteModel
-from medfedaug.runs.slice_image import INK, PAPER, outline, windowed
+from medfedaug.runs.prediction.prediction_image import INK, PAPER, outline, windowed
 from medfedaug.tasks import SegmentationTask
 
 _TRUTH, _PREDICTION = "#56B4E9", "#E69F00"

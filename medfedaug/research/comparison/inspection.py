@@ -21,7 +21,7 @@ from medfedaug.errors import DataError
 from medfedaug.research.comparison.annotation_notes import annotation_notes
 from medfedaug.research.comparison.case_comparison import CaseMeasures, measure_case, odd_cases, odd_site
 from medfedaug.research.datasets.benchmarks import open_federation
-from medfedaug.runs.slice_image import windowed
+from medfedaug.runs.prediction.prediction_image import windowed
 from medfedaug.statistics import image_moments
 
 QUANTILES = (np.arange(400) + 0.5) / 400

@@ -6,12 +6,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from medfedaug.errors import WITH_BATCH_NORM
 from medfedaug.functional.features import normalising
 from medfedaug.functional.passes import scale_by_moments
 from medfedaug.methods.arguments import Positive
 from medfedaug.methods.average import AveragedParameters, AverageServer
-from medfedaug.methods.base import Method, ServerContext, ServerExchange, SiteContext, SitePart, Step
+from medfedaug.methods.base import (
+    Method,
+    ServerContext,
+    ServerExchange,
+    SiteContext,
+    SitePart,
+    Step,
+    check_norms,
+)
 from medfedaug.models.adaptation import UnsavedModule
 from medfedaug.models.stage_layer import PickledHook
 
@@ -93,8 +100,7 @@ def mix_instance_norms(net: Network) -> Network:
         ρ has no effect on features without spatial dimensions, which have no instance statistics.
     """
     norms = [m for m in net.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
-    if not norms:
-        raise ValueError(f"{type(net).__name__} has no batch norm that keeps statistics; {WITH_BATCH_NORM}")
+    check_norms(BIN.name, net, norms, "batch norm with running statistics")
     for norm in norms:
         assert norm.running_mean is not None
         norm.add_module("batch_share", BatchShare(norm.running_mean))

@@ -5,8 +5,7 @@ from typing import Literal
 
 from torch import nn
 
-from medfedaug.errors import ConfigError
-from medfedaug.methods.base import Method
+from medfedaug.methods.base import Method, check_norms
 from medfedaug.methods.fedbn import NORM_LAYERS
 from medfedaug.models import find_head
 from medfedaug.models.substitution import state_entries
@@ -47,11 +46,7 @@ class PartialFed(Method):
         kept: frozenset[str] = frozenset()
         if "norm" in self.strategy:
             kept = state_entries(network, NORM_LAYERS)
-            if not kept:
-                raise ConfigError(
-                    f"partialfed: {type(network).__name__} has no normalisation layer with weights; choose "
-                    "another strategy or network"
-                )
+            check_norms(self.name, network, kept, "norm layer with weights")
         if "head" in self.strategy:
             kept |= module_entries(network, find_head(network).modules())
         return kept

@@ -187,7 +187,7 @@ def _by_modality(normalisation: ModalityNormalisation) -> list[dict[str, Any]]:
 
 
 def _resized(task: SegmentationTask) -> list[dict[str, Any]]:
-    """Resize as `medfedaug.data.preparation.resizing.resize_in_plane` does."""
+    """Resize as `medfedaug.data.preparation.preparation.resize_in_plane` does."""
     if task.image_size is None:
         return []
     size = [task.image_size] * 2

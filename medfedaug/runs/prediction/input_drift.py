@@ -44,12 +44,11 @@ class DriftReference:
     edges: np.ndarray | None
 
     @classmethod
-    def of(cls, runs: Sequence[FinishedRun]) -> DriftReference:
-        """Read the ``statistics.json`` of runs with the same settings, and their records of voxels' edges."""
-        run = runs[0]
+    def of(cls, run: FinishedRun) -> DriftReference:
+        """Read the ``statistics.json`` of a run, and its record of voxels' edges."""
         channels = run.config.in_channels
-        pairs = [p for run in runs for p in run.statistics.values() if p.num_channels == channels]
-        edges = [levels for run in runs for levels in run.record.get(SPACING, {}).values()]
+        pairs = [pair for pair in run.statistics.values() if pair.num_channels == channels]
+        edges = run.record.get(SPACING, {}).values()
         empty = torch.zeros(0, channels, dtype=torch.float64)
         return cls(
             torch.stack([pair.mean for pair in pairs]) if pairs else empty,

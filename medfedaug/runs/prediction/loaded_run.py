@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.runs.prediction.ensemble import Ensemble
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predict import predict_images
 from medfedaug.runs.prediction.predictions_file import Predictions
@@ -47,4 +46,4 @@ class LoadedRun(FinishedRun):
         Raises:
             MedFedAugError: naming the error and its place.
         """
-        return predict_images(Ensemble((self,)), images, out, PredictionOptions(**options))
+        return predict_images(self, images, out, PredictionOptions(**options))

@@ -1,12 +1,15 @@
 """Predict new images with a finished model: label maps on the images' grids, or classes."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from monai.transforms import Compose
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.formats import SERIES, files_of, is_dicom
@@ -16,18 +19,21 @@ from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
 from medfedaug.federation.engine import check_device
 from medfedaug.federation.job_folder import STATISTICS
+from medfedaug.federation.site.model import SiteModel
 from medfedaug.runs.annotated import Annotated
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.folder import only_process
 from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.model_score import ModelScore
 from medfedaug.runs.prediction.case_writer import CaseWriter
-from medfedaug.runs.prediction.ensemble import Ensemble, mean_prediction
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predictions_file import Predictions
-from medfedaug.runs.prediction.predictor import Predictor, predictions
 from medfedaug.runs.prediction.series_objects import SeriesObjects, series_objects
 from medfedaug.statistics import save_statistics
+from medfedaug.tasks import Prediction
+from medfedaug.transforms import FedRDNd
+from medfedaug.utils.printable import counted
 from medfedaug.utils.versions import software_versions
 
 __all__ = ["Event", "predict_images", "uses_given_images"]
@@ -39,7 +45,7 @@ _ONE_CASE = 2**34  # bytes, enough to decode the files of a case only once
 
 
 def predict_images(
-    models: Ensemble,
+    run: FinishedRun,
     images: str | Path,
     out: str | Path,
     options: PredictionOptions | None = None,
@@ -53,7 +59,7 @@ def predict_images(
     A folder with finished cases is continued if model and options are the same.
 
     Args:
-        models: one or several runs, whose probabilities are averaged.
+        run: the run of the model.
         images: a file or a folder, see `medfedaug.data.unlabelled.open_given`.
         out: the folder to write to: a label map for each case (``NAME`` with the suffix of its image),
             ``previews/NAME.png``, ``probabilities/NAME``, and ``predictions.json``.
@@ -67,19 +73,19 @@ def predict_images(
         The content of ``predictions.json``; ``failed`` has the cases that could not be predicted.
     """
     images, out, options = Path(images), Path(out), options or PredictionOptions()
-    origins = tuple(Origin.of(run, options.site, options.statistics) for run in models.runs)
-    given = open_given(images, models.first.config, origins[0].site, leave_out=out, series=options.series)
+    origin = Origin.of(run, options.site, options.statistics)
+    given = open_given(images, run.config, origin.site, leave_out=out, series=options.series)
     if images.is_dir() and out.exists() and out.resolve() == images.resolve():
         raise ConfigError(f"{out}: holds the images; choose another folder for the predictions")
     check_device(options.device)
     job = _Job(
-        models=models,
+        run=run,
         given=given,
         out=out,
-        origins=origins,
+        origin=origin,
         options=options,
         tell=on_event or (lambda event: None),
-        objects=series_objects(models, origins[0], options, given.folder, further or {}),
+        objects=series_objects(run, origin, options, given.folder, further or {}),
         on_case=on_case or (lambda case: None),
     )
     job.check_apart()
@@ -94,26 +100,60 @@ def uses_given_images(run: FinishedRun, origin: Origin) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
+class _Predictor:
+    """The model of a run with its statistics and layers at the images' place."""
+
+    run: FinishedRun
+    origin: Origin
+    model: SiteModel
+    transform: Compose
+
+    @classmethod
+    def prepare(cls, run: FinishedRun, origin: Origin, folder: SiteFolder, device: str) -> _Predictor:
+        """Build the network, with the statistics and layers of the images' place."""
+        model = run.at_site(origin.site, folder, device, statistics=origin.pair)
+        if not model.recall(run.local_state(origin.site)):
+            raise ConfigError(
+                "the model needs layers that each site keeps, and a place that did not train has none: give "
+                f"--site NAME, one of {', '.join(run.sites_with_layers) or 'none'} in {run.state} (--state "
+                "names another folder), or train with the method's argument unseen"
+            )
+        return cls(run, origin, model, model.evaluation_transform())
+
+    def statistics(self, count: int) -> dict[str, Any] | None:
+        """Return the pair that normalises the images, and its source; ``None`` where no method normalises."""
+        normalizer = next((t.normalizer for t in self.transform.transforms if isinstance(t, FedRDNd)), None)
+        if normalizer is None or normalizer.pair is None:
+            return None
+        mean, std = (values.tolist() for values in normalizer.pair)
+        statistics = {"mean": mean, "std": std, "intensity": self.run.composition.intensity}
+        if normalizer.average:
+            return {"of": "the average of the federation's sites", **statistics}
+        if self.origin.pair is not None:
+            return {"of": self.origin.source, **statistics}
+        return {"of": f"the {counted(count, 'image')} given", **statistics, "file": STATISTICS}
+
+    def predict(self, folder: SiteFolder, case: Case, *, probabilities: bool) -> Prediction:
+        """Predict a case within `SiteModel.scoring`, in evaluation mode."""
+        model = self.model
+        prepared = model.task.evaluation_case(folder, case, labelled=False)
+        return model.task.predict_case(
+            model.network, prepared, self.transform, model.config.batch_size, probabilities
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class _Job:
     """Cases, settings and destination of one call."""
 
-    models: Ensemble
+    run: FinishedRun
     given: Given
     out: Path
-    origins: tuple[Origin, ...]
+    origin: Origin
     options: PredictionOptions
     tell: Event
     objects: SeriesObjects
     on_case: Callable[[str], object]
-
-    @property
-    def run(self) -> FinishedRun:
-        return self.models.first
-
-    @property
-    def origin(self) -> Origin:
-        """The origin of the images; the pair of a site may differ between the runs."""
-        return self.origins[0]
 
     @property
     def folder(self) -> SiteFolder:
@@ -161,23 +201,22 @@ class _Job:
         if not todo:
             record.write()
             return record
-        predictors = self.prepare(good)
-        reference = DriftReference.of(self.models.runs)
-        used = _common_statistics([predictor.statistics(len(good)) for predictor in predictors])
+        folder = replace(self.folder, cases={**self.folder.cases, "test": tuple(good.values())})
+        predictor = _Predictor.prepare(run, self.origin, folder, self.options.device)
+        reference = DriftReference.of(run)
+        used = predictor.statistics(len(good))
         record.agree("statistics", used)
         if used and "file" in used:
-            pair = {"images": predictors[0].model.statistics(reference.over)}
+            pair = {"images": predictor.model.statistics(reference.over)}
             save_statistics(self.out / STATISTICS, pair, run.composition.intensity)
         record.details["notes"] = self.notes(reference, used)
         record.details["compared_with_the_sites"] = reference.sources
         try:
             record.write()
-            with ExitStack() as contexts:
-                for predictor in predictors:
-                    contexts.enter_context(predictor.model.scoring())
-                    predictor.model.network.eval()
+            with predictor.model.scoring():
+                predictor.model.network.eval()
                 for name in todo:
-                    self.predict(record, good[name], states[name], predictors, reference)
+                    self.predict(record, good[name], states[name], predictor, reference)
         finally:
             record.write()  # also when somebody stops it
         return record
@@ -203,7 +242,9 @@ class _Job:
             **({"series": self.options.series} if self.options.series is not None else {}),
             **self.objects.settings(),
         }
-        return {"model": self.models.identity(), "options": options}
+        run = self.run
+        model = {"sha256": run.sha256, "run": run.record["run"], "round": run.round}
+        return {"model": model, "options": options}
 
     def details(self) -> dict[str, Any]:
         config = self.run.config
@@ -212,9 +253,9 @@ class _Job:
             "classes": list(config.classes),
             "network": config.network,
             "methods": [method["name"] for method in config.methods],
-            "test": asdict(self.models.score(self.origin.site)),
+            "test": asdict(ModelScore.of(self.run.record, self.origin.site)),
             **({"borrowed": self.borrowed} if self.borrowed else {}),
-            "models": [os.path.abspath(run.model.parent) for run in self.models.runs],
+            "folder": os.path.abspath(self.run.model.parent),
             "versions": software_versions(),
             "images": os.path.abspath(self.folder.path),
             "left_out": [
@@ -251,32 +292,16 @@ class _Job:
             self.objects.check(good.values())
         return good
 
-    def prepare(self, good: dict[str, Case]) -> list[Predictor]:
-        """Prepare the models at the images' place; all normalise with the same pair of the images."""
-        folder = replace(self.folder, cases={**self.folder.cases, "test": tuple(good.values())})
-        predictors: list[Predictor] = []
-        for run, origin in zip(self.models.runs, self.origins, strict=True):
-            composition = run.composition
-            shared = composition.needs_statistics and origin.pair is None and predictors
-            pair = predictors[0].model.statistics(composition.statistics_over) if shared else None
-            predictors.append(Predictor.prepare(run, origin, folder, self.options.device, pair))
-            if len(self.models.runs) > 1:
-                predictors[-1].model.network.to("cpu")
-        return predictors
-
     @property
     def borrowed(self) -> dict[str, str]:
         """Notes on the classes that the images' site has not outlined; empty without a site."""
         site, annotated = self.origin.site, Annotated.of(self.run.record)
-        pairs = {name: pair for run in self.models.runs for name, pair in run.statistics.items()}
-        texts = annotated.sentences(site) if site else {}
+        texts, pairs = annotated.sentences(site) if site else {}, self.run.statistics
         return {name: f"{text}{annotated.distance(site, name, pairs)}" for name, text in texts.items()}
 
     def notes(self, reference: DriftReference, used: dict[str, Any] | None) -> list[str]:
         """Return the notes that hold for all cases."""
         composition, notes = self.run.composition, []
-        if (count := len(self.models.runs)) > 1:
-            notes.append(f"the probabilities of {count} models are averaged")
         if composition.epochs_before_test:
             notes.append(
                 "each site trained the model further by itself before it was tested; this is the model "
@@ -313,17 +338,16 @@ class _Job:
         record: Predictions,
         case: Case,
         state: Sequence[Any],
-        predictors: Sequence[Predictor],
+        predictor: _Predictor,
         reference: DriftReference,
     ) -> None:
         """Predict a case and write its files, or record its failure."""
         self.tell({"event": "case", "case": case.name})
         try:
             with keep_decoded(_ONE_CASE):
-                unlike = self.unlike(case, predictors[0], reference)
-                shares = self.options.probabilities or not self.dense or len(predictors) > 1
-                by_model = predictions(predictors, self.folder, case, probabilities=shares)
-                entry = self.writer.write(case, mean_prediction(by_model))
+                unlike = self.unlike(case, predictor, reference)
+                shares = self.options.probabilities or not self.dense
+                entry = self.writer.write(case, predictor.predict(self.folder, case, probabilities=shares))
                 entry["warnings"] = unlike
         except StorageError:  # every further case would fail alike
             raise
@@ -341,7 +365,7 @@ class _Job:
         self.on_case(case.name)
         self.tell({"event": "predicted", "case": case.name})
 
-    def unlike(self, case: Case, predictor: Predictor, reference: DriftReference) -> list[str]:
+    def unlike(self, case: Case, predictor: _Predictor, reference: DriftReference) -> list[str]:
         warnings = []
         if "intensity" in reference.sources:
             preparation = predictor.model.task.preparation
@@ -356,15 +380,6 @@ class _Job:
         text = str(error) if isinstance(error, MedFedAugError) else f"{case.image}: {first_line(error)}"
         record.failure(case, text, self.writer.files(case))
         self.tell({"event": "failed", "case": case.name, "reason": text})
-
-
-def _common_statistics(used: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Return the statistics of all models; list them by model where they differ."""
-    first = used[0]
-    if first is None or all(statistics == first for statistics in used):
-        return first
-    members = [{"mean": each["mean"], "std": each["std"]} for each in used if each is not None]
-    return {"of": first["of"], "intensity": first["intensity"], "members": members}
 
 
 def _state(case: Case) -> list[list[int]]:

@@ -6,13 +6,16 @@ from typing import Any
 
 import nibabel
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from medfedaug.runs.slice_image import INK, PAPER, outline, windowed
 from medfedaug.utils.files import write_atomic
 
+PAPER, INK = "#111114", "#e6e6ea"  # dark in every theme, as on a radiologist's screen
+
+_WINDOW = (1, 99.5)  # percentiles that are drawn black and white
 _COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#F0E442", "#D55E00", "#0072B2")
 _WIDTH, _ROOM = 7.0, 0.7  # inches; the second for title and legend
 _DPI = 100
@@ -87,6 +90,20 @@ def draw_classified(image: Tensor, probabilities: Mapping[str, float]) -> Figure
     title = "   ".join(f"{name} {p:.2f}" for name, p in ranked)
     panel.set_title(title, color=INK, fontsize=10, parse_math=False)
     return figure
+
+
+def windowed(plane: np.ndarray) -> np.ndarray:
+    """Scale a plane to [0, 1], and clip its darkest and brightest voxels."""
+    low, high = np.percentile(plane, _WINDOW)
+    return np.clip((plane - low) / max(high - low, 1e-12), 0, 1)
+
+
+def outline(panel: Axes, labels: np.ndarray, colour: str, width: float) -> None:
+    """Draw the edges of the structures in a label map, (X, Y), the first axis to the right."""
+    padded = np.pad(labels, 1)  # close outlines at the border
+    places = [np.arange(-1, n + 1) for n in labels.shape]
+    for label in np.unique(labels[labels > 0]):
+        panel.contour(*places, (padded == label).T, levels=[0.5], colors=[colour], linewidths=width)
 
 
 def write_picture(path: Path, figure: Figure) -> None:

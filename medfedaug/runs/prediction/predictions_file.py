@@ -92,7 +92,7 @@ class Predictions:
         self.inputs[key] = value
         before = self._earlier.get(key)
         if self._earlier.get("cases") and before != value:
-            name, was, now = first_difference(key, before, value)
+            name, was, now = _first_difference(key, before, value)
             raise ConfigError(
                 f"{self.out} holds predictions with other {name} ({was}, and now {now}); choose another "
                 "folder, or --overwrite"
@@ -148,7 +148,7 @@ class Predictions:
             self.write()
 
 
-def first_difference(key: str, before: Any, now: Any) -> tuple[str, str, str]:
+def _first_difference(key: str, before: Any, now: Any) -> tuple[str, str, str]:
     """Return the name of a setting, or of the first part that differs, and both values, shortened."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         part = next(k for k in {**before, **now} if before.get(k) != now.get(k))
@@ -189,9 +189,8 @@ _CASE = entries(
     finite,
     needed=("written", "state", "warnings"),
 )
-_PAIR = {"mean": list_of(number), "std": list_of(number)}
 _STATISTICS = entries(
-    {"of": text, **_PAIR, "intensity": text, "file": _file, "members": list_of(entries(_PAIR))}
+    {"of": text, "mean": list_of(number), "std": list_of(number), "intensity": text, "file": _file}
 )
 
 

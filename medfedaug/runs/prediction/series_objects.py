@@ -9,8 +9,8 @@ from torch import Tensor
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.base import Segments
+from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
-from medfedaug.runs.prediction.ensemble import Ensemble
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.utils.layers import added_module, added_modules
 
@@ -29,7 +29,7 @@ class SeriesObjects:
     ``further`` has the identities of the images' series after the first, by case and channel.
     """
 
-    models: Ensemble
+    run: FinishedRun
     origin: Origin
     options: PredictionOptions
     folder: SiteFolder
@@ -55,7 +55,7 @@ class SeriesObjects:
 
 
 def series_objects(
-    models: Ensemble,
+    run: FinishedRun,
     origin: Origin,
     options: PredictionOptions,
     folder: SiteFolder,
@@ -66,5 +66,5 @@ def series_objects(
         added_module("dicom.prediction_objects", "--rtstruct")
     modules = added_modules("dicom.prediction_objects")
     make = modules[0].DicomObjects if modules else SeriesObjects
-    objects: SeriesObjects = make(models, origin, options, folder, further)
+    objects: SeriesObjects = make(run, origin, options, folder, further)
     return objects

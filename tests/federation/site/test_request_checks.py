@@ -114,7 +114,7 @@ def test_statistics_that_a_round_brings_are_checked(federation):
     server.finish_round()
     following = server.start_round(["site_A"])
     payload = {k: -v if k.endswith("running_var") else v for k, v in following.payload.items()}
-    assert "a negative variance of" in site.answer(replace(following, payload=payload)).error
+    assert "running_var is negative" in site.answer(replace(following, payload=payload)).error
     assert site.answer(following).error == ""
 
 

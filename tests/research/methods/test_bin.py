@@ -65,7 +65,7 @@ def test_the_network_keeps_its_entries_and_a_copy_has_its_own_shares():
     assert list(net.state_dict()) == keys
     assert len(batch_shares(net)) == 20
     assert not {id(rho) for rho in batch_shares(net).values()} & {id(rho) for rho in other.parameters()}
-    with pytest.raises(ValueError, match="no batch norm that keeps statistics"):
+    with pytest.raises(ConfigError, match="no batch norm with running statistics"):
         BIN().prepare_network(nn.Conv2d(3, 2, 1))
     with pytest.raises(ConfigError, match="rate must be positive"):
         BIN(rate=0)

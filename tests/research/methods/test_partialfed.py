@@ -28,7 +28,7 @@ def test_a_site_loads_some_layers_and_goes_on_with_the_others(federate, strategy
 
 
 def test_partialfed_refuses_what_it_cannot_do():
-    with pytest.raises(ConfigError, match="no normalisation layer"):
+    with pytest.raises(ConfigError, match="no norm layer with weights"):
         PartialFed().local_entries(nn.Linear(2, 1))
 
 

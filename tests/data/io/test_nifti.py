@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from medfedaug.data.io.formats import format_of
-from medfedaug.data.io.nifti_file import save_nifti
+from medfedaug.data.io.nifti import save_nifti
 from medfedaug.hospital.pacs.volume import write_nifti
 
 
