@@ -177,18 +177,16 @@ class InstanceAdapter(UnsavedModule):
     The parameters' `requires_grad` is off outside `training_adapters`, so that the network's optimiser does
     not train them.
 
-    Args:
-        channels: C.
-        reduction: 16, which reproduces the paper's 11.31 M → 11.53 M parameters of a ResNet-18.
+    The size of the hidden layer reproduces the paper's 11.31 M → 11.53 M parameters of a ResNet-18.
 
     Deviations:
         The paper has no initial values. The last layer starts with weights 0 and biases δ = 0, ε = 0.1: close
         to the plain network, and inside [0, 1], outside of which α has no gradient.
     """
 
-    def __init__(self, channels: int, reduction: int = 16) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        hidden = max(1, channels // reduction)
+        hidden = max(1, channels // 16)
         first = nn.Linear(2 * channels, hidden)
         self.hidden_weight, self.hidden_bias = first.weight, first.bias
         self.out_weight = nn.Parameter(torch.zeros(2, hidden))
@@ -230,19 +228,15 @@ def adapt_batch_norm(net: Network) -> Network:
     return net
 
 
-def insert_instance_adapters(net: Network, reduction: int = 16) -> Network:
+def insert_instance_adapters(net: Network) -> Network:
     """FedFD-A: an `InstanceAdapter` before each batch norm, used in evaluation mode.
 
     Evaluation takes one forward pass, whose result for an image does not depend on the batch. In training
     mode nothing changes; `training_adapters` is the context to train adapters. The network's state dict does
     not hold them (`instance_adapters` returns them by name).
 
-    Args:
-        net: the network, 2D or 3D, changed in place and returned.
-        reduction: see `InstanceAdapter`.
-
-    Raises:
-        ValueError: when the network has no batch norm with running statistics.
+    The network, 2D or 3D, is changed in place and returned; one without batch norms that have running
+    statistics is refused.
 
     Deviations:
         Batch norms of fully connected layers get no adapter, since a feature without spatial dimensions has
@@ -258,7 +252,7 @@ def insert_instance_adapters(net: Network, reduction: int = 16) -> Network:
     for norm in adaptive_norms(adapt_batch_norm(net)).values():
         norm.inference = LearnedAlpha()
         if not isinstance(norm, nn.BatchNorm1d):
-            norm.add_module("adapter", InstanceAdapter(norm.num_features, reduction).to(norm.weight.device))
+            norm.add_module("adapter", InstanceAdapter(norm.num_features).to(norm.weight.device))
     return net
 
 

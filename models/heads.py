@@ -9,32 +9,19 @@ _HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.Con
 _HEAD_NAMES = {DynUNet: "output_block.conv.conv", MedNeXt: "out_0.conv_out", UNet: "model.2"}
 
 
-def find_head(net: nn.Module, name: str | None = None) -> nn.Module:
+def find_head(net: nn.Module) -> nn.Module:
     """Return the layer that turns features into logits; its input is the papers' feature vector.
 
-    By default it is the last fully connected or convolutional layer in the order of registration: the
+    It is the last fully connected or convolutional layer in the order of registration: the
     classifier of MONAI's and this library's networks, and the last convolution of their U-Nets, for the
     finest output with deep supervision. For MONAI's UNet it is the last block, which has several layers if
     the network has residual units.
-
-    Args:
-        net: the network.
-        name: dotted name of another module.
-
-    Raises:
-        ValueError: when there is no such module.
 
     Example:
         >>> from monai.networks.nets import resnet18
         >>> find_head(resnet18(spatial_dims=2, n_input_channels=3, num_classes=7))
         Linear(in_features=512, out_features=7, bias=True)
     """
-    if name is not None:
-        modules = dict(net.named_modules())
-        if name not in modules or not name:
-            last = ", ".join([n for n, m in modules.items() if isinstance(m, _HEADS)][-5:])
-            raise ValueError(f"{type(net).__name__} has no module {name!r}; its last layers are {last}")
-        return net.get_submodule(name)
     for cls, head in _HEAD_NAMES.items():
         if isinstance(net, cls):
             return net.get_submodule(head)

@@ -15,9 +15,9 @@ from medfedaug.models import find_head
 class HeadInput:
     """Input of a network's head at its last pass, (B, D); a subclass may reduce it in ``_keep``."""
 
-    def __init__(self, network: nn.Module, head: str | None = None) -> None:
+    def __init__(self, network: nn.Module) -> None:
         self._seen: Tensor | None = None
-        find_head(network, head).register_forward_pre_hook(self._keep)
+        find_head(network).register_forward_pre_hook(self._keep)
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._seen = F.working_precision(args[0])
@@ -31,8 +31,8 @@ class HeadInput:
 class FeatureSite(HeadInput, SitePart):
     """The site's half of a method that uses the input of the network's head in a step's main pass."""
 
-    def __init__(self, network: nn.Module, head: str | None = None) -> None:
-        super().__init__(network, head)
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__(network)
         self._features: Tensor | None = None
 
     def last_features(self) -> Tensor:
@@ -87,9 +87,9 @@ class PrototypeSite(FeatureSite, SiteExchange):
         return self.context.census.by_class(torch.cat(features).double(), classes, everyone)
 
 
-def linear_head(network: nn.Module, method: str, head: str | None = None) -> nn.Linear:
+def linear_head(network: nn.Module, method: str) -> nn.Linear:
     """Return the network's last layer, whose input the features are; refuse one that is not linear."""
-    layer = find_head(network, head)
+    layer = find_head(network)
     if not isinstance(layer, nn.Linear):
         raise ConfigError(f"{method}: the network's last layer is not fully connected")
     return layer

@@ -9,7 +9,7 @@ from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.average import AverageServer, check_variances
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
-from medfedaug.methods.diversification import DiversifiedSite, Reduction, Weights
+from medfedaug.methods.diversification import DiversifiedSite, Reduction
 from medfedaug.models import adaptation
 
 _STATISTICS = ("running_mean", "running_var")
@@ -40,7 +40,6 @@ class FedFD(Method):
         lambda1: λ₁, the share of the diversified features' loss (CACL).
         lambda2: λ₂, the weight of the features' distance (CAFL).
         distance: ``"sum"`` of the squared differences over the channels (Eq. 3 as printed), or ``"mean"``.
-        head: dotted name of the module whose input the features are; by default the network's last layer.
 
     Deviations:
         Eq. 3 prints the squared norm, a sum over the channels. In our test with the paper's λ₂ = 4 and
@@ -64,9 +63,8 @@ class FedFD(Method):
         lambda1: Share = 0.1,
         lambda2: NotNegative = 4.0,
         distance: Reduction = "mean",
-        head: str | None = None,
     ) -> None:
-        self.weights = Weights(lambda1, lambda2, distance, head)
+        self.lambda1, self.lambda2, self.distance = lambda1, lambda2, distance
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         return adaptation.adapt_batch_norm(network)
@@ -80,7 +78,7 @@ class FedFD(Method):
 
 class FedFDSite(DiversifiedSite, SiteExchange):
     def __init__(self, method: FedFD, network: nn.Module) -> None:
-        super().__init__(network, method.weights)
+        super().__init__(network, method.lambda1, method.lambda2, method.distance)
         self.norms = adaptation.adaptive_norms(network)
         self.received: Payload = {}
         self.every_round = self

@@ -31,7 +31,6 @@ class FedFDA(FedFD):
         lambda2: see `FedFD`. With both 0 there is no diversification, and the adapters alone remain (Table 3,
             c1).
         distance: see `FedFD`.
-        head: see `FedFD`.
         adapter_lr: the adapters' learning rate.
         adapter_momentum: their momentum; the optimiser is SGD, made anew in every round.
 
@@ -52,11 +51,10 @@ class FedFDA(FedFD):
         lambda1: Share = 0.1,
         lambda2: NotNegative = 4.0,
         distance: Reduction = "mean",
-        head: str | None = None,
         adapter_lr: Positive = 0.01,
         adapter_momentum: BelowOne = 0.5,
     ) -> None:
-        super().__init__(lambda1, lambda2, distance, head)
+        super().__init__(lambda1, lambda2, distance)
         self.adapter_lr, self.adapter_momentum = adapter_lr, adapter_momentum
 
     def prepare_network(self, network: nn.Module) -> nn.Module:

@@ -72,7 +72,6 @@ class FRAug(Method):
         noise: size of z.
         hidden: width of g's and m's hidden layer.
         learning_rate: of g and m; the optimiser is SGD, made anew in every round.
-        head: dotted name of the last layer, if it is not the last one in the network's order.
 
     Deviations:
         Sizes, rates, α, β and the kernel are in an appendix outside of the article; the values and the
@@ -102,16 +101,15 @@ class FRAug(Method):
         noise: AtLeastOne = 64,
         hidden: AtLeastOne = 256,
         learning_rate: Positive = 0.01,
-        head: str | None = None,
     ) -> None:
         self.alpha, self.beta, self.lambda_syn, self.learning_rate = alpha, beta, lambda_syn, learning_rate
         self.ramp_steps, self.prototype_rate = ramp_steps, prototype_rate
-        self.noise, self.hidden, self.head = noise, hidden, head
+        self.noise, self.hidden = noise, hidden
         self._generator: Generator | None = None
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         """Draw the generator's first weights from the run's seed, the same at all sites."""
-        head = linear_head(network, self.name, self.head)
+        head = linear_head(network, self.name)
         self._generator = Generator(self.noise, head.out_features, self.hidden, head.in_features)
         return network
 
@@ -139,7 +137,7 @@ class FRAugSite(SitePart, SiteExchange):
     """
 
     def __init__(self, method: FRAug, network: nn.Module) -> None:
-        self.method, self.head = method, linear_head(network, method.name, method.head)
+        self.method, self.head = method, linear_head(network, method.name)
         weight = self.head.weight
         classes, size = weight.shape
         self.generator = method.generator().to(weight)

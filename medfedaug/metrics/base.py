@@ -142,11 +142,7 @@ class Metric:
 
 
 def mean_of_classes(score: Callable[[LabelMaps, int], float | None]) -> Callable[[LabelMaps], CaseScores]:
-    """Compute a metric of a segmentation class by class; the score of a case is their mean.
-
-    Args:
-        score: returns the score of a case and the index of a class, if any.
-    """
+    """Compute a metric of a segmentation class by class; the score of a case is their mean."""
 
     def compute(maps: LabelMaps) -> CaseScores:
         scores = [score(maps, index) for index in range(1, len(maps.classes))]

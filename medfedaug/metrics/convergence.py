@@ -12,10 +12,8 @@ _STEP = 0.01
 def is_converged(validation: Sequence[float | None]) -> bool:
     """Return whether the score rose by at most 0.01 from the middle third of the rounds to the last.
 
-    Medians of the thirds are compared, so that no single round decides.
-
-    Args:
-        validation: the score of each round, higher is better; fewer than three rounds do not converge.
+    Medians of the thirds are compared, so that no single round decides. Higher scores are better; fewer than
+    three rounds do not converge.
 
     Example:
         >>> is_converged([0.3, 0.5, 0.6, 0.6, 0.6, 0.6])
@@ -34,10 +32,8 @@ def has_stalled(validation: Sequence[float], patience: int, *, higher_is_better:
     """Return whether the last scores are no better than as many before, beyond the noise between rounds.
 
     The mean gain g of the last n scores over the n before counts if it exceeds
-    ``t_(0.95, 2n−2) √((s₁² + s₂²) / n)``, the one-sided 95% limit of Student's two-sample test.
-
-    Args:
-        patience: n, at least 2.
+    ``t_(0.95, 2n−2) √((s₁² + s₂²) / n)``, the one-sided 95% limit of Student's two-sample test; the patience
+    n is at least 2.
 
     Example:
         >>> has_stalled([0.3, 0.31, 0.5, 0.51], 2), has_stalled([0.6, 0.7, 0.6, 0.7], 2)

@@ -65,12 +65,9 @@ def surface_distances(predicted: Tensor, truth: Tensor, edges: Sequence[float]) 
 class LabelMaps:
     r"""Prediction and truth of a case, for metrics.
 
-    Args:
-        predicted: label map, (1, \*spatial), on the device of the network.
-        truth: label map, (1, \*spatial), on the CPU.
-        classes: names, the background first.
-        affine: (4, 4), from voxels to millimetres, if known.
-        tolerance: largest distance between equal surfaces, in millimetres, without an affine in pixels.
+    Both are label maps, (1, \*spatial), the prediction on the device of the network, the truth on the CPU;
+    the background is the first class. ``tolerance``, the largest distance between equal surfaces, is in
+    millimetres, or in pixels without an affine.
     """
 
     def __init__(

@@ -90,23 +90,14 @@ class Task(ABC):
 
     @abstractmethod
     def check_site(self, site: SiteFolder) -> None:
-        """Check that a site has the federation's classes.
-
-        Raises:
-            DataError: naming the site.
-        """
+        """Check that a site has the federation's classes; a `DataError` names the site."""
 
     @abstractmethod
     def prepared(self, site: SiteFolder, case: Case) -> dict[str, Tensor]:
         """Decode a training case and prepare it for the network, as the site keeps it.
 
-        Returns:
-            ``image`` and ``label``, whose first axis counts the items of the case, possibly none;
-            ``centres``, with which `window` cuts patches; and entries of the whole image for the statistics,
-            `Preparation.of_whole`.
-
-        Raises:
-            DataError: naming site and file.
+        The first axis of ``image`` and ``label`` counts the items of the case, possibly none; `window` cuts
+        patches with ``centres``; `Preparation.of_whole` has entries of the whole image for the statistics.
         """
 
     @property
@@ -129,11 +120,9 @@ class Task(ABC):
         return ()
 
     def fixed(self, sample: Sample, random: np.random.RandomState) -> Any:
-        """Return a training sample, or a list of several, without augmentation.
+        """Return a training sample, as kept or cut by `window`, or a list of several, without augmentation.
 
-        Args:
-            sample: image and label, as kept or cut by `window`.
-            random: draws that are the same each time.
+        Draws of ``random`` are the same each time.
         """
         return sample
 
@@ -143,11 +132,7 @@ class Task(ABC):
         return self.preparation.moments(image, over)
 
     def statistics(self, site: SiteFolder, over: str = "image") -> ChannelStatistics:
-        """Compute channel statistics over a site's training images, or without such its test images.
-
-        Raises:
-            DataError: when an image cannot be read, or a channel is constant in all of them.
-        """
+        """Compute channel statistics over a site's training images, or without such its test images."""
         cases = site.cases["training" if site.trains else "test"]
         return checked_statistics(
             site, lambda: average_moments(self.moments(site, case, over) for case in cases)
@@ -159,11 +144,7 @@ class Task(ABC):
 
     @abstractmethod
     def evaluation_case(self, site: SiteFolder, case: Case, labelled: bool = True) -> EvaluationCase:
-        """Load a case for scoring, or without ``labelled`` for prediction.
-
-        Raises:
-            DataError: naming site and file.
-        """
+        """Load a case for scoring, or without ``labelled`` for prediction."""
 
     @abstractmethod
     def outputs(
@@ -171,11 +152,7 @@ class Task(ABC):
     ) -> Iterator[tuple[EvaluationCase, Tensor]]:
         """Yield a network's output for each case: the label map of a volume, the logits (K,) of a photograph.
 
-        Args:
-            network: the network, in evaluation mode.
-            cases: cases from `evaluation_case`; labels are not used.
-            transform: transform of each image.
-            batch_size: images at once.
+        The network is in evaluation mode; labels of the cases are not used.
         """
 
     @abstractmethod
@@ -244,6 +221,9 @@ class Task(ABC):
         """Return targets as probabilities of the classes, (B, K, ...), for averages and `loss`."""
         return one_hot(targets if self.dense else targets[:, None], self.num_classes)
 
+    def start_round(self, round_: int, rounds: int) -> None:
+        """Prepare the loss for a round of the training, from 1."""
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Compute the training loss of logits and of targets as labels or as `probabilities`."""
         return self.criterion(outputs, targets)
@@ -265,10 +245,9 @@ class Task(ABC):
     def scores(self, outputs: Iterable[tuple[EvaluationCase, Tensor]], full: bool) -> dict[str, Any]:
         """Score a network's `outputs`, one at a time.
 
-        Returns:
-            ``{metric: mean or None, "cases": {name: score or None}}``; ``None`` without a score. With
-            ``full`` also the mean of each of `metrics`, by class under ``"classes"``, and by case under
-            ``"case_metrics"`` for metrics of cases.
+        The result is ``{metric: mean or None, "cases": {name: score or None}}``; ``None`` without a score.
+        With ``full`` it also has the mean of each of `metrics`, by class under ``"classes"``, and by case
+        under ``"case_metrics"`` for metrics of cases.
         """
 
     @property

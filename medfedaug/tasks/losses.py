@@ -36,14 +36,10 @@ _WHOLE_LABELS = ("HausdorffDTLoss", "LogHausdorffDTLoss")
 
 
 class Loss:
-    r"""A scalar of logits and targets, with targets as labels or as probabilities of the classes.
+    r"""A scalar of logits and targets, with targets as labels or as probabilities of K classes.
 
-    Args:
-        name: name for `build_loss`.
-        num_classes: K.
-        labels: the loss for labels, (B, 1, \*spatial) or (B,).
-        probabilities: the loss for probabilities, (B, K, \*spatial), if any.
-        merges: it uses the softmax of each voxel, so that classes can be merged and voxels left out.
+    Labels are (B, 1, \*spatial) or (B,), probabilities (B, K, \*spatial). A loss that ``merges`` uses the
+    softmax of each voxel, so that classes can be merged and voxels left out.
     """
 
     def __init__(

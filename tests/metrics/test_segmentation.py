@@ -14,7 +14,7 @@ from medfedaug.metrics.label_maps import LabelMaps, voxel_edges
 from medfedaug.metrics.registry import METRICS, metric_names, over_sites
 from medfedaug.metrics.segmentation import LabelMapScores
 from medfedaug.metrics.significance import mean_interval
-from medfedaug.tasks import ClassificationTask, EvaluationCase, SegmentationTask
+from medfedaug.tasks import EvaluationCase, SegmentationTask
 
 
 class Nearest(torch.nn.Module):
@@ -292,10 +292,3 @@ def test_worst_site_and_disparity():
         "disparity": {"hd95": None},
     }
     assert over_sites({"A": sites["A"]}, ["dice"])["disparity"] == {"dice": None}
-
-
-def test_every_metric_of_a_task_is_registered():
-    for task in (SegmentationTask, ClassificationTask):
-        assert task.metrics[0] == task.metric
-        assert all(METRICS[name].name == name for name in task.metrics)
-    assert not METRICS["hd95"].higher_is_better

@@ -154,11 +154,6 @@ def test_norms(name, norm):
     assert all(layer.num_active_batches == 1 for layer in ffa_layers(net).values())
 
 
-def test_a_network_without_batch_norm_takes_no_other():
-    with pytest.raises(ValueError, match="'swin_t' has no batch norm"):
-        build_network("swin_t", norm="group")
-
-
 def dyn_unet(**args):
     return DynUNet(
         2, 1, 2, [3] * 4, [1, 2, 2, 2], [2, 2, 2], filters=[4, 6, 8, 10], norm_name="batch", **args

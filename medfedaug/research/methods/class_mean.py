@@ -27,9 +27,6 @@ class ClassMean(Method):
 
     Exchange, every round: aₖ, (K,), up.
 
-    Args:
-        head: dotted name of the last layer; by default the network's.
-
     Deviations:
         No paper: a baseline.
     """
@@ -37,9 +34,6 @@ class ClassMean(Method):
     name = "class_mean"
     tasks = ("segmentation",)
     requires = frozenset({"averaged_parameters"})
-
-    def __init__(self, head: str | None = None) -> None:
-        self.head = head
 
     def at_site(self, context: SiteContext) -> SitePart:
         return ClassMeanSite(context)
@@ -50,12 +44,12 @@ class ClassMean(Method):
 
     def aggregator(self, context: ServerContext) -> Aggregator:
         assert context.task is not None
-        return ClassMeanServer(_rows(context, self.head, context.task.num_classes))
+        return ClassMeanServer(_rows(context, context.task.num_classes))
 
 
-def _rows(context: ServerContext, head: str | None, classes: int) -> dict[str, int]:
+def _rows(context: ServerContext, classes: int) -> dict[str, int]:
     """Return the entries of the last layer, each with its axis of classes."""
-    layer = find_head(context.network, head)
+    layer = find_head(context.network)
     layers = [m for m in layer.modules() if isinstance(getattr(m, "weight", None), nn.Parameter)]
     parameters = {id(value) for value in layers[-1].parameters()} if layers else set()
     transposed = bool(layers) and isinstance(layers[-1], _ConvTransposeNd)
@@ -66,7 +60,7 @@ def _rows(context: ServerContext, head: str | None, classes: int) -> dict[str, i
     if not rows or not complete or {*rows} & context.local_entries:
         raise ConfigError(
             f"class_mean: the last layer of {type(context.network).__name__} has no averaged row for each of "
-            f"{classes} classes; name it with class_mean.head"
+            f"{classes} classes"
         )
     return axes
 

@@ -148,20 +148,16 @@ class StyleControlNorm(UnsavedModule, StageLayer):
     kind = "SCNorm"
     slug = "scnorm"
 
-    def __init__(self, num_channels: int, temperature: float = 0.1, eps: float = 1e-5) -> None:
+    def __init__(self, num_channels: int) -> None:
         super().__init__(num_channels)
-        self.temperature, self.eps = float(temperature), float(eps)
         self.weight = nn.Parameter(torch.ones(num_channels))
         self.bias = nn.Parameter(torch.zeros(num_channels))
         self.scores = nn.Parameter(torch.zeros(2))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise in part."""
-        shares = (self.scores / self.temperature).softmax(dim=0)
-        return control_style(x, shares, self.weight, self.bias, self.eps)
-
-    def extra_repr(self) -> str:
-        return f"{self.num_channels}, temperature={self.temperature}, eps={self.eps}"
+        shares = (self.scores / 0.1).softmax(dim=0)
+        return control_style(x, shares, self.weight, self.bias)
 
 
 def shortcut_norms(net: nn.Module) -> dict[str, _BatchNorm]:

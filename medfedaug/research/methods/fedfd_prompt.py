@@ -13,7 +13,7 @@ from medfedaug.methods.arguments import AtLeastOne, NotNegative, Share
 from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
-from medfedaug.methods.diversification import DiversifiedSite, Weights
+from medfedaug.methods.diversification import DiversifiedSite
 from medfedaug.models.adaptation import UnsavedModule
 
 
@@ -43,7 +43,7 @@ class FedFDPrompt(Method):
     excludes = frozenset({"complete_state_dict"})
 
     def __init__(self, lambda1: Share = 0.1, lambda2: NotNegative = 4.0, count: AtLeastOne = 4) -> None:
-        self.weights, self.count = Weights(lambda1, lambda2), count
+        self.lambda1, self.lambda2, self.count = lambda1, lambda2, count
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         return insert_prompts(network, self.count)
@@ -57,7 +57,7 @@ class FedFDPrompt(Method):
 
 class FedFDPromptSite(DiversifiedSite, SiteExchange):
     def __init__(self, method: FedFDPrompt, network: nn.Module) -> None:
-        super().__init__(network, method.weights)
+        super().__init__(network, method.lambda1, method.lambda2)
         self.prompts = find_prompts(network)
         self.every_round = self
 

@@ -35,13 +35,6 @@ class BundleTask(Task):
     The Bundle's transforms get the files of a case, under ``image`` (a path, or a list of them) and ``label``
     (the path of the label map, or the number of the class). Transforms before the first random one are
     applied once, and statistics are of their output. ``label`` may be anything that the Bundle's loss takes.
-
-    Args:
-        configuration: the Bundle's configuration.
-        config: the run, for the classes.
-
-    Attributes:
-        parts: the training transforms.
     """
 
     left_to_right = 0
