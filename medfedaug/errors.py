@@ -113,12 +113,7 @@ def warn(problem: str, *, site: str | None = None, path: str | Path | None = Non
 
 @contextmanager
 def warnings_to(tell: Callable[[str], None], seen: set[str] | None = None) -> Iterator[None]:
-    """Pass each of our warnings once to a function; show others as before.
-
-    Args:
-        tell: called with the text of each warning.
-        seen: texts of earlier warnings, to which new ones are added.
-    """
+    """Pass each of our warnings once to a function, but for texts in ``seen``; show others as before."""
     seen = set() if seen is None else seen
 
     def show(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
@@ -135,12 +130,7 @@ def warnings_to(tell: Callable[[str], None], seen: set[str] | None = None) -> It
 
 
 class StorageError(MedFedAugError):
-    """A file cannot be written; an earlier file of this name is unchanged.
-
-    Args:
-        path: the file.
-        cause: the error of the operating system.
-    """
+    """A file cannot be written, for a cause of the system; an earlier file of this name is unchanged."""
 
     def __init__(self, path: str | Path, cause: OSError) -> None:
         full = cause.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -150,43 +140,23 @@ class StorageError(MedFedAugError):
 
 
 class UpdateRefused(MedFedAugError):
-    """Refusal of a site's update, which would damage the global model.
-
-    Args:
-        site: the sender.
-        key: the offending entry.
-        expected: the expected value.
-        got: the received value.
-    """
+    """Refusal of a site's update, which would damage the global model; ``key`` is the offending entry."""
 
     def __init__(self, site: str, key: str, *, expected: str, got: str) -> None:
-        self.site, self.key = site, key
         super().__init__(f"site {site}, {key}: expected {expected}, got {got}")
 
 
 class PrivacyRefused(MedFedAugError):
-    """Refusal of a request by a site's privacy policy.
-
-    Args:
-        site: the site.
-        reason: the reason, without a full stop.
-    """
+    """Refusal of a request by a site's privacy policy."""
 
     def __init__(self, site: str, reason: str) -> None:
-        self.site = site
         super().__init__(f"site {site}: {reason}")
 
 
 class JobRefused(MedFedAugError):
-    """Refusal of a job by a site's rules.
-
-    Args:
-        site: the site.
-        reason: the job's demand and the rule against it, without a full stop.
-    """
+    """Refusal of a job by a site's rules; the reason names the job's demand and the rule against it."""
 
     def __init__(self, site: str, reason: str) -> None:
-        self.site = site
         super().__init__(f"site {site}: job refused: {reason}")
 
 

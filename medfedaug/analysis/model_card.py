@@ -84,14 +84,13 @@ class _Card:
 
     def data(self) -> tuple[Block, ...]:
         samples: Mapping[str, Any] = self.record.get("sites", {})
-        rows: list[tuple[str, ...]] = [
-            (*self.counted(site), _count(samples.get(site)), self.edges(site), self.cases(site))
-            for site in self.trained
-        ]
-        rows += [
-            (self.name(site), *["none: it did not train"] * 3, _NOTHING, self.cases(site))
-            for site in self.unseen
-        ]
+        spacings, rows = self.spacings(), list[tuple[str, ...]]()
+        for site in self.trained:
+            counts = (*map(self.counts.get(site, {}).get, ("patients", "studies")), samples.get(site))
+            edges = " x ".join(f"{edge:.3g}" for edge in spacings[site][1]) if site in spacings else _NOTHING
+            rows.append((self.name(site), *map(_count, counts), edges, self.cases(site)))
+        for site in self.unseen:
+            rows.append((self.name(site), *["none: it did not train"] * 3, _NOTHING, self.cases(site)))
         sample = "an image"
         if self.config.task == "segmentation":
             sample = f"a {'slice' if self.config.plan.spatial_dims == 2 else 'volume'}, or a patch of one"
@@ -113,49 +112,31 @@ class _Card:
                 blocks.append(f"{self.name(site)} {text} {channels}.")
         return tuple(blocks)
 
-    def counted(self, site: str) -> tuple[str, str, str]:
-        """Return name, patients and studies of a site."""
-        counts = self.counts.get(site, {})
-        return self.name(site), _count(counts.get("patients")), _count(counts.get("studies"))
-
-    def edges(self, site: str) -> str:
-        rows = self.spacings().get(site)
-        return " x ".join(f"{edge:.3g}" for edge in rows[1]) if rows else _NOTHING
-
     def training(self) -> tuple[Block, ...]:
         config = self.config
+        plan, bundle, segments = config.plan.to_dict(), config.bundle, config.task == "segmentation"
+        epochs = counted(config.local_epochs, "epoch")
+        steps = counted(config.local_steps, "step") if config.local_steps else epochs
+        usual = "the Bundle's" if bundle else DEFAULT_LOSSES[config.task]
+        rounds = f"{len(self.record['rounds'])}, of {steps} at each site"
+        settings = {
+            "network": f"{config.network} {_arguments(config.network_args)}",
+            "bundle": f"{bundle['name']}, content {bundle['hash']}" if bundle else "",
+            "plan": _arguments({k: v for k, v in plan.items() if v is not None}) if segments else "",
+            "image size": f"{config.image_size} pixels" if config.image_size else "",
+            "rounds": f"{rounds}; the model is from round {self.run.round}",
+            "optimiser": f"{config.optimizer}, learning rate {config.learning_rate:g} ({config.schedule})",
+            "loss": f"{config.loss or usual} {_arguments(config.loss_args)}",
+            "batch size": str(config.batch_size),
+            "augmentation": config.augmentation,
+            "precision": config.precision,
+            "seed": str(config.seed),
+            "began with": "given weights, not random ones" if self.record.get("init") else "",
+            "purpose": config.purpose,
+        }
         rows = [("method", _method(method)) for method in config.methods]
-        rows.append(("network", f"{config.network} {_arguments(config.network_args)}"))
-        if config.bundle:
-            rows.append(("bundle", f"{config.bundle['name']}, content {config.bundle['hash']}"))
-        if config.task == "segmentation":
-            rows.append(
-                ("plan", _arguments({k: v for k, v in config.plan.to_dict().items() if v is not None}))
-            )
-        if config.image_size:
-            rows.append(("image size", f"{config.image_size} pixels"))
-        steps = (
-            counted(config.local_steps, "step")
-            if config.local_steps
-            else counted(config.local_epochs, "epoch")
-        )
-        count = len(self.record["rounds"])
-        usual = "the Bundle's" if config.bundle else DEFAULT_LOSSES[config.task]
-        loss = config.loss or usual
-        rows += [
-            ("rounds", f"{count}, of {steps} at each site; the model is from round {self.run.round}"),
-            ("optimiser", f"{config.optimizer}, learning rate {config.learning_rate:g} ({config.schedule})"),
-            ("loss", f"{loss} {_arguments(config.loss_args)}"),
-            ("batch size", str(config.batch_size)),
-            ("augmentation", config.augmentation),
-            ("precision", config.precision),
-            ("seed", str(config.seed)),
-        ]
-        if self.record.get("init"):
-            rows.append(("began with", "given weights, not random ones"))
-        if self.config.purpose:
-            rows.append(("purpose", self.config.purpose))
-        return (Table(("setting", "value"), tuple((a, b.strip()) for a, b in rows)),)
+        rows += [(name, value.strip()) for name, value in settings.items() if value]
+        return (Table(("setting", "value"), tuple(rows)),)
 
     def scores(self) -> tuple[Block, ...]:
         if not self.tested:
@@ -250,22 +231,17 @@ class _Card:
         return f"Voxels whose edges are not about {ranges} mm along x, y and z: nearly all of training are."
 
     def spacings(self) -> dict[str, Sequence[Sequence[float]]]:
-        """Return low, median and high edges of each site's voxels, from the record or its plan."""
-        prints = self.record.get("planned", {}).get("fingerprints", {})
-        spacings = {site: entry["spacing"] for site, entry in prints.items() if any(entry["spacing"][1])}
-        for site, levels in self.record.get(SPACING, {}).items():
-            spacings[site] = [levels[level] for level in LEVELS]
-        return spacings
+        """Return low, median and high edges of each site's voxels."""
+        spacings = self.record.get(SPACING, {})
+        return {site: [levels[level] for level in LEVELS] for site, levels in spacings.items()}
 
     def privacy(self) -> tuple[Block, ...]:
-        spent: dict[str, tuple[float, float]] = {}
-        with_weights: set[str] = set()
-        for entry in self.record["rounds"]:
-            for site, metrics in entry.get("sites", {}).items():
-                if isinstance(metrics.get("privacy/epsilon"), int | float):
-                    spent[site] = metrics["privacy/epsilon"], metrics.get("privacy/delta", math.nan)
-                    with_weights |= {site} if metrics.get("privacy/weights") else set()
-        at_server = tuple(self.score_noise())
+        spent, deltas = self.last("privacy/epsilon"), self.last("privacy/delta")
+        with_weights = {*self.last("privacy/weights")}
+        at_server = tuple(
+            f"{self.name(site)} added noise to its scores: ε = {epsilon:.3g} for its validation patients."
+            for site, epsilon in sorted(self.last("privacy/score_epsilon").items())
+        )
         if not spent:
             return (
                 "No site added noise to what it sent: nothing bounds what the model, or the statistics that "
@@ -273,8 +249,13 @@ class _Card:
                 *at_server,
             )
         rows = [
-            (self.name(site), f"{e:.3g}", f"{d:.1e}", _BOTH if site in with_weights else _STATISTICS)
-            for site, (e, d) in sorted(spent.items())
+            (
+                self.name(site),
+                f"{epsilon:.3g}",
+                f"{deltas.get(site, math.nan):.1e}",
+                _BOTH if site in with_weights else _STATISTICS,
+            )
+            for site, epsilon in sorted(spent.items())
         ]
         blocks: list[Block] = [
             "Sites added noise to what they sent. Each site's spent privacy budget, over all jobs until this "
@@ -296,16 +277,12 @@ class _Card:
             )
         return (*blocks, *at_server)
 
-    def score_noise(self) -> Iterator[str]:
-        """Yield the privacy budget that each site has spent on the scores of its validation patients."""
-        spent: dict[str, float] = {}
-        for entry in self.record["rounds"]:
-            for site, metrics in entry.get("sites", {}).items():
-                if isinstance(metrics.get("privacy/score_epsilon"), int | float):
-                    spent[site] = metrics["privacy/score_epsilon"]
-        for site, epsilon in sorted(spent.items()):
-            name = self.name(site)
-            yield f"{name} added noise to its scores: ε = {epsilon:.3g} for its validation patients."
+    def last(self, name: str) -> dict[str, float]:
+        """Return each site's last value of a metric of the rounds that is not 0."""
+        rounds = (entry.get("sites", {}) for entry in self.record["rounds"])
+        return {
+            site: metrics[name] for sites in rounds for site, metrics in sites.items() if metrics.get(name)
+        }
 
     def identity(self) -> tuple[Block, ...]:
         rows = [

@@ -3,9 +3,7 @@
 import json
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean
@@ -16,13 +14,13 @@ from medfedaug.analysis.grouping import experiment, group_runs
 from medfedaug.analysis.metric_table import metric_table
 from medfedaug.analysis.plan_page import add_plan
 from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves, site_scores
-from medfedaug.analysis.report_parts import Groups, report_parts
 from medfedaug.analysis.report_summary import answer, words_in
-from medfedaug.analysis.score_table import MOST_SITES, summary_table
+from medfedaug.analysis.score_table import MOST_SITES, STUDIES, summary_table
 from medfedaug.analysis.text_table import number
 from medfedaug.metrics.registry import find_metric
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
+from medfedaug.utils.layers import added_modules
 from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import is_number
 
@@ -36,7 +34,6 @@ def write_report(
     data: str | Path | None = None,
     device: str = "auto",
     notes: Sequence[str | Sequence[Sequence[str]]] = (),
-    reduced: str = "",
     evaluations: Sequence[Mapping[str, Any]] = (),
     reference: str = BASELINE,
 ) -> Path:
@@ -49,8 +46,6 @@ def write_report(
             best case of each site.
         device: the device of the models, with ``data``.
         notes: paragraphs that a reader must know first, and tables as lines of cells, the headings first.
-        reduced: how all runs are reduced, compared with the full experiment
-            (`medfedaug.analysis.text_table.TextTable`).
         evaluations: contents of ``evaluation.json``, which come first; with them no run is needed.
         reference: the methods that all others are compared with, joined by commas.
 
@@ -69,32 +64,28 @@ def write_report(
     runs = [*loaded, *map(load_run, folders)]
     if evaluations and not runs:
         html, body = page.start_page("Evaluation of a federation")
-        report_parts().add_evaluations(body, evaluations)
+        for study in added_modules(STUDIES):
+            study.add_evaluations(body, evaluations)
         page.end_page(body)
     else:
-        images = None
-        if data is not None:
-            add = report_parts().add_images
-            images = partial(add, data=Path(data), device=device)
-        html = _page(runs, images, notes, reduced, evaluations, reference)
+        html = _page(runs, data, device, notes, evaluations, reference)
     page.write_page(html, out)
     return out
 
 
 def _page(
     runs: Sequence[Run],
-    images: Callable[[ET.Element, Groups, ET.Element], None] | None,
+    data: str | Path | None,
+    device: str,
     notes: Sequence[str | Sequence[Sequence[str]]],
-    reduced: str,
     evaluations: Sequence[Mapping[str, Any]],
     reference: str,
 ) -> ET.Element:
-    groups, parts = group_runs(runs), report_parts()
+    groups, studies = group_runs(runs), added_modules(STUDIES)
     members = [*chain.from_iterable(groups.values())]
     several = f"{len(groups)} methods" if len(groups) > 4 else ", ".join(groups)
-    title = f"Federated training: {several}" + (f" (REDUCED: {reduced})" if reduced else "")
-    html, body = page.start_page(title)
-    scores = replace(summary_table(runs, reference), reduced=reduced)
+    html, body = page.start_page(f"Federated training: {several}")
+    scores = summary_table(runs, reference)
     page.add(body, "p", answer(scores), **{"class": "answer"})
     if len({site for run in runs for site in run.sites}) <= MOST_SITES and any(run.sites for run in runs):
         caption = "A line is the 95% interval of the mean over a site's test patients, from three on."
@@ -106,17 +97,18 @@ def _page(
         else:
             page.table(body, note[0], note[1:])
     words = page.add(body, "section")
-    parts.add_evaluations(body, evaluations)
+    for study in studies:
+        study.add_evaluations(body, evaluations)
     page.text_table(page.start_section(body, f"{members[0].title} on the test cases"), scores)
     silent = scores.nothing_learned or (scores.untrained and not any(row.verdict for row in scores.rows))
-    if len(groups) > 1 and not silent:
-        parts.add_comparisons(body, members, reduced, reference)
+    for study in studies if len(groups) > 1 and not silent else ():
+        study.add_comparisons(body, members, reference)
     section = page.start_section(body, "All metrics, worst site and spread over sites", folded=True)
-    page.text_table(section, replace(metric_table(members), reduced=reduced))
+    page.text_table(section, metric_table(members))
     for append in (_curves, _traffic, _gamma):
         append(body, groups)
-    if images is not None:
-        images(body, groups, example)
+    for study in added_modules("comparison.report_images") if data is not None else ():
+        study.image_sections(body, groups, example, data, device)
     if any("planned" in run.context for run in runs):
         _plan(page.add(body, "section"), groups)
     for append in (_troubles, _runs, _configuration):

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from medfedaug.analysis.grouping import Tested, group_runs, unscored_notes, whole_seeds
-from medfedaug.analysis.report_parts import Groups, report_parts
+from medfedaug.analysis.grouping import Groups, Tested, group_runs, unscored_notes, whole_seeds
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at
@@ -16,13 +15,17 @@ from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import PairedTest
 from medfedaug.runs.input_scaling import OTHER_INPUT, SCALED, Input, input_note
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
+from medfedaug.utils.layers import added_modules
 from medfedaug.utils.printable import counted
 
 MOST_SITES = 12  # in text; CSV has all of them
+STUDIES = "comparison.report_parts"
+"""Module of a layer that compares runs."""
+
 RESOLUTION = "could see"
 _TESTED = ("low", "high", "p", "detectable")
 _COLUMNS = {"method", "model", "seeds", "folds", "held_out", "input", "mean", "difference", "verdict"}
-_COLUMNS |= {"reduced", *_TESTED}
+_COLUMNS |= {*_TESTED}
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
     with the reference's under otherwise equal settings: mean difference, its 95% confidence interval,
     the p-value of a two-sided paired t-test, not corrected for the number of rows, and the smallest
     difference that the test would detect (`medfedaug.metrics.significance.detectable_difference`). The
-    verdict is that of `medfedaug.analysis.report_parts.ReportParts.compare`.
+    verdict is that of `medfedaug.research`.
 
     Args:
         reference: the methods that all others are compared with, joined by commas.
@@ -188,8 +191,8 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
         for run in members
         if run.left_out
     ]
-    parts = report_parts()
-    compared = {c.label: c for c in parts.compare(groups, reference)}
+    studies = added_modules(STUDIES)
+    compared = {c.label: c for study in studies for c in study.compare(groups, reference)}
     baselines = {comparison.baseline for comparison in compared.values()}
     rows = []
     for label, seeds in pooled.items():
@@ -226,7 +229,7 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
         *input_notes(
             groups, {row.label: _baseline(compared, groups, row.label) for row in rows if row.other_input}
         ),
-        *parts.notes([*compared.values()]),
+        *(note for study in studies for note in study.unlike_notes(compared.values())),
         *_notes(runs, rows, unseen, uncompared, reference),
         *notes,
         *cells_note(runs),
@@ -365,7 +368,7 @@ def _notes(
             "differences vary as much, would find with probability 0.8."
         )
     if any(row.verdict for row in rows):
-        notes.append(report_parts().rule(reference, compared_metric(runs).cases))
+        notes += [study.rule(reference, compared_metric(runs).cases) for study in added_modules(STUDIES)]
     elif uncompared:
         notes.append(uncompared)
     elif len(rows) > 1:

@@ -26,8 +26,6 @@ class TextTable:
         body: the cells as text.
         records: the rows in full precision, with the columns of `csv`; a missing value is ``None``.
         notes: notes that a reader needs, of one or two sentences each.
-        reduced: reduction of all rows against the full experiment, if any. It is part of the table itself,
-            since notes are lost when a table is copied.
         optional: headings of columns that a narrow terminal leaves out.
         rows: what the lines show, for sentences about them.
     """
@@ -36,15 +34,12 @@ class TextTable:
     body: Sequence[Sequence[str]]
     records: Sequence[Mapping[str, Any]]
     notes: tuple[str, ...] = ()
-    reduced: str = ""
     optional: frozenset[str] = frozenset()
     rows: tuple[Any, ...] = ()
 
     def cells(self) -> list[list[str]]:
         """Return heading and rows as printable text: names come from sites."""
-        first, *rest = self.header
-        first += f" (REDUCED: {self.reduced})" if self.reduced else ""
-        return [[printable(cell) for cell in line] for line in ([first, *rest], *self.body)]
+        return [[printable(cell) for cell in line] for line in (self.header, *self.body)]
 
     def markdown(self) -> str:
         """Return a Markdown table with its notes."""
@@ -55,8 +50,7 @@ class TextTable:
 
     def csv(self) -> str:
         """Return CSV in full precision, with every number in its own column and missing values empty."""
-        reduced = {"reduced": self.reduced} if self.reduced else {}
-        records = [printable_values({**record, **reduced}) for record in self.records]
+        records = [printable_values(record) for record in self.records]
         stream = io.StringIO()
         writer = csv.DictWriter(stream, list(records[0]) if records else [], lineterminator="\n")
         writer.writeheader()

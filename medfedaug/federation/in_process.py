@@ -85,7 +85,6 @@ def compare_in_process(
     device: str = "auto",
     on_event: OnEvent | None = None,
     execution: Execution | None = None,
-    machine: Machine | None = None,
 ) -> dict[str, Any]:
     """Make the trainings of a comparison, or continue them.
 
@@ -99,7 +98,7 @@ def compare_in_process(
         state = folder / data.name
 
         def trainer(run: RunConfig) -> SiteTrainer:
-            return SiteTrainer(run, data, device, state, threads=threads, machine=machine)
+            return SiteTrainer(run, data, device, state, threads=threads)
 
         return ComparisonSite(data.name, config, trainer, state)
 

@@ -139,15 +139,9 @@ def test_what_is_not_known_is_said(finished, tmp_path):
     assert f"{low[0]:.3g} to {high[0]:.3g}, " in found
 
     def change(record):
-        del record["spacing"]
         record["test"]["unseen"], record["unseen"] = {}, []
-        edges = [[1.0, 1.0, 3.0], [1.0, 1.0, 3.0], [1.2, 1.1, 4.0]]
-        prints = {"site_A": {"spacing": edges, "intensity": [[0.5, 0.1]]}}
-        record["planned"] = {"fingerprints": prints, "asked": record["config"]}
 
-    found = section(model_card(changed(finished, tmp_path, change)), "Not tested")
-    assert "none was tested" in found
-    assert "1 to 1.2, 1 to 1.1, 3 to 4 mm" in found
+    assert "none was tested" in section(model_card(changed(finished, tmp_path, change)), "Not tested")
 
 
 def test_privacy_is_what_each_site_has_spent(finished, tmp_path):

@@ -340,7 +340,7 @@ def test_no_field_of_an_event_reaches_a_terminal_as_it_is(phantom_dir, tmp_path,
 
 
 def told(name: str = EVIL) -> TextTable:
-    return TextTable([EVIL, "dice"], [[name, "0.5"]], [{EVIL: EVIL, "dice": 0.5}], (EVIL,), EVIL)
+    return TextTable([EVIL, "dice"], [[name, "0.5"]], [{EVIL: EVIL, "dice": 0.5}], (EVIL,))
 
 
 def test_tables_in_files_have_one_line_a_row_and_no_markup_of_a_name():

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from medfedaug.federation.composition import Composition
@@ -208,23 +207,14 @@ class Aggregation:
             summaries.setdefault(name, {}).update(half.summary())
         return summaries
 
-    def state(self) -> dict[str, Payload]:
-        """Return the state that the methods need after a restart."""
+    def state(self) -> dict[str, Any]:
+        """Return the state that is needed after a restart: of the methods, and the compared sizes."""
         states = {name: state for name, half in self._halves() if (state := half.state())}
-        compared = {
-            f"{site}/{key}": torch.tensor(edges, dtype=torch.float64)
-            for site, sizes in self._sizes.items()
-            for key, edges in sizes.items()
-        }
-        return {**states, **({_COMPARED: compared} if compared else {})}
+        return {**states, _COMPARED: self._sizes}
 
-    def restore(self, saved: Mapping[str, Payload]) -> None:
+    def restore(self, saved: Mapping[str, Any]) -> None:
         """Restore what `state` returned; the preparation is over."""
-        self._waiting = None
-        for path, edges in saved.get(_COMPARED, {}).items():
-            site, key = path.split("/", 1)
-            largest, smallest = edges.tolist()
-            self._sizes.setdefault(site, {})[key] = largest, smallest
+        self._waiting, self._sizes = None, saved[_COMPARED]
         for name, half in self._halves():
             if name in saved:
                 half.restore(saved[name])

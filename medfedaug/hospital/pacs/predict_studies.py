@@ -34,7 +34,6 @@ from medfedaug.hospital.pacs.archive import (
 from medfedaug.hospital.pacs.choice import StudyPlan, plan_import
 from medfedaug.hospital.pacs.import_settings import ImportSettings
 from medfedaug.hospital.pacs.object_check import reading_objects
-from medfedaug.hospital.pacs.study_list import StudyList
 from medfedaug.hospital.pacs.study_options import StudyOptions
 from medfedaug.hospital.pacs.volume import choose_volume, load_on_grid, open_volume, write_nifti
 from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
@@ -81,12 +80,8 @@ def predict_studies(
 
     A study is skipped if the archive already has all objects of this model. A study that cannot be fetched,
     predicted or stored does not stop the others. A second call continues an interrupted one. Images lie in
-    ``OUT.state`` until all are predicted.
-
-    Raises:
-        ConfigError: where nothing can be predicted, before anything is fetched.
-        ArchiveError: where the archive does not answer, or refuses several objects one after another; stored
-            objects stay.
+    ``OUT.state`` until all are predicted. An archive that does not answer, or refuses several objects one
+    after another, ends the call; stored objects stay.
     """
     _check_options(run.config, studies)
     tell = on_event or (lambda event: None)
@@ -101,12 +96,7 @@ def predict_studies(
             allow_burned_in=True,
             parallel=studies.parallel,
         )
-        pseudonyms = studies.pseudonyms or state
-        plans = plan_import(archive, wanted, Pseudonyms.of_site(pseudonyms).of, settings, tell)
-        withdrawn = StudyList(pseudonyms).withdrawn if studies.pseudonyms is not None else {}
-        for plan in plans:
-            if plan.patient in withdrawn:
-                plan.problem = "the patient was withdrawn"
+        plans = plan_import(archive, wanted, Pseudonyms.of_site(state).of, settings, tell)
         job = _Job(
             archive=archive,
             out=out,

@@ -1,13 +1,11 @@
-"""Comparisons and pictures in the report of several runs."""
+"""What studies add to the report of several runs: comparisons."""
 
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from medfedaug.analysis import page
-from medfedaug.analysis.report_parts import Groups, ReportParts
+from medfedaug.analysis.grouping import Groups
 from medfedaug.analysis.score_table import MOST_SITES
 from medfedaug.research.comparison.comparison import (
     MIN_PATIENTS,
@@ -21,62 +19,38 @@ from medfedaug.research.comparison.patient_table import patient_table, sentence
 from medfedaug.research.comparison.verdict import rule
 from medfedaug.runs.run import Run, compared_metric
 
+__all__ = ["add_comparisons", "add_evaluations", "compare", "rule", "unlike_notes"]
+
 _MOST_SENTENCES = 3
 
 
-class ComparedRuns(ReportParts):
-    """Compares every method with a reference, and shows images where the sites' data are given."""
-
-    def compare(self, groups: Groups, reference: str) -> Sequence[Comparison]:
-        """Compare scores with a verdict."""
-        return [one for one in compare_groups(groups, reference) if one.where != UNSEEN]
-
-    def notes(self, compared: Sequence[Any]) -> tuple[str, ...]:
-        """Return notes on methods whose files differ from their reference's."""
-        return unlike_notes(compared)
-
-    def rule(self, reference: str, cases: str) -> str:
-        """Return the rule of the verdicts."""
-        return rule(reference, cases)
-
-    def add_comparisons(self, body: ET.Element, runs: Sequence[Run], reduced: str, reference: str) -> None:
-        """Append comparisons by patient."""
-        pairs = replace(patient_table(runs, reference), reduced=reduced)
-        cases = compared_metric(runs).cases
-        section = page.start_section(body, f"Paired by {cases.removesuffix('s')}", folded=True)
-        if pairs.rows:
-            for row in pairs.rows if len(pairs.rows) <= _MOST_SENTENCES else ():
-                page.add(section, "p", sentence(row, reference))
-            page.text_table(section, pairs)
-            return
-        text = f"Nothing to compare: it takes {reference} and another method under the same settings, with "
-        text += f"the same seed, and {MIN_PATIENTS} or more {cases} with scores in both runs."
-        page.add(section, "p", text)
-        for note in pairs.notes:
-            page.remark(section, note)
-
-    def add_evaluations(self, body: ET.Element, evaluations: Sequence[Mapping[str, Any]]) -> None:
-        """Append the comparisons of the federation's models with the sites' own."""
-        for content in evaluations:
-            section = page.start_section(body, "Is the federation worth it for a site?")
-            worth = worth_table(content)
-            for row in worth.rows if len(worth.rows) <= MOST_SITES else ():
-                page.add(section, "p", row.sentence)
-            page.text_table(section, worth)
-
-    def add_images(
-        self,
-        body: ET.Element,
-        groups: Groups,
-        example: ET.Element,
-        data: Path,
-        device: str,
-    ) -> None:
-        """Append the worst and the best case of each site; the one that shows the gain to ``example``."""
-        # Imports all of training, which a page without images does not need.
-        from medfedaug.research.comparison.report_images import image_sections
-
-        image_sections(body, groups, example, data, device)
+def compare(groups: Groups, reference: str) -> list[Comparison]:
+    """Compare the scores at the training sites, or at those left out, with a reference."""
+    return [one for one in compare_groups(groups, reference) if one.where != UNSEEN]
 
 
-PARTS = ComparedRuns()
+def add_comparisons(body: ET.Element, runs: Sequence[Run], reference: str) -> None:
+    """Append comparisons by patient."""
+    pairs = patient_table(runs, reference)
+    cases = compared_metric(runs).cases
+    section = page.start_section(body, f"Paired by {cases.removesuffix('s')}", folded=True)
+    if pairs.rows:
+        for row in pairs.rows if len(pairs.rows) <= _MOST_SENTENCES else ():
+            page.add(section, "p", sentence(row, reference))
+        page.text_table(section, pairs)
+        return
+    text = f"Nothing to compare: it takes {reference} and another method under the same settings, with "
+    text += f"the same seed, and {MIN_PATIENTS} or more {cases} with scores in both runs."
+    page.add(section, "p", text)
+    for note in pairs.notes:
+        page.remark(section, note)
+
+
+def add_evaluations(body: ET.Element, evaluations: Sequence[Mapping[str, Any]]) -> None:
+    """Append the comparisons of the federation's models with the sites' own."""
+    for content in evaluations:
+        section = page.start_section(body, "Is the federation worth it for a site?")
+        worth = worth_table(content)
+        for row in worth.rows if len(worth.rows) <= MOST_SITES else ():
+            page.add(section, "p", row.sentence)
+        page.text_table(section, worth)

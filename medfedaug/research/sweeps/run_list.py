@@ -162,11 +162,15 @@ def _planned(
     scale: float,
     limit: int | None,
 ) -> PlannedRun:
-    draft = _Draft(preset, _named(methods), held_out=bool(site))
-    for name, value in chosen.items():
-        draft.choose(name, value)
-    draft.settle(chosen)
-    config, data, reduced = draft.config, draft.data, []
+    config, data, reduced = dict(preset.config), dict(preset.data), list[str]()
+    arguments = {name: preset.arguments_of(name, held_out=bool(site)) for name in _named(methods)}
+    differing = _choose(chosen, config, data, arguments, find_benchmark(preset.benchmark).options)
+    if planning := config.get("planning"):  # planning keeps the varied settings
+        config["planning"] = planning_settings((*planning.get("given", ()), *chosen), planning.get("memory"))
+    # The preset's arguments are of its own network.
+    other = "network" in chosen and chosen["network"] != preset.config["network"]
+    own = {} if other else preset.config.get("network_args", {})
+    config["network_args"] = {**own, **chosen.get("network_args", {})}
     if scale < 1 and isinstance(config["rounds"], int):  # `RunConfig` refuses others
         config["rounds"] = max(1, round(scale * config["rounds"]))
         reduced.append(f"scale={shown(scale)}")
@@ -179,80 +183,40 @@ def _planned(
     run = RunConfig.from_dict(
         {
             **config,
-            "methods": parse_methods(methods, draft.arguments),
+            "methods": parse_methods(methods, arguments),
             "seed": seed,
             "limit": limit,
             "holdout": [site] if site else [],
         }
     )
     # Sorted: the folder must not depend on the order in which settings were given.
-    return PlannedRun(methods, tuple(sorted(draft.chosen)), run, data, ",".join(reduced), site, fold, folds)
+    return PlannedRun(methods, tuple(sorted(differing)), run, data, ",".join(reduced), site, fold, folds)
 
 
-class _Draft:
-    """The settings of a run in the making: the preset's, and chosen ones in their place.
-
-    Attributes:
-        config: fields of the run's configuration.
-        data: options of the data set.
-        arguments: arguments of each method.
-        chosen: names and values of the settings that differ from the preset.
-    """
-
-    def __init__(self, preset: Preset, methods: Sequence[str], *, held_out: bool) -> None:
-        self.preset = preset
-        self.config, self.data = dict(preset.config), dict(preset.data)
-        self.arguments = {name: preset.arguments_of(name, held_out=held_out) for name in methods}
-        self.chosen: list[tuple[str, str]] = []
-
-    def choose(self, name: str, value: Any) -> None:
-        """Set a value; record it unless the preset has it."""
-        method, _, argument = name.rpartition(".")
+def _choose(
+    chosen: Mapping[str, Any],
+    config: dict[str, Any],
+    data: dict[str, Any],
+    arguments: Mapping[str, dict[str, Any]],
+    options: Mapping[str, Any],
+) -> list[tuple[str, str]]:
+    """Put settings into a run, its data and its methods; return those that differ from the preset."""
+    differing = []
+    for name, value in chosen.items():
+        method, _, key = name.rpartition(".")
+        text, place, usual = shown(value), data, options.get(key)
         if method:
-            differs = _put(self.arguments[method], argument, value)
-        elif name in _SETTABLE:
-            differs = _put(self.config, name, value, getattr(RunConfig, name, None))
-        elif name in PLAN_FIELDS:
-            differs = self._choose_plan(name, value)
-        elif name == "fraction":
-            differs = self._choose_fraction(value)
-        else:
-            differs, self.data[name] = True, value
-        if differs:
-            self.chosen.append((name, shown(value)))
-
-    def _choose_plan(self, name: str, value: Any) -> bool:
-        before = dict(self.config.get("plan", {}))
-        after = {**before, name: value}
-        if Plan.from_dict(after) == Plan.from_dict(before):
-            return False
-        self.config["plan"] = after
-        return True
-
-    def _choose_fraction(self, value: Any) -> bool:
-        if not is_number(value):
-            raise ConfigError(f"fraction is a share of the training cases, as in 1/6, got {value!r}")
-        # A share of the paper's training cases, which may be a share itself.
-        whole = self.data.get("fraction", find_benchmark(self.preset.benchmark).options["fraction"])
-        if value != 1:
-            self.data["fraction"] = value * whole
-        return value != 1
-
-    def settle(self, chosen: Mapping[str, Any]) -> None:
-        """Set the values that follow from the chosen settings."""
-        config, preset = self.config, self.preset
-        if planning := config.get("planning"):  # planning keeps the varied settings
-            names = (*planning.get("given", ()), *chosen)
-            config["planning"] = planning_settings(names, planning.get("memory"))
-        # The preset's arguments are of its own network.
-        other = "network" in chosen and chosen["network"] != preset.config["network"]
-        arguments = {} if other else preset.config.get("network_args", {})
-        config["network_args"] = {**arguments, **chosen.get("network_args", {})}
-
-
-def _put(settings: dict[str, Any], name: str, value: Any, default: Any = None) -> bool:
-    """Set a value; return whether it changed."""
-    if value == settings.get(name, default):
-        return False
-    settings[name] = value
-    return True
+            place = arguments[method]
+        elif key in _SETTABLE:
+            place, usual = config, getattr(RunConfig, key, None)
+        elif key in PLAN_FIELDS:
+            config["plan"] = place = dict(config.get("plan", {}))
+            usual = Plan().to_dict()[key]
+        elif key == "fraction":
+            if not is_number(value):
+                raise ConfigError(f"fraction is a share of the training cases, as in 1/6, got {value!r}")
+            value *= data.get(key, usual)  # of the paper's training cases, which may be a share themselves
+        if place.get(key, usual) != value:
+            differing.append((name, text))
+            place[key] = value
+    return differing

@@ -84,12 +84,10 @@ def write_tables(
         "published": _published(loaded, preset),
     }
     tables = {name: table for name, table in tables.items() if table.body}
-    reduced = runs[0].reduced.replace(",", ", ")
-    tables = {name: replace(table, reduced=reduced) for name, table in tables.items()}
     for name, table in tables.items():
         replace(table, notes=(*table.notes, *notes)).save(out / name)
     first = [*sentences, *notes]
-    write_report(finished, out / "report.html", data=data, device=device, notes=first, reduced=reduced)
+    write_report(finished, out / "report.html", data=data, device=device, notes=first)
     return tables, notes
 
 

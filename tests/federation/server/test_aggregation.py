@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from medfedaug.errors import ConfigError
 from medfedaug.federation import FederationServer, Reply, run_in_process
 from medfedaug.functional.weighted_mean import capped_weights
 from medfedaug.methods.average import AverageServer
@@ -53,9 +52,3 @@ def test_no_share_is_above_the_cap_and_the_smaller_ones_stay_as_they_are(weights
         assert capped == given
     elif largest * len(weights) > 1:
         assert level / total == pytest.approx(largest)
-
-
-@pytest.mark.parametrize("share", [0, -1, 1.5, "half"])
-def test_a_share_that_is_none_is_refused(tiny_config, share):
-    with pytest.raises(ConfigError, match="max_share"):
-        tiny_config(max_share=share)
