@@ -2,36 +2,22 @@
 
 import os
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
 from medfedaug.cli.options import Given
-from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access
 
 archive_option = partial(Option, rich_help_panel=Access.PANEL)
 DicomWeb = Annotated[str | None, archive_option(metavar="URL", help="DICOMweb service.")]
 Dimse = Annotated[str | None, archive_option(metavar="AET@HOST:PORT", help="DIMSE archive.")]
-TokenFile = Annotated[
-    Path | None,
-    archive_option(metavar="FILE", help="Bearer token for DICOMweb, or MEDFEDAUG_PACS_TOKEN."),
-]
 
 
-def archive_access(given: Given, token_file: Path | None) -> Access:
-    """Return the access to an archive, with the secrets of file and environment.
+def archive_access(given: Given) -> Access:
+    """Return the access to an archive, with the secrets of the environment.
 
     They are never on the command line, which every user may see.
     """
-    token = os.environ.get("MEDFEDAUG_PACS_TOKEN")
-    if token_file is not None:
-        try:
-            token = token_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{token_file}: not readable as a token") from error
-    secrets = {"password": os.environ.get("MEDFEDAUG_PACS_PASSWORD"), "token": token}
-    return Access(
-        **{**given[Access], **{name: secret for name, secret in secrets.items() if secret is not None}}
-    )
+    secrets = {name: os.environ.get(f"MEDFEDAUG_PACS_{name.upper()}") for name in ("password", "token")}
+    return Access(**{**given[Access], **{name: secret for name, secret in secrets.items() if secret}})

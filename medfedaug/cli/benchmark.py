@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from medfedaug.cli.catalogue import check_methods, known_data_sets
+from medfedaug.cli.catalogue import check_methods
 from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.options import Device, Each, Init, Limit, Pictures, Threads, existing_file
 from medfedaug.cli.options import Workers as WorkersOption
@@ -17,7 +16,6 @@ from medfedaug.cli.progress import SweepProgress, resumable
 from medfedaug.errors import RunFailed, warn
 
 if TYPE_CHECKING:
-    from medfedaug.analysis.text_table import TextTable
     from medfedaug.research.papers.presets import Preset
     from medfedaug.research.sweeps.experiment import Experiment
     from medfedaug.research.sweeps.search import Choices
@@ -74,7 +72,7 @@ def benchmark(
     given: dict[str, Any] = {"data": data, "methods": methods or None, "out": out, "seeds": seeds}
     given |= {"scale": scale, "holdout": holdout or None, "folds": folds, "limit": limit, "init": init}
     given |= {"workers": workers, "each": each or None}
-    failures = []
+    failures: list[str] = []
     choices: Choices = {}
     if search is not None:
         from medfedaug.research.sweeps.search import read_choices
@@ -97,7 +95,7 @@ def benchmark(
                     threads=threads,
                 )
             comparison, sentences = result.experiment, result.sentences()
-        outcome = run_experiment(
+        failures += _run(
             comparison,
             engine=engine,
             device=device,
@@ -105,14 +103,6 @@ def benchmark(
             pictures=pictures,
             sentences=sentences,
         )
-        for table in outcome.tables.values():
-            out_console.print(table)
-        for note in [*sentences, *outcome.notes]:
-            say(f"- {note}")
-        if outcome.tables:
-            say(", ".join(f"{comparison.out}/{f}" for f in ("table.md", "report.html", "experiment.yml")))
-        if outcome.failure:
-            failures.append(outcome.failure)
     if failures:
         raise RunFailed("; ".join(failures))
 
@@ -161,33 +151,16 @@ def _experiments(
     ]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Result of an experiment.
-
-    Args:
-        tables: tables of `medfedaug.research.sweeps.tables.write_tables`; none if all runs failed.
-        notes: notes of the tables.
-        runs: the folders of the finished runs.
-        failure: one line on failed runs, if any.
-    """
-
-    tables: dict[str, TextTable]
-    notes: list[str]
-    runs: list[Path]
-    failure: str
-
-
-def run_experiment(
+def _run(
     experiment: Experiment,
     *,
     engine: str,
     device: str,
     threads: int,
     pictures: bool,
-    sentences: Sequence[str] = (),
-) -> Outcome:
-    """Make the runs of an experiment, with progress, then tables and page."""
+    sentences: Sequence[str],
+) -> list[str]:
+    """Make the runs of an experiment, print its tables, and return a line on failed runs, if any."""
     from medfedaug.config.run import Execution
     from medfedaug.research.sweeps.experiment import write_experiment
     from medfedaug.research.sweeps.sweep import check_folder, run_all
@@ -210,8 +183,6 @@ def run_experiment(
             on_event=progress.show,
             init=experiment.init,
         )
-    tables: dict[str, TextTable] = {}
-    notes: list[str] = []
     if len(failed) < len(runs):
         with err_console.status("tables and page"):
             tables, notes = write_tables(
@@ -223,12 +194,15 @@ def run_experiment(
                 failed=failed,
                 sentences=sentences,
             )
-    failure = ""
-    if failed:
-        folder, reason = next(iter(failed.items()))
-        failure = f"{len(failed)} of {len(runs)} runs failed; the first is {folder}: {reason}"
-    finished = [experiment.out / run.folder for run in runs if run.folder not in failed]
-    return Outcome(tables, notes, finished, failure)
+        for table in tables.values():
+            out_console.print(table)
+        for note in [*sentences, *notes]:
+            say(f"- {note}")
+        say(", ".join(f"{experiment.out}/{name}" for name in ("table.md", "report.html", "experiment.yml")))
+    return [
+        f"{len(failed)} of {len(runs)} runs failed; the first is {folder}: {reason}"
+        for folder, reason in [*failed.items()][:1]
+    ]
 
 
 def _print_list(name: str | None) -> None:
@@ -256,9 +230,11 @@ def _print_list(name: str | None) -> None:
 
 
 def _print_details(preset: Preset) -> None:
+    from medfedaug.research.datasets.benchmarks import BENCHMARKS
+
     say("    " + ", ".join(f"{key} {value}" for key, value in preset.settings.items()))
     for reading in preset.readings:
         say(f"    - {reading}")
-    _, address, layout, *_ = known_data_sets()[preset.benchmark]
-    say(f"    data from {address}")
-    say(f"    expected: {layout}")
+    known = BENCHMARKS[preset.benchmark]
+    say(f"    data from {known.source}")
+    say(f"    expected: {known.layout}")

@@ -1,4 +1,4 @@
-"""The methods, networks and data sets that a user can choose, read from their source files.
+"""The methods and networks that a user can choose, read from their source files.
 
 Nothing is imported: PyTorch and MONAI take seconds. A package that adds a method is read like this one.
 """
@@ -86,25 +86,6 @@ def describe_network(name: str) -> Described:
     if node is None:
         raise ConfigError(f"network {name!r}: no class of that path")
     return Described(name, line, _description(node, *nets))
-
-
-def known_data_sets() -> dict[str, tuple[str, str, str, bool, tuple[str, ...]]]:
-    """Return of each published data set, by name, what `Benchmark` says, and its function's description."""
-    found = {}
-    for file in sorted((_HOME / "research/datasets").glob("*.py")):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        tables = (node for node in tree.body if isinstance(node, ast.Assign))
-        for table in tables:
-            if ast.unparse(table.targets[0]) == "BENCHMARKS" and isinstance(table.value, ast.Dict):
-                values = _constants(tree)
-                for key, entry in zip(table.value.keys, table.value.values, strict=True):
-                    assert isinstance(key, ast.Constant)
-                    assert isinstance(entry, ast.Call)
-                    function = _find(ast.unparse(entry.args[0]), file.parent)
-                    texts = [eval(ast.unparse(argument), values) for argument in entry.args[1:]]
-                    described = _description(function) if function else ()
-                    found[str(key.value)] = (*texts, bool(entry.keywords), described)
-    return found
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> None:
@@ -211,8 +192,12 @@ def _description(node: Node, *folders: Path) -> tuple[str, ...]:
     init = _constructor(node, folders)
     arguments = re.sub(r"^self(, )?", "", ast.unparse(init.args)) if init else ""
     texts = [ast.get_docstring(one) or "" for one in ([node] if init in (node, None) else [node, init])]
-    text = re.sub(r"(?::\w+)+:(?=`)|`|\\(?=\*)", "", inspect.cleandoc("\n\n".join(filter(None, texts))))
-    return (f"{node.name}({arguments})", "", *text.splitlines())
+    return (f"{node.name}({arguments})", "", *without_markup("\n\n".join(filter(None, texts))))
+
+
+def without_markup(docstring: str) -> list[str]:
+    """Return the lines of a docstring for a terminal."""
+    return re.sub(r"(?::\w+)+:(?=`)|`|\\(?=\*)", "", inspect.cleandoc(docstring)).splitlines()
 
 
 def _constructor(node: Node, folders: Iterable[Path]) -> ast.FunctionDef | None:

@@ -28,12 +28,7 @@ class _Console(Console):
 
     def status(self, status: RenderableType, **options: Any) -> Status:
         """Show a spinner with a text, which has no markup."""
-        return _Status(_printable(status), console=self, **options)
-
-
-class _Status(Status):
-    def update(self, status: RenderableType | None = None, **options: Any) -> None:
-        super().update(None if status is None else _printable(status), **options)
+        return super().status(_printable(status), **options)
 
 
 class Table(RichTable):

@@ -46,8 +46,6 @@ def phantom(
     from medfedaug.research.datasets.partial_phantom import annotate_apart
 
     spacings = SPACINGS if spacing_varies else None
-    if inverted > sites:
-        raise ConfigError(f"--inverted {inverted} is more than the {sites} sites")
     try:
         folders = make_phantom(
             out,
@@ -63,7 +61,7 @@ def phantom(
             annotated = annotate_apart(out, apart=labelled_apart, unlabelled=unlabelled or (), sparse=sparse)
             for site, structures in annotated.items():
                 say(f"{site} has outlined: {', '.join(structures) or 'nothing'}")
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise ConfigError(str(error)) from error
     say(f"{len(folders)} sites with {patients} patients each in {out}")
 
@@ -144,10 +142,7 @@ def statistics(
             deviation = "missing" if channel in site.missing_channels else deviation
             table.add_row(site.name, str(pairs.count), str(channel), f"{mean:.6g}", deviation)
     out_console.print(table)
-    try:
-        save_statistics(target, computed, intensity.value)
-    except ValueError as error:
-        raise ConfigError(f"{target}: {error}; choose another file with --out") from error
+    save_statistics(target, computed, intensity.value)
     images = "images as stored" if intensity is Stored.raw else "images scaled to [0, 1]"
     say(f"saved to {target}: statistics of {images}")
     if intensity is Stored.raw:

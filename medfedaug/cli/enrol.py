@@ -50,8 +50,6 @@ def sign(
     project: Annotated[Path, Option(help="Folder of enrol project.")] = Path("project"),
     kind: Annotated[Kind, Option("--as", help="Expected part in the federation.")] = Kind.site,
     fingerprint: Fingerprint = None,
-    out: Annotated[Path | None, Option(help="The answer; by default NAME.signed.zip next to it.")] = None,
-    days: Annotated[int | None, Option(min=1, help="Days of validity; by default 1095.")] = None,
     again: Annotated[bool, Option("--another-key", help="Sign a second key for a name.")] = False,
 ) -> None:
     """Sign a request after a comparison of its fingerprint on the telephone, and print the root's."""
@@ -68,7 +66,7 @@ def sign(
         )
     _compare(signing_request.fingerprint, fingerprint, f"{request}, as {signing_request.name} reads it")
     with err_console.status("signing"):
-        answer = enrolment.sign(signing_request, project, out, days)
+        answer = enrolment.sign(signing_request, project)
     say(f"send: {answer}")
     say(f"fingerprint of the root: {enrolment.fingerprint_text(root)}")
     say(f"next: read the fingerprint to {signing_request.name} on the telephone")

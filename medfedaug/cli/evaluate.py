@@ -39,13 +39,13 @@ def evaluate(
     from medfedaug.runs.leftovers import is_json_with
     from medfedaug.utils.files import write_json
 
+    if out is not None and out.exists() and not is_json_with(out, "sites"):
+        raise ConfigError(f"{out} exists and is not an evaluation; choose another file")
     if local is not None:
         if split is not Split.test or limit is not None:
             raise ConfigError("--local tests all test cases: leave out --split and --limit")
         _compare(out, model, data, local=local, device=device, state=state)
         return
-    if out is not None and out.exists() and not is_json_with(out, "split", "sites", "mean"):
-        raise ConfigError(f"{out} exists and is not a score file; choose another file")
     with err_console.status("evaluating"):
         scores = evaluate_model(
             model,
@@ -62,18 +62,11 @@ def evaluate(
 
 def _compare(out: Path | None, model: Path, data: Path, **options: Any) -> None:
     from medfedaug.research.comparison.local_vs_global import worth_table
-    from medfedaug.runs.leftovers import is_json_with
     from medfedaug.runs.site_evaluation import evaluate_sites
     from medfedaug.utils.files import write_json
 
-    if out is not None and out.exists() and not is_json_with(out, "metric", "models", "sites"):
-        raise ConfigError(f"{out} exists and is not an evaluation file; choose another file")
-    with err_console.status("evaluating") as status:
-
-        def show(event: dict[str, Any]) -> None:
-            status.update(f"{event['model']} model")
-
-        result = evaluate_sites(model, data, on_event=show, **options)
+    with err_console.status("evaluating"):
+        result = evaluate_sites(model, data, **options)
     print_worth(worth_table(result))
     if out is not None:
         write_json(out, result)

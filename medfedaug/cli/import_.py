@@ -12,10 +12,10 @@ import typer
 from rich.text import Text
 from typer import Option
 
-from medfedaug.cli.archive_options import DicomWeb, Dimse, TokenFile, archive_access
+from medfedaug.cli.archive_options import DicomWeb, Dimse, archive_access
 from medfedaug.cli.console import Table, out_console, say
 from medfedaug.cli.options import Config, Given, named_pairs, takes
-from medfedaug.cli.progress import ImportProgress, resumable
+from medfedaug.cli.progress import CaseProgress, resumable
 from medfedaug.config.machine import Machine
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access
@@ -36,7 +36,6 @@ def import_(
     given: Given,
     dicomweb: DicomWeb = None,
     dimse: Dimse = None,
-    token_file: TokenFile = None,
     config: Config = None,
     studies: Annotated[
         Path | None, Option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID.")
@@ -86,16 +85,16 @@ def import_(
 
     wanted = read_studies(studies)
     pseudonyms = Pseudonyms.of_site(state_folder)
-    access = archive_access(given, token_file)
+    access = archive_access(given)
     with resumable(), open_archive(dicomweb=dicomweb, dimse=dimse, folder=folder, access=access) as source:
-        with ImportProgress() as progress:
+        with CaseProgress("importing") as progress:
             plans = plan_import(source, wanted, pseudonyms.of, settings, progress.show)
         _print(plans)
         if json is not None:
             write_json(json, [_row(plan) for plan in plans])
         if dry_run:
             return
-        with ImportProgress() as progress:
+        with CaseProgress("importing") as progress:
             outcome = import_studies(
                 source,
                 plans,

@@ -52,18 +52,8 @@ def init(
     folders = folders or [folder]
     proposals = []
     for site in folders:
-        with err_console.status(f"{site.name}: looking") as status:
-            proposals.append(
-                propose(
-                    site,
-                    patient=patient,
-                    labels=names,
-                    seed=seed,
-                    on_label=lambda done, of, site=site: status.update(
-                        f"{site.name}: label map {done} of {of}"
-                    ),  # type: ignore[misc]
-                )
-            )
+        with err_console.status(f"{site.name}: reading label maps"):
+            proposals.append(propose(site, patient=patient, labels=names, seed=seed))
     check_same_classes(proposals)
     _check([proposal.site for proposal in proposals])
     _show(proposals)

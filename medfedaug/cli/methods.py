@@ -38,22 +38,23 @@ def datasets(
     name: Annotated[str | None, Argument(help="A data set, to show address, layout, options.")] = None,
 ) -> None:
     """List published data sets, or show one: address, layout of its folder, options, protocols."""
-    known = catalogue.known_data_sets()
-    if name is None:
-        _print_list(catalogue.Described(name, what) for name, (what, *_) in known.items())
-        say("Address, layout, options and protocols of one: medfedaug datasets NAME")
-        say("Data of your own need no name: one folder per site, as docs/data.md shows")
-        return
+    from medfedaug.research.datasets.benchmarks import BENCHMARKS
     from medfedaug.research.datasets.published import COMMON_OPTIONS, FOLDS, OPTION_TEXTS
     from medfedaug.research.papers.presets import PRESETS
 
-    catalogue.check_name("data set", name, known)
-    what, address, layout, in_folds, text = known[name]
+    if name is None:
+        _print_list(catalogue.Described(name, known.description) for name, known in BENCHMARKS.items())
+        say("Address, layout, options and protocols of one: medfedaug datasets NAME")
+        say("Data of your own need no name: one folder per site, as docs/data.md shows")
+        return
+    catalogue.check_name("data set", name, BENCHMARKS)
+    known = BENCHMARKS[name]
     protocols = ", ".join(preset.name for preset in PRESETS.values() if preset.benchmark == name)
-    lines = [f"get it from: {address}", f"layout: {layout}", f"protocols: {protocols}", "", *text, ""]
-    options = {**COMMON_OPTIONS, **(FOLDS if in_folds else {})}
+    lines = [f"get it from: {known.source}", f"layout: {known.layout}", f"protocols: {protocols}", ""]
+    lines += [*catalogue.without_markup(known.open.__doc__ or ""), ""]
+    options = {**COMMON_OPTIONS, **(FOLDS if known.in_folds else {})}
     lines += [f"{key}={value!r}: {OPTION_TEXTS[key]}" for key, value in options.items()]
-    _print_one(catalogue.Described(name, what, tuple(lines)), "--set OPTION=VALUE")
+    _print_one(catalogue.Described(name, known.description, tuple(lines)), "--set OPTION=VALUE")
 
 
 def _print_list(choices: Iterable[catalogue.Described]) -> None:

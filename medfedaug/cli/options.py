@@ -172,7 +172,7 @@ def read_groups(file: Path, groups: Sequence[type[Settings]]) -> dict[type, dict
         raise ConfigError(f"{file}: not a file")  # a pipe would wait for ever
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{file}: not readable as YAML or JSON ({first_line(error)})") from error
     if isinstance(content, dict) and isinstance(content.get("config"), dict):
         content = {**content["config"], **content.get("execution", {})}

@@ -65,7 +65,7 @@ def predict_files(
     """Predict images in files, and return the cases and the errors of others by name."""
     from medfedaug.runs.prediction.predict import predict_images
 
-    with CaseProgress() as progress:
+    with CaseProgress("predicting") as progress:
         predicted = predict_images(run, images, out, options, on_event=progress.show)
     return predicted.cases, {name: entry["error"] for name, entry in predicted.failed.items()}
 

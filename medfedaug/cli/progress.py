@@ -137,24 +137,31 @@ class SweepProgress(_Bar):
 
 
 class CaseProgress(_Bar):
-    """A progress bar over cases, and a line for each case to check."""
+    """A progress bar over cases or studies, and a line for each to check; ``doing`` is done to each."""
 
     first = "reading"
+    _came = 0
+
+    def __init__(self, doing: str = first) -> None:
+        super().__init__()
+        self.doing = doing
 
     def show(self, event: dict[str, Any]) -> None:
-        """Process an event of a prediction."""
+        """Process an event of a prediction or an import, from any thread."""
         kind = event["event"]
-        if kind == "reading":
-            self.update(completed=event["number"], of=event["of"])
-        elif kind in ("found", "fetched"):
-            doing = "looking for studies" if kind == "found" else "fetching"
+        if kind in ("reading", "found", "fetched"):
+            doing = {"found": "looking for studies", "fetched": "fetching"}.get(kind, self.first)
             self.update(doing, event["number"], event["of"])
         elif kind == "start":
-            self.update("predicting", 0, event["todo"])
+            self.update(self.doing, 0, event["todo"])
             if event["there"]:
-                say(f"{event['there']} of {event['cases']} cases are there already", err=True)
+                number = event.get("cases", event["there"] + event["todo"])
+                say(f"{event['there']} of {number} cases are there already", err=True)
         elif kind == "case":
             self.update(event["case"])
+        elif kind == "object":
+            self._came += 1
+            self.update(f"{self.doing}: {self._came} objects")
         elif kind == "note":
             say(event["text"], err=True)
         elif kind == "left_out":
@@ -164,32 +171,7 @@ class CaseProgress(_Bar):
                 say(f"left out: {more} more, named in predictions.json", err=True)
         elif kind in _WARNINGS:
             say(_WARNINGS[kind].format_map(event), "yellow", err=True)
-        elif kind in ("predicted", "failed"):
-            self.bar.advance(self.task)
-
-
-class ImportProgress(_Bar):
-    """A progress bar over studies, with the number of received objects."""
-
-    first = "looking for studies"
-    _came = 0
-
-    def show(self, event: dict[str, Any]) -> None:
-        """Process an event of an import, from any thread."""
-        kind = event["event"]
-        if kind == "found":
-            self.update(completed=event["number"], of=event["of"])
-        elif kind == "start":
-            self.update("importing", 0, event["todo"])
-            if event["there"]:
-                there = f"{event['there']} of {event['there'] + event['todo']}"
-                say(f"{there} studies are there already", err=True)
-        elif kind == "object":
-            self._came += 1
-            self.update(f"importing: {self._came} objects")
-        elif kind in _WARNINGS:
-            say(_WARNINGS[kind].format_map(event), "yellow", err=True)
-        elif kind in ("imported", "failed"):
+        elif kind in ("predicted", "imported", "failed"):
             self.bar.advance(self.task)
 
 

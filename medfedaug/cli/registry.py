@@ -81,7 +81,7 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
         Entry("hospital", "site:start", "site start hospital-a"),
         Entry("hospital", "site:stop", "site stop hospital-a"),
         Entry("hospital", "site:restart", "site restart hospital-a"),
-        Entry("hospital", "site:doctor", "site doctor hospital-a --json doctor.json"),
+        Entry("hospital", "site:doctor", "site doctor hospital-a"),
         Entry("hospital", "site:jobs", "site jobs hospital-a"),
         Entry("hospital", "site:approve", "site approve hospital-a 1f3c"),
         Entry("hospital", "site:ledger", "site ledger hospital-a"),

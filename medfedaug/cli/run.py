@@ -178,17 +178,18 @@ def export(
     if budget is not None and not compare:
         raise ConfigError("--budget is for a comparison (--compare); a run has --rounds")
     names = (methods or " ".join(REMEDIES)).split() if compare else []
-    if methods is None and "methods" not in given[RunConfig] and not compare:
-        raise ConfigError("a job is a run or a comparison: give --methods or --compare")
     listed = ",".join(dict.fromkeys(part for name in names for part in name.split(","))) or methods
     options, arguments = _settings(
         given, listed, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
     )
+    if options["bundle"]:
+        described = described_data(options["bundle"])
+        options |= {name: value for name, value in described.items() if not is_given(context, name)}
     if compare:
         for option, value in {"init": init, "loop": loop, "resume": resume}.items():
             if value:
                 raise ConfigError(f"--{option} is for a run, not for a comparison")
-        _export_comparison(context, names, options, arguments, budget, execution, out, needed=bool(methods))
+        _export_comparison(names, options, arguments, budget, execution, out, needed=bool(methods))
         return
     reference, script = loop_reference(loop) if loop is not None else (None, None)
     from medfedaug.federation.composition import (
@@ -202,18 +203,11 @@ def export(
     from medfedaug.utils.event_text import EventLines
 
     options["methods"] = _methods(options, methods, arguments)
-    if options["bundle"]:
-        described = described_data(options["bundle"])
-        options |= {name: value for name, value in described.items() if not is_given(context, name)}
     settled = RunConfig.from_dict(usual_settings(options["task"], options, own_data=True))
     check_counted(settled)
     plain, settled = settled, with_trimmed_mean(settled, min_sites)
     if settled is not plain:
         say("five sites or more: the trimmed mean averages the models (trimmed_mean)")
-    elif min_sites == 3 and with_trimmed_mean(settled, 5) is not settled:
-        say("three sites: the plain mean averages the models; --methods median withstands one hostile site")
-    elif min_sites == 4 and with_trimmed_mean(settled, 5) is not settled:
-        say("four sites: the plain mean averages the models; five can have the trimmed mean")
     initial = None
     if init is not None:
         initial = InitialWeights.read(init, Composition(settled).network.state_dict())
@@ -239,7 +233,6 @@ def export(
 
 
 def _export_comparison(
-    context: typer.Context,
     names: Sequence[str],
     options: dict[str, Any],
     arguments: Mapping[str, dict[str, Any]],
@@ -258,9 +251,6 @@ def _export_comparison(
     from medfedaug.nvflare_jobs.job.comparison import ComparisonRecipe
     from medfedaug.simulate import usual_settings
 
-    if options["bundle"]:
-        described = described_data(options["bundle"])
-        options |= {name: value for name, value in described.items() if not is_given(context, name)}
     run = RunConfig.from_dict(
         usual_settings(options["task"], {**options, "methods": parse_methods(REFERENCE)}, own_data=True)
     )

@@ -5,23 +5,21 @@ from __future__ import annotations
 import getpass
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.text import Text
 from typer import Argument, Option
 
 from medfedaug.cli.console import Table, err_console, out_console, print_page, say
-from medfedaug.cli.options import Given, JsonFile, takes
+from medfedaug.cli.options import Given, takes
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.privacy import JobRules, PrivacyPolicy
 from medfedaug.hospital.privacy.site_settings import SiteSettings
-
-if TYPE_CHECKING:
-    from medfedaug.nvflare_jobs.kit.doctor import Check
+from medfedaug.nvflare_jobs.kit.kit import open_kit
 
 Kit = Annotated[Path, Argument(metavar="KIT", help="An NVFlare kit, the server's or a site's.")]
 SiteKit = Annotated[Path, Argument(metavar="KIT", help="A site's NVFlare kit.")]
@@ -54,7 +52,6 @@ def configure(
 ) -> None:
     """Prepare an NVFlare kit: allow-list, validator, launcher, data folder, limits."""
     from medfedaug.config.bundle_reference import AllowedBundle
-    from medfedaug.nvflare_jobs.kit.kit import open_kit
 
     opened = open_kit(kit)
     bundles = [AllowedBundle.of(folder) for folder in allow_bundle or []]
@@ -81,7 +78,6 @@ def start(kit: Kit, timeout: Timeout = 60.0) -> None:
     """Start a kit, and wait until it runs; at a site, until the server has answered."""
     from medfedaug.nvflare_jobs.kit import kit_start
 
-    _check_version(kit)
     _carry_out(kit_start.start, kit, timeout)
 
 
@@ -107,7 +103,6 @@ def restart(
     """
     from medfedaug.nvflare_jobs.kit import kit_process, kit_start
     from medfedaug.nvflare_jobs.kit.job_states import running_jobs
-    from medfedaug.nvflare_jobs.kit.kit import open_kit
 
     opened = open_kit(kit)
     runs = kit_process.find_process(opened.path) is not None
@@ -118,48 +113,31 @@ def restart(
         if not sys.stdin.isatty():
             raise ConfigError("nothing is restarted: give --yes to restart while jobs run")
         typer.confirm("Restart?", abort=True)
-    _check_version(kit)
     _carry_out(kit_start.restart, kit, timeout)
 
 
-def _check_version(kit: Path) -> None:
-    from medfedaug.nvflare_jobs.kit.kit import open_kit
-
-    open_kit(kit).check_version()
-
-
 def _carry_out(action: Callable[[Path, float], str], kit: Path, timeout: float) -> None:
-    from medfedaug.nvflare_jobs.kit.kit import open_kit
-
-    path = open_kit(kit).path
     with err_console.status("waiting"):
-        outcome = action(path, timeout)
+        outcome = action(open_kit(kit).path, timeout)
     say(f"{kit}: {outcome}")
 
 
 def doctor(
-    kit: Annotated[
-        Path | None,
-        Argument(metavar="[KIT]", help="An NVFlare kit; without one, software and device are checked."),
-    ] = None,
-    data: Annotated[Path | None, Option(help="The data folder, instead of the kit's.")] = None,
+    kit: Kit,
     offline: Annotated[bool, Option("--offline", help="Do not connect to the server.")] = False,
     health: Annotated[bool, Option("--health", help="Check only that the process works.")] = False,
-    json_: JsonFile = None,
 ) -> None:
     """Check whether a site is ready: software, kit, its process, certificates, server, device, data, disk.
 
     The exit code is 1 if it is not ready.
     """
     if health:
-        if kit is None:
-            raise ConfigError("--health needs the kit: medfedaug site doctor KIT --health")
         _check_health(kit)
         return
     from medfedaug.nvflare_jobs.kit.doctor import examine
 
     with err_console.status("looking"):
-        checks = examine(kit, data, connect=not offline)
+        checks = examine(kit, connect=not offline)
     table = Table("check", "verdict")
     for title in ("found", "what to do"):
         table.add_column(title, overflow="fold")  # cut paths and commands are of no use
@@ -168,8 +146,6 @@ def doctor(
         table.add_row(check.name, Text(*verdicts[check.ok]), Text(check.found), Text(check.advice))
     out_console.print(table)
     wrong = [check.name for check in checks if check.ok is False]
-    if json_ is not None:
-        _write_checks(json_, checks, ready=not wrong)
     say(f"not ready: {', '.join(wrong)}" if wrong else "ready")
     if wrong:
         raise typer.Exit(1)
@@ -177,7 +153,6 @@ def doctor(
 
 def _check_health(kit: Path) -> None:
     """Check the state that the kit's process writes to a file: a site works while the server answers it."""
-    from medfedaug.nvflare_jobs.kit.kit import open_kit
     from medfedaug.nvflare_jobs.kit.kit_process import find_trouble
 
     opened = open_kit(kit)
@@ -185,23 +160,6 @@ def _check_health(kit: Path) -> None:
     say(f"{kit}: {trouble or 'works'}")
     if trouble:
         raise typer.Exit(1)
-
-
-def _write_checks(path: Path, checks: Sequence[Check], *, ready: bool) -> None:
-    from medfedaug.runs.leftovers import is_json_with
-    from medfedaug.utils.files import write_json
-
-    if path.is_file() and path.stat().st_size and not is_json_with(path, "ready", "checks"):
-        raise ConfigError(f"{path} exists and was not written by doctor; choose another file")
-    verdict = {True: "ok", None: "note", False: "not ready"}
-    content = {
-        "ready": ready,
-        "checks": [
-            {"name": check.name, "verdict": verdict[check.ok], "found": check.found, "advice": check.advice}
-            for check in checks
-        ],
-    }
-    write_json(path, content)
 
 
 def jobs(
@@ -220,7 +178,6 @@ def jobs(
     from medfedaug.hospital.privacy.job_summary import summary
     from medfedaug.hospital.privacy.policy import OPEN_PROMISE
     from medfedaug.nvflare_jobs.kit.job_states import running_jobs
-    from medfedaug.nvflare_jobs.kit.kit import open_kit
     from medfedaug.utils import plugins
 
     opened = open_kit(kit)
@@ -262,7 +219,6 @@ def approve(
 ) -> None:
     """Approve the configuration of a job that waits. The same configuration then never waits again."""
     from medfedaug.hospital.privacy.job_log import APPROVED, REFUSED
-    from medfedaug.nvflare_jobs.kit.kit import open_kit
     from medfedaug.utils.validation import check_plain
 
     check_plain("--by", by)
@@ -293,7 +249,6 @@ def ledger(
     from datetime import datetime
 
     from medfedaug.hospital.privacy.ledger import by_kind
-    from medfedaug.nvflare_jobs.kit.kit import open_kit
 
     account = open_kit(kit).ledger()
     entries = account.entries()
@@ -320,7 +275,6 @@ def ledger(
 def _print_names(kit: Path) -> None:
     from medfedaug.data.sites import open_site
     from medfedaug.federation.site.data_folder import resolve_data_folder
-    from medfedaug.nvflare_jobs.kit.kit import open_kit
 
     opened = open_kit(kit)
     pseudonyms = opened.pseudonyms()
@@ -350,7 +304,6 @@ def clean(
     from datetime import datetime
 
     from medfedaug.nvflare_jobs.kit.cleaning import remove, survey
-    from medfedaug.nvflare_jobs.kit.kit import open_kit
     from medfedaug.utils.event_text import size_text
 
     with err_console.status("looking"):

@@ -17,6 +17,8 @@ from typer import Argument, Option
 
 from medfedaug.cli.console import Table, err_console, out_console, say, wrapped
 from medfedaug.cli.progress import duration
+from medfedaug.errors import ConfigError
+from medfedaug.nvflare_jobs.kit.kit import Kit, open_kit
 
 if TYPE_CHECKING:
     from medfedaug.nvflare_jobs.kit.watched import Watched
@@ -36,36 +38,29 @@ def watch(
     gone for good is dead, which ends the command with code 1.
     """
     with err_console.status("starting"):
-        from medfedaug.errors import ConfigError
         from medfedaug.nvflare_jobs.kit.watched import Watched, find_events
         from medfedaug.utils.event_text import follow
 
     live = out_console.is_terminal and not once
+    opened = open_kit(kit) if (kit / "startup").is_dir() else None
     path = find_events(kit)
     # The server removes the folder of a job that has ended.
-    if (path is not None or once) and (ended := _ended_since(kit, path)):
+    if opened is not None and (path is not None or once) and (ended := _ended_since(opened, path)):
         say(ended)
         return
-    if path is None:
-        if (kit / "results.json").is_file():
-            say(f"{kit}: the run has finished; medfedaug report {kit} shows it")
-            return
-        here = kit.resolve()
-        if once or not any((folder / "startup").is_dir() for folder in (here, *here.parents)):
-            raise ConfigError(f"{kit}: no medfedaug job has run here, or its folder is gone")
-        if not live:
-            say("waiting for a job")
+    if path is None and (once or opened is None):
+        raise ConfigError(f"{kit}: no medfedaug job has run here, or its folder is gone")
+    if path is None and not live:
+        say("waiting for a job")
     watched, position = Watched(), 0
     with Live(console=out_console, auto_refresh=False, transient=False) if live else nullcontext() as screen:
         while True:
             lines = []
-            if path is None:
-                path = find_events(kit)
-            elif path.is_file():
+            path = path or find_events(kit)
+            if path is not None and path.is_file():
                 for event, end in follow(path, position):
                     lines += watched.take(event)
                     position = end
-            if path is not None and path.is_file():
                 watched.look(path)
                 watched.approval = not watched.round and _awaits_approval(path)
             if isinstance(screen, Live):
@@ -78,22 +73,17 @@ def watch(
             time.sleep(_PERIOD)
     if once:
         out_console.print(_shown(watched, path))
-    if watched.state == "dead" and not once and not live:
+    elif watched.state == "dead" and not live:
         say(watched.lines[-1])
     if watched.state in ("failed", "dead"):
         raise typer.Exit(1)
 
 
-def _ended_since(kit: Path, events: Path | None) -> str:
+def _ended_since(kit: Kit, events: Path | None) -> str:
     """Return a line on a job that ended at the server after the job with these events; empty for none."""
-    from medfedaug.errors import MedFedAugError
     from medfedaug.nvflare_jobs.kit.job_states import stored_jobs
-    from medfedaug.nvflare_jobs.kit.kit import open_kit
 
-    try:
-        jobs = stored_jobs(open_kit(kit)) if (kit / "startup").is_dir() else []
-    except MedFedAugError:
-        return ""
+    jobs = stored_jobs(kit)
     watched = events.parent.parent.name if events is not None else ""
     if not jobs or jobs[-1].job == watched or not jobs[-1].status.startswith("FINISHED"):
         return ""
@@ -103,14 +93,9 @@ def _ended_since(kit: Path, events: Path | None) -> str:
 
 def _awaits_approval(events: Path) -> bool:
     """Return whether the job with these events waits for approval at its kit."""
-    from medfedaug.errors import MedFedAugError
-    from medfedaug.nvflare_jobs.kit.kit import open_kit
-
     job = events.absolute().parent.parent
-    try:
-        return job.name in open_kit(job.parent).job_book().waiting_jobs()
-    except MedFedAugError:  # no kit, or one that `medfedaug site jobs` reports
-        return False
+    site = (job.parent / "startup/fed_client.json").is_file()
+    return site and job.name in open_kit(job.parent).job_book().waiting_jobs()
 
 
 def _shown(watched: Watched, path: Path | None) -> Group:

@@ -8,7 +8,7 @@ module needs no PyTorch, and a folder without DICOM needs no pydicom.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -65,7 +65,6 @@ def propose(
     patient: str | None = None,
     labels: Sequence[str] | Mapping[int, str] = (),
     seed: int = 0,
-    on_label: Callable[[int, int], None] | None = None,
 ) -> Proposal:
     """Find the cases of a folder, and split them by patient.
 
@@ -96,7 +95,7 @@ def propose(
     cases, tested = (_with_patients(listed, patient, name, folder) for listed in (channels, test_channels))
     if patient is None and (hint := _looks_grouped(cases)):
         notes.append(hint)
-    classes = _classes([*cases, *tested], labels or _named(existing) or (), name, notes, on_label)
+    classes = _classes([*cases, *tested], labels or _named(existing) or (), name, notes)
     ignore = next((value for value, text in classes.items() if plain_name(text) == IGNORE), None)
     if ignore is not None:
         del classes[ignore]
@@ -252,13 +251,12 @@ def _classes(
     names: Sequence[str] | Mapping[int, str],
     site: str,
     notes: list[str],
-    on_label: Callable[[int, int], None] | None,
 ) -> dict[int, str]:
     """Return the classes by value, with names by value or in the order of values; note those without one."""
     holders: dict[float, Path] = {}
     drawn: set[float] = set()
     empty: list[str] = []
-    for number, case in enumerate(cases, start=1):
+    for case in cases:
         path = Path(case.label)
         with reading(site, path):
             content = np.unique(np.asarray(format_of(path).read_label(path))).tolist()
@@ -266,8 +264,6 @@ def _classes(
         holders |= {value: holders.get(value, path) for value in content}
         if len(content) == 1:
             empty.append(path.name)
-        if on_label is not None:
-            on_label(number, len(cases))
     if empty:
         notes.append(f"empty or full, of one value everywhere: label maps {first_of(empty, 6)}")
     by_value = isinstance(names, Mapping) and {*holders} <= {*names}

@@ -10,7 +10,6 @@ from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.registry import GLOBAL, LOCAL, PERSONAL, described, over_sites
 from medfedaug.metrics.significance import difference, paired_by_patient
 from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.utils.event_text import OnEvent
 
 __all__ = ["evaluate_sites"]
 
@@ -21,7 +20,6 @@ def evaluate_sites(
     local: str | Path,
     *,
     device: str = "auto",
-    on_event: OnEvent = lambda event: None,
     state: str | Path | None = None,
 ) -> dict[str, Any]:
     """Score a finished run at each site on its own test cases, and compare it with the site's own model.
@@ -34,7 +32,6 @@ def evaluate_sites(
         data_dir: the folder that holds the sites' folders.
         local: the folder of a run in which each site trained by itself (``single``).
         device: the sites' device.
-        on_event: called with a small dictionary before each model.
 
     Returns:
         The content of ``evaluation.json``.
@@ -46,7 +43,6 @@ def evaluate_sites(
     for name in [site.name for site in find_sites(data_dir)]:
         models = sites[name] = {}
         for scored in (LOCAL, GLOBAL, *([PERSONAL] if personal else [])):
-            on_event({"event": "scoring", "model": scored})
             source = alone if scored == LOCAL else run
             opened = source.trainer(name, data_dir, device)
             if not opened.folder.cases["test"]:

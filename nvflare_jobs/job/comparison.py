@@ -1,11 +1,8 @@
 """The job of a comparison: short trainings of several methods, one after the other."""
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from nvflare.apis.fl_context import FLContext
 
 from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.run import Execution, RunConfig
@@ -18,12 +15,10 @@ from medfedaug.federation.site.comparison import ComparisonSite
 from medfedaug.federation.site.gate import Gate
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy.site_settings import SiteSettings
-from medfedaug.nvflare_jobs.job.carrier import NVFlareCarrier
-from medfedaug.nvflare_jobs.job.controller import ProtocolController
+from medfedaug.nvflare_jobs.job.controller import ProtocolController, ServerJob
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.executor import AnsweringExecutor, site_trainer
 from medfedaug.nvflare_jobs.job.recipe import JobRecipe
-from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import write_json
 
 _PAGE = "compare.html"
@@ -40,39 +35,26 @@ class ComparisonController(ProtocolController):
         self.config = config
         self._comparison = ComparisonConfig.from_dict(config)
 
-    def carry(
-        self,
-        settings: SiteSettings,
-        carrier: Callable[[Path | None], NVFlareCarrier],
-        record: OnEvent,
-        folder: Path,
-        fl_ctx: FLContext,
-    ) -> None:
+    def carry(self, job: ServerJob) -> None:
         """Make the trainings to their end."""
         # Imported here: the pages of a job are made at its end.
         from medfedaug.analysis.gain_page import conclusions, write_gain_page
 
         with tempfile.TemporaryDirectory(prefix="medfedaug-") as state:
-            comparison = Comparison(self._comparison, Path(state), self._execution, record)
-            compare(comparison, carrier(None))
+            comparison = Comparison(self._comparison, Path(state), self._execution, job.record)
+            compare(comparison, job.carrier(None))
         results = comparison.results()
         results["conclusions"] = conclusions(results)
-        write_json(folder / COMPARED, results)
-        write_gain_page(results, folder / _PAGE, results["conclusions"])
+        write_json(job.folder / COMPARED, results)
+        write_gain_page(results, job.folder / _PAGE, results["conclusions"])
 
 
 class ComparisonExecutor(AnsweringExecutor):
     """Run the trainings of a comparison at a site, with at most ``threads`` CPU threads."""
 
     def __init__(self, config: dict[str, Any], threads: int = 0) -> None:
-        super().__init__()
-        self.config = config
-        self.threads = threads
+        super().__init__(config, threads)
         self._comparison = ComparisonConfig.from_dict(config)
-
-    def job_settings(self) -> dict[str, Any]:
-        """Return the settings of all trainings in the job."""
-        return self.config
 
     def open_site(self, name: str, settings: SiteSettings, gate: Gate, events: EventLog) -> ComparisonSite:
         """Open the site, whose gate admits the comparison as a whole."""

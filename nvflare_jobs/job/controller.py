@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nvflare.apis.client import Client
 from nvflare.apis.fl_context import FLContext
@@ -32,10 +32,19 @@ from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.presence import Presence
 from medfedaug.runs.leftovers import locked
 from medfedaug.utils import plugins
-from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import remove_unfinished
 
 _CHECK_PERIOD = 0.05  # seconds between two looks at the answers
+
+
+class ServerJob(NamedTuple):
+    """A job at the server: its settings there, its folder, and what sends requests and records events."""
+
+    settings: SiteSettings
+    carrier: Callable[[Path | None], NVFlareCarrier]
+    record: EventLog
+    folder: Path
+    fl_ctx: FLContext
 
 
 class ProtocolController(Controller):
@@ -52,14 +61,7 @@ class ProtocolController(Controller):
         super().set_communicator(communicator)
         self._presence.listen(communicator)
 
-    def carry(
-        self,
-        settings: SiteSettings,
-        carrier: Callable[[Path | None], NVFlareCarrier],
-        record: OnEvent,
-        folder: Path,
-        fl_ctx: FLContext,
-    ) -> None:
+    def carry(self, job: ServerJob) -> None:
         """Run the protocol."""
         raise NotImplementedError
 
@@ -92,7 +94,7 @@ class ProtocolController(Controller):
             plugins.restrict(settings.plugins)
             bundles.restrict(settings.bundles)
             with record.warnings():
-                self.carry(settings, carrier, record, folder, fl_ctx)
+                self.carry(ServerJob(settings, carrier, record, folder, fl_ctx))
             record({"event": "finished"})
         except Aborted:
             record({"event": "failed", "message": "the job was aborted"})
@@ -151,15 +153,9 @@ class FederationController(ProtocolController):
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_name):
             raise ConfigError(f"{run_name!r} is not a name for a run: letters, digits, '.', '_' and '-'")
 
-    def carry(
-        self,
-        settings: SiteSettings,
-        carrier: Callable[[Path | None], NVFlareCarrier],
-        record: OnEvent,
-        folder: Path,
-        fl_ctx: FLContext,
-    ) -> None:
+    def carry(self, job: ServerJob) -> None:
         """Run the federation to its end."""
+        settings, carrier, record, folder, fl_ctx = job
         assert settings.state is not None  # a kit always has one
         checkpoint = server_checkpoint(settings.state, self.run_name)
         fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self._run_config.rounds, private=True, sticky=True)
@@ -198,15 +194,12 @@ class FederationController(ProtocolController):
         from medfedaug.analysis.model_card import write_model_card
         from medfedaug.runs.recorded_run import RecordedRun
 
-        for page, command, write in (
-            (REPORT, "report", lambda: write_report([folder], folder / REPORT)),
-            ("model card", "card", lambda: write_model_card(RecordedRun.of(folder), folder)),
-        ):
-            try:
-                write()
-            except Exception as error:
-                text = f"no {page}: {error!r}; `medfedaug {command}` writes it from the results"
-                self.log_warning(fl_ctx, text)
+        try:
+            write_report([folder], folder / REPORT)
+            write_model_card(RecordedRun.of(folder), folder)
+        except Exception as error:
+            text = f"no page or model card: {error!r}; `medfedaug report` writes them from the results"
+            self.log_warning(fl_ctx, text)
 
     def _initial(self, fl_ctx: FLContext) -> InitialWeights | None:
         """Load the job's initial weights."""

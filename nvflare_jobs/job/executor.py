@@ -52,15 +52,13 @@ class AnsweringExecutor(Executor):
     and never come from the job.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, config: dict[str, Any], threads: int) -> None:
         super().__init__()
+        self.config = config
+        self.threads = threads
         self._site: Site | ComparisonSite | None = None
         self._gate: Gate | None = None
         self._events: EventLog | None = None
-
-    def job_settings(self) -> dict[str, Any]:
-        """Return the settings in the job."""
-        raise NotImplementedError
 
     def open_site(
         self, name: str, settings: SiteSettings, gate: Gate, events: EventLog
@@ -104,7 +102,7 @@ class AnsweringExecutor(Executor):
             except Exception as error:
                 self.log_exception(fl_ctx, str(error), fire_event=False)
                 if isinstance(error, MedFedAugError):
-                    text = without_job_text(public_text(error), self.job_settings(), (name,))
+                    text = without_job_text(public_text(error), self.config, (name,))
                 else:  # its text may have names of this site
                     text = (
                         f"{type(error).__name__} while its settings were opened; the site's own log says more"
@@ -133,15 +131,9 @@ class SiteExecutor(AnsweringExecutor):
     """
 
     def __init__(self, config: dict[str, Any], threads: int = 0) -> None:
-        super().__init__()
-        self.config = config
-        self.threads = threads
+        super().__init__(config, threads)
         self._run_config = RunConfig.from_dict(config)
         self._loop = ScriptLoop(self._run_config.loop) if self._run_config.loop else None
-
-    def job_settings(self) -> dict[str, Any]:
-        """Return the run's settings in the job."""
-        return self.config
 
     def open_site(self, name: str, settings: SiteSettings, gate: Gate, events: EventLog) -> Site:
         """Open the site with its trainer."""

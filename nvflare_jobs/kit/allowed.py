@@ -6,7 +6,6 @@ including every function and class that a module there has imported. Therefore e
 a single class in the module that defines it.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 _SERVER = (
@@ -36,17 +35,3 @@ def restrict_classes(resources: dict[str, Any], server: bool) -> list[str]:
         del resources[_ENFORCEMENT]
         changes.append(f"{_ENFORCEMENT}: enforce")
     return changes
-
-
-def class_trouble(resources: Mapping[str, Any], server: bool) -> str:
-    """Describe how the allowed classes differ from `allowed_classes`; empty where they do not."""
-    if resources.get(_ENFORCEMENT, "enforce") != "enforce":
-        return f"{_ENFORCEMENT} is {resources[_ENFORCEMENT]}: a job can run any command here"
-    if "class_allow_list" not in resources:
-        return "all of NVFlare's classes are allowed, and none of ours"
-    entries, ours = [*resources["class_allow_list"]], allowed_classes(server)
-    if missing := [path for path in ours if path not in entries]:
-        return f"{', '.join(missing)}: not in class_allow_list"
-    if others := [str(entry) for entry in entries if entry not in ours]:
-        return f"class_allow_list has {', '.join(others)}: more than jobs need"
-    return ""

@@ -27,22 +27,12 @@ from medfedaug.hospital.privacy.account_mark import check_account
 from medfedaug.hospital.privacy.accountant import require_opacus
 from medfedaug.hospital.privacy.policy import OPEN_PROMISE, PrivacyPolicy
 from medfedaug.hospital.privacy.site_settings import SiteSettings
-from medfedaug.nvflare_jobs.kit import allowed
-from medfedaug.nvflare_jobs.kit.kit import (
-    LAUNCHER,
-    Kit,
-    forbid_code,
-    has_component,
-    open_kit,
-    sends_logs,
-    validates_json,
-)
+from medfedaug.nvflare_jobs.kit.kit import Kit, forbid_code, open_kit
 from medfedaug.nvflare_jobs.kit.kit_process import (
     SILENT,
     ProcessRecord,
     changes_at_restart,
     find_process,
-    settings_at_start,
 )
 from medfedaug.nvflare_jobs.kit.kit_status import LEAST_DISK
 from medfedaug.nvflare_jobs.kit.startup import Check, check_startup
@@ -53,37 +43,29 @@ __all__ = ["Check", "examine"]
 _LABEL_TIME = 30.0  # seconds for which label maps are read
 
 
-def examine(
-    kit: str | Path | None = None, data: str | Path | None = None, *, connect: bool = False
-) -> list[Check]:
+def examine(kit: str | Path, *, connect: bool = False) -> list[Check]:
     """Check software, device, data, kit and disk of a site, or of the server where the kit is the server's.
 
-    The checks are in the order in which problems should be solved. ``data`` is by default the folder of the
-    kit's settings, or of ``MEDFEDAUG_DATA``; ``connect`` connects to a site's server.
+    The checks are in the order in which problems should be solved. ``connect`` connects to a site's server.
     """
-    opened = open_kit(kit) if kit is not None else None
+    opened = open_kit(kit)
     packages = ("medfedaug", "nvflare", "torch", "monai")
     versions = [f"{package} {metadata.version(package)}" for package in packages]
     checks = [Check("versions", True, ", ".join([*versions, f"Python {platform.python_version()}"]))]
-    if opened is not None:
-        checks += check_startup(opened.path, connect=connect)
-        checks += _kit_files(opened)
-        checks += [_modes(opened), check_process(opened)]
-    else:
-        checks.append(Check("kit", None, "not looked at", "Name it: medfedaug site doctor KIT."))
+    checks += check_startup(opened.path, connect=connect)
+    checks += [*_kit_files(opened), _modes(opened), check_process(opened)]
     try:
-        settings = SiteSettings.load(opened.path if opened else None)
+        settings = SiteSettings.load(opened.path)
     except ConfigError as error:
         return [*checks, Check("settings", False, str(error), "Correct it, or run medfedaug site configure.")]
     checks += map(_plugin, settings.plugins)
     checks += map(_bundle, settings.bundles.values())
-    if opened is not None and opened.server:
+    if opened.server:
         return [*checks, _disk("disk", opened.path)]
-    checks.append(_device(settings.device))
-    checks += _data(opened, Path(data) if data else settings.data, settings)
+    assert settings.state is not None  # a kit always has one
+    checks += [_device(settings.device), *_data(opened, settings)]
     checks += [*_noise(settings.privacy), *_leaves(settings.privacy)]
-    checks += [Check("jobs", True, settings.jobs.describe())] if opened else []
-    checks += [_disk("state folder", settings.state)] if settings.state else []
+    checks += [Check("jobs", True, settings.jobs.describe()), _disk("state folder", settings.state)]
     # All prepared images may fit into memory, so that a full disk is no failure.
     return [*checks, _disk("prepared images", settings.cache or Path(tempfile.gettempdir()), low=None)]
 
@@ -91,35 +73,17 @@ def examine(
 def _kit_files(kit: Kit) -> Iterator[Check]:
     configure = f"medfedaug site configure {kit.path}"
     try:
-        resources, policy = kit.resources(), kit.policy()
-        kit.check_version()
+        missing, roles = kit.missing(), forbid_code(kit.policy())[1]
     except ConfigError as error:
         yield Check("kit", False, str(error), "Correct it, or provision the kit again.")
         return
-    if trouble := allowed.class_trouble(resources, kit.server):
-        yield Check("allow-list", False, trouble, configure)
+    if missing:
+        yield Check("kit", False, f"resources.json lacks {'; '.join(missing)}", configure)
     else:
-        yield Check("allow-list", True, "only the classes of medfedaug's jobs")
-    if validates_json(resources):
-        yield Check("job files", True, "only JSON without variables may configure a job")
-    else:
-        text = "a job in HOCON or YAML can read environment, files and addresses of this machine"
-        yield Check("job files", False, text, f"{configure}, then start the kit again")
-    if missing := kit.lacking_components():
-        names = ", ".join(path.rsplit(".", 1)[1] for path in missing)
-        yield Check("components", False, f"{names}: not in resources.json", configure)
-    if not kit.server:
-        if has_component(resources, LAUNCHER):
-            yield Check("launcher", True, "a job process that dies is started again")
-        else:
-            yield Check("launcher", False, "a job process that dies ends everybody's job", configure)
-        if sends_logs(resources):
-            yield Check("logs", False, "sent to the server: they name cases and files", configure)
-        else:
-            yield Check("logs", True, "stay here")
-    if roles := forbid_code(policy)[1]:
-        text = f"jobs may carry code of {', '.join(roles)}"
-        yield Check("policy", None, text, configure)
+        text = "only medfedaug's jobs, in plain JSON; a process that dies is started again; logs stay here"
+        yield Check("kit", True, text)
+    if roles:
+        yield Check("policy", None, f"jobs may carry code of {', '.join(roles)}", configure)
     else:
         yield Check("policy", True, "jobs may not carry code")
 
@@ -149,7 +113,7 @@ def check_process(kit: Kit) -> Check:
         )
         return Check(name, False, text, restart)
     text = f"runs since {time.strftime('%Y-%m-%d %H:%M', time.localtime(record.started))}"
-    if changes := changes_at_restart(record.settings, settings_at_start(kit.path)):
+    if changes := changes_at_restart(kit.path, record):
         # A renewed certificate takes effect at the next start; until then the old one serves.
         ok = None if all(change.startswith("startup/") for change in changes) else False
         return Check(name, ok, f"{text} with an earlier {', '.join(changes)}", restart)
@@ -203,12 +167,11 @@ def _device(name: str) -> Check:
     return Check("device", True, f"{name} ({gpus})" if name.startswith("cuda") else name)
 
 
-def _data(kit: Kit | None, folder: Path | None, settings: SiteSettings) -> Iterator[Check]:
-    name = kit.name if kit else ""
+def _data(kit: Kit, settings: SiteSettings) -> Iterator[Check]:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", MedFedAugWarning)
-            site = open_site(resolve_data_folder(name, folder), name=name or None)
+            site = open_site(resolve_data_folder(kit.name, settings.data), name=kit.name)
             channels = site.check_files()
     except MedFedAugError as error:
         yield Check("data", False, str(error), "medfedaug site configure --data DIR names the folder.")
@@ -219,7 +182,7 @@ def _data(kit: Kit | None, folder: Path | None, settings: SiteSettings) -> Itera
     for warning in caught:
         if issubclass(warning.category, MedFedAugWarning):
             yield Check("data", None, str(warning.message))
-    if kit is not None and not site.published:
+    if not site.published:
         ledger = kit.ledger()
 
         def named() -> str:

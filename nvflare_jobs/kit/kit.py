@@ -111,26 +111,13 @@ class Kit:
         """The current authorization policy."""
         return _in_force(self.path / "local/authorization.json") or {}
 
-    def resources(self) -> dict[str, Any]:
-        """The current resources."""
-        return _in_force(self.path / "local/resources.json") or {}
-
-    def check_version(self) -> None:
-        """Check that this version of medfedaug configured the kit, or none did."""
-        by = self.resources().get(_CONFIGURED_BY)
-        if by not in (None, __version__):
-            advice = f"run medfedaug site configure {self.path}"
-            raise ConfigError(f"{self.path}: configured by {by}, this is {__version__}: {advice}")
-
-    def lacking_components(self) -> list[str]:
-        """The class paths of `OWN_COMPONENTS` that the kit lacks."""
-        return [
-            path for path in OWN_COMPONENTS[self.server].values() if not has_component(self.resources(), path)
-        ]
+    def missing(self) -> list[str]:
+        """The changes that `medfedaug site configure` of this version makes to ``local/resources.json``."""
+        return self._resources().changes
 
     def folders(self) -> dict[str, Path]:
         """The server's folders of jobs and of snapshots, by their names; a site has none."""
-        arguments = self._storage(self.resources())
+        arguments = self._storage(_in_force(self.path / "local/resources.json") or {})
         return {name: Path(str(values[key])) for name, (values, key) in arguments.items()}
 
     def job_book(self) -> JobBook:
@@ -175,33 +162,30 @@ class Kit:
             file.wanted[_CONFIGURED_BY] = __version__
             file.changes.append(f"{_CONFIGURED_BY}: {__version__}")
         file.changes += allowed.restrict_classes(file.wanted, self.server)
-        self._validator(file)
+        present = file.wanted.get("app_validator")
+        if (present or {}).get("path") != VALIDATOR:  # it asks the site's present one next
+            file.wanted["app_validator"] = {"path": VALIDATOR, "args": {"also": present} if present else {}}
+            file.changes.append(f"app_validator: {VALIDATOR}")
         self._add_components(file)
         for component in file.wanted.get("components", []):
             if not self.server and component.get("path") == _DEFAULT_LAUNCHER:
                 component.update(path=LAUNCHER, args={})
                 file.changes.append(f"{component.get('id')}: {LAUNCHER}")
-        if not self.server and sends_logs(file.wanted):
+        if not self.server and file.wanted.get("allow_log_streaming") is not False:
             # A site's log has names of cases and files.
             file.wanted["allow_log_streaming"] = False
             file.changes.append("allow_log_streaming: false")
         self._own_folders(file)
         return file
 
-    def _validator(self, file: KitFile) -> None:
-        """Admit only jobs in plain JSON; the site's present validator is asked next."""
-        present = file.wanted.get("app_validator")
-        if not validates_json(file.wanted):
-            file.wanted["app_validator"] = {"path": VALIDATOR, "args": {"also": present} if present else {}}
-            file.changes.append(f"app_validator: {VALIDATOR}")
-
     def _add_components(self, file: KitFile) -> None:
         """Add the components of this package first: NVFlare builds them in this order."""
-        own = OWN_COMPONENTS[self.server].items()
-        missing = {name: path for name, path in own if not has_component(file.wanted, path)}
+        components = file.wanted.get("components", [])
+        present = {component.get("path") for component in components}
+        missing = {name: path for name, path in OWN_COMPONENTS[self.server].items() if path not in present}
         if missing:
             added = [{"id": name, "path": path, "args": {}} for name, path in missing.items()]
-            rest = [c for c in file.wanted.get("components", []) if c.get("id") not in missing]
+            rest = [component for component in components if component.get("id") not in missing]
             file.wanted["components"] = [*added, *rest]
             file.changes += [f"{name}: {path}" for name, path in missing.items()]
 
@@ -254,31 +238,12 @@ class Kit:
 
 def open_kit(path: str | Path) -> Kit:
     """Open the kit of a server or of a site."""
-    path = Path(path)
-    if not path.is_dir():
-        raise ConfigError(f"{path}: no such folder")
-    startup = path / "startup"
-    for file, server in (("fed_server.json", True), ("fed_client.json", False)):
-        if (startup / file).is_file():
-            if not (path / "local").is_dir():
-                raise ConfigError(f"{path}: the kit has no folder 'local'; provision it again")
-            return Kit(path, server)
-    if (startup / "fed_admin.json").is_file():
-        raise ConfigError(f"{path}: is an administrator's kit; name the server's or a site's")
+    for kind in ("server", "client"):
+        if (Path(path) / f"startup/fed_{kind}.json").is_file():
+            return Kit(Path(path), server=kind == "server")
     raise ConfigError(
-        f"{path}: is not an NVFlare kit (no startup/fed_client.json or fed_server.json); name the folder "
-        "that holds 'startup' and 'local'"
+        f"{path}: not an NVFlare kit of a server or a site; name the folder that holds 'startup' and 'local'"
     )
-
-
-def validates_json(resources: Mapping[str, Any]) -> bool:
-    """Return whether a server or site with these resources refuses jobs that are not plain JSON."""
-    return (resources.get("app_validator") or {}).get("path") == VALIDATOR
-
-
-def sends_logs(resources: Mapping[str, Any]) -> bool:
-    """Return whether a site with these resources sends the logs of its jobs to the server."""
-    return resources.get("allow_log_streaming") is not False
 
 
 def forbid_code(policy: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -296,11 +261,6 @@ def forbid_code(policy: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
             rights["byoc"] = "none"
             roles.append(role)
     return wanted, roles
-
-
-def has_component(resources: Mapping[str, Any], path: str) -> bool:
-    """Return whether a server or site with these resources has a component of a class."""
-    return any(component.get("path") == path for component in resources.get("components", []))
 
 
 def _in_force(path: Path) -> dict[str, Any] | None:

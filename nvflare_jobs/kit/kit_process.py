@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
-from importlib import metadata
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,31 +26,24 @@ _RECORD_FILE = "running.json"
 _FORMAT = "running_kit", 1
 _FRESH = 150.0  # seconds, five times the period of the record
 _LOCAL = ("resources.json", "authorization.json", "privacy.json", "log_config.json")
-# NVFlare reads them for every job, not at the start.
-_WITH_EACH_JOB = ("class_allow_list", "class_list_enforcement_mode")
+_STARTUP = (".crt", ".key", ".pem", ".json")
 
 
 @dataclass(frozen=True)
 class ProcessRecord:
     """Record that a kit's process writes of itself. Times are in seconds since 1970.
 
-    Args:
-        pid: the process's number, in its container if it has one.
-        started: the start of the process.
-        settings: the files and versions that the process read at its start.
-        written: the time of the record.
-        stopping: whether the process was asked to end.
-        heard: at a site, the server's last answer.
-        namespace: the namespace of ``pid``; each container has its own.
+    ``heard`` is the server's last answer to a site. ``pid`` is the number in ``namespace``; each container
+    has its own.
     """
 
     pid: int
     started: float
-    settings: dict[str, str] = field(default_factory=dict)
-    written: float = 0.0
+    written: float
     stopping: bool = False
     heard: float | None = None
     namespace: str = ""
+    software: str = __version__
 
     def save(self, kit: Path) -> None:
         """Write the record, only for the kit's owner."""
@@ -115,34 +103,13 @@ def python_trouble() -> str:
     return ""
 
 
-def settings_at_start(kit: str | Path) -> dict[str, str]:
-    """Return versions, and digests of the files that a kit's process reads only at its start."""
-    kit = Path(kit)
-    settings = {"medfedaug": __version__, "nvflare": metadata.version("nvflare")}
-    for path in (kit / "local" / name for name in _LOCAL):
-        settings[f"local/{path.name}"] = _digest(path if path.exists() else Path(f"{path}.default"))
-    for path in sorted((kit / "startup").glob("*")):
-        if path.suffix in (".crt", ".key", ".pem", ".json"):
-            settings[f"startup/{path.name}"] = _digest(path)
-    return settings
-
-
-def changes_at_restart(running: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """List the files and versions that a restart would change.
-
-    Example:
-        >>> changes_at_restart({"nvflare": "2.9.0"}, {"nvflare": "2.9.1"})
-        ['nvflare']
-    """
-    return [name for name in {**running, **now} if running.get(name) != now.get(name)]
-
-
-def _digest(path: Path) -> str:
-    content = path.read_bytes() if path.is_file() else b""
-    with suppress(ValueError, AttributeError):
-        entries = json.loads(content).items()
-        content = json.dumps([entry for entry in entries if entry[0] not in _WITH_EACH_JOB]).encode()
-    return hashlib.sha256(content).hexdigest()
+def changes_at_restart(kit: Path, record: ProcessRecord) -> list[str]:
+    """List what a restart would change: the version, and files that a process reads only at its start."""
+    files = [kit / "local" / name for name in _LOCAL]
+    files += [path for path in sorted((kit / "startup").iterdir()) if path.suffix in _STARTUP]
+    changed = [path for path in files if path.exists() and path.stat().st_mtime > record.started]
+    names = [str(path.relative_to(kit)) for path in changed]
+    return names if record.software == __version__ else ["medfedaug", *names]
 
 
 def find_process(kit: str | Path) -> psutil.Process | None:

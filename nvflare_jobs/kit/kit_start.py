@@ -99,9 +99,12 @@ def restart(kit: str | Path, timeout: float = 60.0) -> str:
 
 
 def _check_configured(kit: Path) -> None:
-    """Refuse a kit that would run a job's code, and send error logs, which name files, to the server."""
-    if open_kit(kit).lacking_components():
-        raise ConfigError(f"{kit}: not configured: run medfedaug site configure {kit} first")
+    """Refuse a kit that would admit any job, and send error logs, which name files, to the server."""
+    if missing := open_kit(kit).missing():
+        raise ConfigError(
+            f"{kit}: not configured: run medfedaug site configure {kit} first; resources.json lacks "
+            + "; ".join(missing)
+        )
 
 
 def _await_up(kit: Path, before: int | None, starts: int, timeout: float) -> str:

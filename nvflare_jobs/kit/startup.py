@@ -34,14 +34,7 @@ _TIMEOUT = 5.0
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check.
-
-    Args:
-        name: the subject of the check.
-        ok: whether the check passed; ``None`` for a warning.
-        found: the finding, in a few words.
-        advice: the remedy; empty where none is needed.
-    """
+    """Result of one check, with the remedy where one is needed; ``ok`` is ``None`` for a warning."""
 
     name: str
     ok: bool | None

@@ -29,16 +29,9 @@ def find_events(folder: str | Path) -> Path | None:
 
 
 def has_process(events: Path) -> bool | None:
-    """Return whether the process of a job is alive, by the time of a file that it touches.
-
-    Returns:
-        ``None`` for a job that has no such file yet.
-    """
-    try:
-        touched = events.with_name(ALIVE).stat().st_mtime
-    except FileNotFoundError:
-        return None
-    return time.time() - touched < _DEAD_AFTER
+    """Return whether the process of a job is alive, by a file that it touches; ``None`` without the file."""
+    alive = events.with_name(ALIVE)
+    return time.time() - alive.stat().st_mtime < _DEAD_AFTER if alive.exists() else None
 
 
 @dataclass
@@ -46,17 +39,13 @@ class Watched:
     """State of a run from its events, at the server or at a site.
 
     Attributes:
-        round: the current round.
         losses: the training loss by site and round, of sites that send one.
-        scores: the validation score by round.
-        seconds: the seconds of each round.
         tested: the test scores of each site.
         waiting: silent sites that the job needs to continue.
         approval: whether the job waits for the approval of the site's administrator.
         stalled: the reason why a running job does not continue, if any.
         state: ``"running"``, ``"finished"`` or ``"failed"``; at a site ``"ended"`` without a test; ``"dead"``
             if its process is gone and does not come back.
-        lines: lines about the events, in order.
     """
 
     rounds: int = 0
@@ -85,7 +74,7 @@ class Watched:
         if kind == "trained" and is_number(event.get("train_loss")):
             self.losses.setdefault(event["site"], {})[event["round"]] = event["train_loss"]
         elif kind == "answered" and event["task"] == "train":
-            self._own(event)
+            self._of_this_site(event)
         elif kind == "round_finished":
             self.seconds[event["round"]] = event["seconds"]
         elif kind == "validated":
@@ -114,7 +103,7 @@ class Watched:
                 self.state = "dead"
                 self.lines.append(_DEAD)
 
-    def _own(self, event: Mapping[str, Any]) -> None:
+    def _of_this_site(self, event: Mapping[str, Any]) -> None:
         self.seconds[event["round"]] = event["seconds"]
         for name, value in event["scores"].items():
             if name == "train_loss":

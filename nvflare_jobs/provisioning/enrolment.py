@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -81,10 +80,10 @@ def read_signed(path: str | Path) -> Enrolment:
     """Read the answer to a request."""
     entries = _entries(path, "signed.json")
     try:
-        root = x509.load_pem_x509_certificate(_part(path, "rootCA.pem"))
+        digest = _fingerprint(_part(path, "rootCA.pem"))
     except ValueError as error:
         raise ConfigError(f"{path}: its root certificate cannot be read ({error})") from error
-    return _enrolment(entries, root.fingerprint(hashes.SHA256()).hex(), path)
+    return _enrolment(entries, digest, path)
 
 
 def make_root(project: str | Path) -> None:
@@ -96,13 +95,13 @@ def make_root(project: str | Path) -> None:
 def root_fingerprint(project: str | Path) -> str:
     """Return the SHA-256 of a project's root certificate."""
     path = Path(project) / CA / "rootCA.pem"
-    try:
-        return x509.load_pem_x509_certificate(path.read_bytes()).fingerprint(hashes.SHA256()).hex()
-    except (OSError, ValueError) as error:
-        text = (
-            f"{path}: no root certificate can be read ({error}); medfedaug enrol project --own-keys makes one"
-        )
-        raise ConfigError(text) from error
+    if not path.exists():
+        raise ConfigError(f"{path} is missing; medfedaug enrol project --own-keys makes it")
+    return _fingerprint(path.read_bytes())
+
+
+def _fingerprint(certificate: bytes) -> str:
+    return x509.load_pem_x509_certificate(certificate).fingerprint(hashes.SHA256()).hex()
 
 
 def check_kind(request: Enrolment, kind: Kind) -> None:
@@ -113,19 +112,11 @@ def check_kind(request: Enrolment, kind: Kind) -> None:
         raise ConfigError(f"{request.path}: {request.name} asks to be {request.kind}, and not {kind}{advice}")
 
 
-def sign(
-    request: Enrolment, project: str | Path, out: str | Path | None = None, days: int | None = None
-) -> Path:
-    """Sign a request whose fingerprint was compared."""
-    folder = Path(project)
-    target = Path(out) if out else request.path.with_name(f"{request.name}.signed.zip")
-    validity = ("--valid-days", str(days)) if days else ()
-    arguments = ("-c", folder / CA, "--profile", folder / PROFILE, "--out", target, *validity)
-    with tempfile.TemporaryDirectory() as work:
-        copy = Path(shutil.copy(request.path, work))  # nobody can exchange it
-        if read_request(copy).fingerprint != request.fingerprint:
-            raise ConfigError(f"{request.path}: is not the request that was compared")
-        _nvflare("cert", "approve", copy, *arguments)
+def sign(request: Enrolment, project: str | Path) -> Path:
+    """Sign a request whose fingerprint was compared; the answer is beside it."""
+    folder, target = Path(project), request.path.with_name(f"{request.name}.signed.zip")
+    options = ("-c", folder / CA, "--profile", folder / PROFILE, "--out", target)
+    _nvflare("cert", "approve", request.path, *options)
     with (folder / SIGNED).open("a") as log:
         log.write(f"{request.name} {request.fingerprint}\n")
     return target
@@ -136,11 +127,7 @@ def check_kit(answer: Enrolment, kit: str | Path, another_root: bool = False) ->
     path = Path(kit) / "startup/rootCA.pem"
     if another_root or not path.exists():
         return
-    try:
-        trusted = x509.load_pem_x509_certificate(path.read_bytes()).fingerprint(hashes.SHA256()).hex()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: the kit's root certificate cannot be read ({error})") from error
-    if trusted != answer.fingerprint:
+    if (trusted := _fingerprint(path.read_bytes())) != answer.fingerprint:
         raise ConfigError(
             f"{kit}: trusts the root {fingerprint_text(trusted)}, and the answer is of the project "
             f"{answer.project} with the root {fingerprint_text(answer.fingerprint)}: whoever has that root "
@@ -165,8 +152,6 @@ def accept(answer: Enrolment, requests: str | Path, kit: str | Path) -> bool:
         raise ConfigError(f"{folder}: no request of {answer.name} is open; name its folder with --requests")
     before = kit / "startup.before"
     renews = (kit / "startup").is_dir()
-    if kit.exists() and not renews:
-        raise ConfigError(f"{kit} exists and is not a kit; choose another folder")
     private_folder(kit.absolute().parent)
     # In the same folder: a rename is atomic, and the key stays on this file system.
     with tempfile.TemporaryDirectory(dir=kit.absolute().parent, prefix=".enrol-") as work:
@@ -187,11 +172,9 @@ def accept(answer: Enrolment, requests: str | Path, kit: str | Path) -> bool:
 
 def _owner(kit: Path) -> str:
     """Return the participant in a kit's certificate; empty where none can be read."""
-    for path in sorted((kit / "startup").glob("*.crt")):
-        with suppress(OSError, ValueError):
-            subject = x509.load_pem_x509_certificate(path.read_bytes()).subject
-            names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-            return printable(str(names[0].value) if names else "")[:100]
+    for path in (kit / "startup").glob("*.crt"):
+        subject = x509.load_pem_x509_certificate(path.read_bytes()).subject
+        return printable(subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)[:100]
     return ""
 
 
@@ -238,12 +221,9 @@ def _enrolment(entries: dict[str, Any], fingerprint: str, path: str | Path) -> E
 
 def _entries(path: str | Path, part: str) -> dict[str, Any]:
     try:
-        entries = json.loads(_part(path, part))
-    except ValueError as error:
+        return dict(json.loads(_part(path, part)))
+    except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path}: its {part} is not readable ({error})") from error
-    if not isinstance(entries, dict):
-        raise ConfigError(f"{path}: its {part} is not a JSON object")
-    return entries
 
 
 def _part(path: str | Path, name: str) -> bytes:
@@ -251,14 +231,9 @@ def _part(path: str | Path, name: str) -> bytes:
         raise ConfigError(f"{path}: not a file")  # a pipe would wait for ever
     try:
         with zipfile.ZipFile(path) as opened, opened.open(name) as file:
-            content = file.read(_LARGEST + 1)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such file") from error
-    except (OSError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{path}: no {printable(name)[:60]} can be read in it ({error})") from error
-    if len(content) > _LARGEST:
-        raise ConfigError(f"{path}: its {printable(name)[:60]} is too large")
-    return content
+            return file.read(_LARGEST)  # a larger one cannot be read as what it should be
+    except (KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{path}: no {name} can be read in it ({error})") from error
 
 
 def _nvflare(*arguments: str | Path) -> dict[str, Any]:
@@ -266,12 +241,9 @@ def _nvflare(*arguments: str | Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "nvflare.cli", "--format", "json", *map(str, arguments)]
     process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     lines = [line for line in process.stdout.splitlines() if line.startswith("{")]
-    try:
-        answer = dict(json.loads(lines[-1]))
-    except (IndexError, ValueError, TypeError) as error:
-        reason = (process.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise RunFailed(f"nvflare {arguments[0]}: {reason[:300]}") from error
-    if answer.get("status") != "ok":
-        reason = f"{answer.get('message')} {answer.get('hint') or ''}".rstrip()
-        raise ConfigError(f"nvflare {arguments[0]}: {reason}")
+    if not lines:
+        raise RunFailed(f"nvflare {arguments[0]}: {process.stderr.strip()[-300:] or 'it said nothing'}")
+    answer = json.loads(lines[-1])
+    if answer["status"] != "ok":
+        raise ConfigError(f"nvflare {arguments[0]}: {answer['message']} {answer.get('hint') or ''}".rstrip())
     return dict(answer.get("data") or {})

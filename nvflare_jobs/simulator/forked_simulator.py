@@ -241,11 +241,8 @@ class _Processes:
 
     def Popen(self, command: Sequence[str], *, env: dict[str, str], **_: Any) -> SiteProcess:  # noqa: N802, its name there
         """Start a site."""
-        module, *arguments = command[command.index("-m") + 1 :]
-        if module != WORKER:
-            raise ValueError(f"expected {WORKER}, got {module}")
         request = {
-            "command": [module, *arguments],
+            "command": [*command[command.index("-m") + 1 :]],
             "set": {name: value for name, value in env.items() if os.environ.get(name) != value},
             "unset": sorted(os.environ.keys() - env.keys()),
         }

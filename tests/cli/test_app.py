@@ -212,7 +212,9 @@ def test_evaluate_says_what_is_wrong(run, phantom_dir, tmp_path):
     assert code == 2
     assert "results.json" in err
     (tmp_path / "results.json").write_text(
-        json.dumps({"config": RunConfig().to_dict(), "run": "0" * 32, "rounds": [], "selected_round": 0})
+        json.dumps(
+            {"config": RunConfig().to_dict(), "input": {}, "run": "0" * 32, "rounds": [], "selected_round": 0}
+        )
     )
     model.write_bytes(b"no model")
     rehashed(tmp_path)

@@ -292,24 +292,6 @@ def test_the_project_file_provisions_the_sites_that_were_named(run, tmp_path):
     assert "exists already" in run("enrol", "project", "--sites", "a,b", "--out", out)[2]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--sites", "a"], "two sites or more"),
-        (["--sites", "a,a"], "two participants have the name a"),
-        (["--sites", "a,b c"], "'b c' is not a valid name for a site"),
-        (["--sites", "a,b", "--lead", "lead"], "'lead' is not an e-mail address"),
-        (["--sites", "a,b", "--port", "0"], "0 is not a port"),
-        (["--sites", "a,b", "--server", "x y"], "'x y' is not a host name"),
-    ],
-)
-def test_a_project_that_cannot_be_is_one_line(run, tmp_path, arguments, words):
-    code, _, err = run("enrol", "project", *arguments, "--out", tmp_path / "project.yml")
-    assert code == 2
-    assert words in err
-    assert not list(tmp_path.iterdir())
-
-
 def test_labels_of_nnu_net_that_are_no_classes_are_not_taken_for_some(run, tmp_path):
     site = tmp_path / "Dataset002"
     fill(site)

@@ -96,6 +96,8 @@ def volume_header(shape: Sequence[int], affine: np.ndarray | None) -> Header:
 
 def channels_first(voxels: np.ndarray) -> np.ndarray:
     """Bring the voxels of a volume, (X, Y, Z) or (X, Y, Z, C), to float32 of shape (C, X, Y, Z)."""
+    if np.iscomplexobj(voxels):
+        raise ValueError("has complex voxels, expected real numbers")
     stored = np.array(voxels, np.float32, order="C")
     return stored.reshape(1, *stored.shape) if stored.ndim == 3 else np.moveaxis(stored, -1, 0)
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import nibabel
 import numpy as np
 import pytest
-import torch
 from benchmark_files import write_volume
 
 from medfedaug.errors import ConfigError
@@ -89,7 +88,7 @@ def test_a_declared_class_that_no_label_map_shows_is_noted(kit, own_data):
 def test_a_kit_as_provisioned_is_not_ready_and_the_table_says_why(kits, run):
     code, out, _ = run("site", "doctor", kits / "hospital-b", "--offline")
     assert code == 1
-    assert "not ready: allow-list, job files, components, launcher, logs, data" in out
+    assert "not ready: kit, data" in out
     assert "site configure" in out
     checks = examine(kits / "hospital-b")
     assert the(checks, "policy").ok is None
@@ -98,11 +97,11 @@ def test_a_kit_as_provisioned_is_not_ready_and_the_table_says_why(kits, run):
 
 def test_a_server_has_no_data_to_look_at(kits):
     kit = open_kit(kits / "fl-server.example.org")
-    assert verdicts(examine(kit.path))["allow-list"] is False
+    assert verdicts(examine(kit.path))["kit"] is False
     kit.write(kit.plan(forbid=True))
     found = verdicts(examine(kit.path))
     assert set(found.values()) == {True}
-    assert not {"data", "device", "launcher"} & found.keys()
+    assert not {"data", "device"} & found.keys()
 
 
 def test_noise_that_a_site_cannot_add_is_found_before_a_job(kit, own_data, make_site, monkeypatch):
@@ -127,11 +126,6 @@ def test_noise_that_a_site_cannot_add_is_found_before_a_job(kit, own_data, make_
     monkeypatch.setattr(doctor, "require_opacus", missing)
     check = the(examine(kit), "noise")
     assert (check.ok, check.advice) == (False, "pip install 'medfedaug[privacy]'")
-
-
-def allow(kit, *entries):
-    file = kit / "local/resources.json"
-    edit(kit, file.name, class_allow_list=[*json.loads(file.read_text())["class_allow_list"], *entries])
 
 
 def state_in_a_file(kit):
@@ -165,16 +159,9 @@ NAN = np.full((16, 16, 4), np.nan, np.float32)
         (lambda data: (data / "dataset.json").unlink(), "data", "medfedaug init"),
         (lambda data: (data / "images/3.nii.gz").write_bytes(b"garbage"), "data", "3.nii.gz: cannot be read"),
         (lambda data: write_volume(data / "images/0.nii.gz", NAN), "one image", "has NaN or infinite voxels"),
-        (lambda kit: allow(kit, "*"), "allow-list", "class_allow_list has *: more than jobs need"),
-        (
-            lambda kit: edit(kit, "resources.json", class_allow_list=[]),
-            "allow-list",
-            "not in class_allow_list",
-        ),
-        (
-            *(lambda kit: edit(kit, "resources.json", class_list_enforcement_mode="warn"), "allow-list"),
-            "class_list_enforcement_mode is warn",
-        ),
+        (lambda kit: edit(kit, "resources.json", class_allow_list=["*"]), "kit", "class_allow_list"),
+        (lambda kit: edit(kit, "resources.json", allow_log_streaming=True), "kit", "allow_log_streaming"),
+        (lambda kit: edit(kit, "resources.json", app_validator=None), "kit", "app_validator"),
         (
             *(lambda kit: edit(kit, "medfedaug.json", privacy={"min_images": 11}), "number of images"),
             "10 for training; a site with fewer than 11 does not train",
@@ -182,14 +169,8 @@ NAN = np.full((16, 16, 4), np.nan, np.float32)
         (lambda kit: edit(kit, "medfedaug.json", device="nonsense"), "device", "nonsense"),
         (lambda kit: edit(kit, "medfedaug.json", min_images=3), "settings", "unknown keys min_images"),
         (state_in_a_file, "state folder", "cannot be written"),
-        (lambda kit: without(kit, "process_launcher"), "launcher", "ends everybody's job"),
-        (lambda kit: without(kit, "medfedaug_status"), "components", "KitStatus"),
+        (lambda kit: without(kit, "medfedaug_status"), "kit", "KitStatus"),
         (lambda kit: (kit / "local/resources.json").write_text("{]"), "kit", "not readable as a JSON object"),
-        (
-            *(lambda kit: edit(kit, "resources.json", allow_log_streaming=True), "logs"),
-            "sent to the server",
-        ),
-        (lambda kit: edit(kit, "resources.json", app_validator=None), "job files", "HOCON or YAML"),
         (lambda kit: (kit / "local").chmod(0o777), "modes", "local can be written by everybody"),
         (lambda kit: (kit / "startup/stop_fl.sh").chmod(0o777), "modes", "stop_fl.sh can be written by"),
         (wrong_label, "labels", "label values 7"),
@@ -207,21 +188,3 @@ def test_what_is_wrong_is_found(kit, request, spoil, name, words):
 def test_a_full_disk_is_found(kit, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
     assert [check.name for check in examine(kit) if not check.ok] == ["state folder", "prepared images"]
-
-
-def test_without_a_kit_the_data_alone_are_looked_at(make_site, monkeypatch):
-    data = make_site("A", channels=2, cases=(0, 0, 2))
-    checks = examine(data=data)
-    assert the(checks, "kit").ok is None
-    assert "channels: 2" in the(checks, "data").found
-    assert the(checks, "number of images").ok is True
-    assert "state folder" not in verdicts(checks)
-    assert the(checks, "device").ok is (True if torch.cuda.is_available() else None)
-    write_volume(data / "images/0.nii.gz", torch.zeros(16, 16, 9).numpy())
-    monkeypatch.setenv("MEDFEDAUG_DATA", str(data))
-    assert "its image 16 x 16 x 9" in the(examine(), "data").found
-
-
-def test_a_folder_that_is_no_kit_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="not an NVFlare kit"):
-        examine(tmp_path)

@@ -20,15 +20,6 @@ def content(kit: Path, name: str) -> dict:
     return json.loads((kit / "local" / name).read_text())
 
 
-def test_the_project_has_four_hospitals_and_needs_no_open_port_at_any(provisioned):
-    hospitals = {f"hospital-{letter}" for letter in "abcd"}
-    assert hospitals < {path.name for path in provisioned.iterdir()}
-    for name in hospitals:
-        startup = json.loads((provisioned / name / "startup/fed_client.json").read_text())
-        assert startup["client"]["connection_security"] == "mtls"
-        assert startup["servers"][0]["service"]["target"] == "fl-server.example.org:8002"
-
-
 def test_a_sites_kit_gets_what_is_missing_and_keeps_the_rest(run, kits, tmp_path):
     kit, data = kits / "hospital-a", tmp_path / "data"
     data.mkdir()
@@ -128,25 +119,14 @@ def test_the_servers_kit_gets_the_allow_list_and_a_job_store_of_its_own(run, kit
     assert "a server has no device of its own" in err
 
 
-@pytest.mark.parametrize("command", ["doctor", "start", "restart"])
-def test_a_kit_of_another_version_is_refused_with_both_until_it_is_configured_again(run, kits, command):
+@pytest.mark.parametrize("command", ["start", "restart"])
+def test_a_kit_of_another_version_or_none_is_not_started(run, kits, command):
     kit = kits / "hospital-a"
-    assert run("site", "configure", kit)[0] == 0
+    assert "not configured: run medfedaug site configure" in run.refused("site", command, kit)
+    run.ok("site", "configure", kit)
     values = {**content(kit, "resources.json"), "medfedaug": "9.8.7"}
     (kit / "local/resources.json").write_text(json.dumps(values))
-    arguments = (kit, *(["--offline"] if command == "doctor" else []))
-    code, out, err = run("site", command, *arguments)
-    assert code in (1, 2)
-    assert f"configured by 9.8.7, this is {__version__}" in " ".join((out + err).replace("│", " ").split())
-    assert run("site", "configure", kit)[0] == 0
-    open_kit(kit).check_version()
-
-
-@pytest.mark.parametrize("command", ["start", "restart"])
-def test_a_kit_that_is_not_configured_is_not_started(run, kits, command):
-    code, _, err = run("site", command, kits / "hospital-a")
-    assert code == 2
-    assert "hospital-a: not configured: run medfedaug site configure" in " ".join(err.split())
+    assert f"lacks medfedaug: {__version__}" in run.refused("site", command, kit)
 
 
 def test_a_moved_servers_storage_moves_along(run, kits, tmp_path):
@@ -166,7 +146,7 @@ def test_a_kit_allows_the_classes_of_our_jobs_and_nothing_else(run, kits, name, 
     values = content(kit, "resources.json.default")
     values |= {"class_allow_list": entries, "class_list_enforcement_mode": "warn"}
     (kit / "local/resources.json").write_text(json.dumps(values))
-    assert "not ready: allow-list" in run("site", "doctor", kit, "--offline")[1]
+    assert "not ready: kit" in run("site", "doctor", kit, "--offline")[1]
     assert "class_allow_list" in run("site", "configure", kit, "--check")[1]
     run.ok("site", "configure", kit)
     now = content(kit, "resources.json")
@@ -202,12 +182,9 @@ def test_a_site_with_an_account_runs_no_code_of_jobs(kits):
     assert not any(permitted(policy, role, "byoc") for role in policy["permissions"])
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("nowhere", "no such folder"), (".", "not an NVFlare kit"), ("lead@example.org", "administrator's kit")],
-)
-def test_a_folder_that_is_no_sites_kit_is_refused(kits, name, words):
-    with pytest.raises(ConfigError, match=words):
+@pytest.mark.parametrize("name", ["nowhere", ".", "lead@example.org"])
+def test_a_folder_that_is_no_sites_kit_is_refused(kits, name):
+    with pytest.raises(ConfigError, match="not an NVFlare kit of a server or a site"):
         open_kit(kits / name)
 
 
