@@ -1,6 +1,6 @@
-"""Phantom sites with outlines of different structures: Dice of own and borrowed classes, by method.
+"""Sites with outlines of different structures: Dice of own and borrowed classes, by method.
 
-    python benchmarks/partial_labels.py --out docs/results/partial_labels --seeds 0 1 2
+    python benchmarks/partial_labels.py --federations usual lgg --lgg DATA --runs ... --out FOLDER
 
 Runs in the record are not repeated.
 """
@@ -20,25 +20,26 @@ import nibabel as nib
 import numpy as np
 import torch
 from measure import hardware, parser
+from scipy.ndimage import binary_fill_holes, binary_opening
 
+from medfedaug.data.folders import MANIFEST
 from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.methods import parse_methods
-from medfedaug.metrics.significance import paired_t_test
-from medfedaug.research.comparison.crossed import crossed_test, holm
-from medfedaug.research.comparison.verdict import Elsewhere, chance, judge
 from medfedaug.research.datasets.partial_phantom import TRUTH, annotate_apart
 from medfedaug.runs.evaluate import evaluate_model
 from medfedaug.simulate import configure, simulate
 
-ALIKE, ODD = (0.0, 0.0, 0.0, 0.0), (0.0, 0.0, 2.0, 0.0)
+ALIKE, ODD, USUAL = (0.0, 0.0, 0.0, 0.0), (0.0, 0.0, 2.0, 0.0), (1.0, 1.0, 1.0, 1.0)
 # By name: shifts of the scanners, and outlined structures (`annotate_apart`).
 FEDERATIONS: dict[str, tuple[Sequence[float], dict[str, Any]]] = {
     "alike": (ALIKE, {}),
     "odd": (ODD, {}),
     "one without outlines": (ALIKE, {"apart": False, "unlabelled": ["site_C"]}),
     "odd one without outlines": (ODD, {"apart": False, "unlabelled": ["site_C"]}),
-    "a quarter of the slices": (ALIKE, {"apart": False, "sparse": 0.25}),
+    "usual": (USUAL, {}),
+    "usual, 48 rounds": (USUAL, {}),
+    "lgg": ((), {}),
 }
 # By name: whether everything is outlined, methods, and the partial loss.
 RUNS = {
@@ -47,27 +48,69 @@ RUNS = {
     "naive": (False, "fedavg", "none"),
     "marginal": (False, "fedavg", "marginal"),
     "exclusion": (False, "fedavg", "exclusion"),
+    "distilled": (False, "fedavg", "distilled"),
     "class_mean": (False, "class_mean", "marginal"),
     "condist": (False, "condist", "marginal"),
     "teacher": (False, "teacher", "marginal"),
 }
-REMEDIES = ("", "fedrdn", "fedfa")
-REFERENCE = "marginal"
+REMEDIES = ("", "fedrdn")
 NETWORK = {"channels": [16, 32, 64, 64], "strides": [2, 2, 2], "num_res_units": 1, "norm": "batch"}
+LONG = {"rounds": 30, "local_epochs": 1, "batch_size": 4, "learning_rate": 0.005, "network_args": NETWORK}
+SHORT = {
+    **{"rounds": 12, "local_epochs": 4, "batch_size": 16, "learning_rate": 0.003, "augmentation": "none"},
+    "network_args": {**NETWORK, "channels": [8, 16, 32, 32]},
+}
+SETTINGS = {
+    "usual": SHORT,
+    "usual, 48 rounds": {**SHORT, "rounds": 48, "local_epochs": 1},
+    "lgg": {**SHORT, "local_epochs": 1},
+}
 KINDS = ("own", "borrowed")
 
 
-def make_federation(folder: Path, name: str, patients: int, seed: int) -> dict[str, tuple[str, ...]]:
-    """Make the training sites, and the test patients of all seeds by kind of structure."""
+def make_federation(
+    folder: Path, name: str, seed: int, options: argparse.Namespace
+) -> dict[str, tuple[str, ...]]:
+    """Make the training sites of a seed in ``seed``, and the test patients of all by kind of structure."""
     shift, annotated = FEDERATIONS[name]
-    shape = {"shape": (48, 48, 8), "classes": 5, "shift": shift, "scanner_seed": 1}
-    make_phantom(folder / "sites", patients=patients, seed=seed, **shape)
-    labelled = annotate_apart(folder / "sites", **annotated)
-    make_phantom(folder / "all", patients=30, seed=1000, **shape)
-    for kind in KINDS:
-        for site in sorted(path.parent for path in (folder / "all").glob("*/dataset.json")):
+    sites, tests = folder / str(seed), folder / "all"
+    if name == "lgg":
+        make_lgg(sites, options.lgg, options.patients)
+    else:
+        shape = {"shape": (48, 48, 8), "classes": 5, "shift": shift, "scanner_seed": 1}
+        make_phantom(sites, patients=options.patients, seed=seed, **shape)
+        if not tests.exists():
+            make_phantom(tests, patients=30, seed=1000, **shape)
+    labelled = annotate_apart(sites, **annotated)
+    if not tests.exists():
+        shutil.copytree(sites / TRUTH, tests)
+    for kind in KINDS if not (folder / KINDS[0]).exists() else ():
+        for site in sorted(path.parent for path in tests.glob("*/dataset.json")):
             keep_structures(site, folder / kind / site.name, labelled[site.name], own=kind == "own")
     return labelled
+
+
+def make_lgg(out: Path, source: Path, patients: int) -> None:
+    """Write the first patients of four institutions at half their resolution, with two structures.
+
+    The abnormality is the readers'; the head around it follows from the intensities.
+    """
+    for site in ("CS", "DU", "FG", "HT"):
+        content = json.loads((source / site / "dataset.json").read_text())
+        content["labels"] = {"0": "background", "1": "abnormality", "2": "head"}
+        for split, share in (("training", 0.6), ("validation", 0.2), ("test", 0.2)):
+            content[split] = content[split][: max(1, round(share * patients))]
+            for row in content[split]:
+                image, label = (nib.load(source / site / row[kind]) for kind in ("image", "label"))
+                volume, lesion = (np.asarray(file.dataobj)[::2, ::2] for file in (image, label))
+                head = binary_fill_holes(binary_opening(volume > 25))
+                classes = np.where(lesion > 0, 1, 2 * head).astype(np.uint8)
+                for kind, values in (("image", volume), ("label", classes)):
+                    path = out / site / row[kind]
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    nib.save(nib.Nifti1Image(values, np.diag([2.0, 2.0, 1.0, 1.0])), path)
+        (out / site / "dataset.json").write_text(json.dumps(content))
+    (out / MANIFEST).write_text("{}")  # `annotate_apart` adds to it
 
 
 def keep_structures(site: Path, out: Path, outlined: Sequence[str], *, own: bool) -> None:
@@ -93,28 +136,24 @@ def one(folder: Path, run: tuple[str, str, str, int], options: argparse.Namespac
     """Train once, and score every class at every site by the truth."""
     federation, name, remedy, seed = run
     full, methods, loss = RUNS[name]
-    data = folder / "sites" / TRUTH if full else folder / "sites"
-    started = time.perf_counter()
-    sites, out = find_sites(data), Path(tempfile.mkdtemp(dir=folder.parent))
+    data = folder / str(seed) / TRUTH if full else folder / str(seed)
+    started = time.process_time()
+    sites, out = find_sites(data), Path(tempfile.mkdtemp(dir=folder))
     without_outlines = FEDERATIONS[federation][1].get("unlabelled", ())
     config = configure(
         sites,
         methods=tuple(parse_methods(",".join(filter(None, (methods, remedy))))),
         seed=seed,
-        rounds=options.rounds,
-        local_epochs=1,
         validate_every=5,
         network="unet",
-        batch_size=4,
-        learning_rate=0.005,
-        network_args=NETWORK,
+        **{**SETTINGS.get(federation, LONG), **({"rounds": options.rounds} if options.rounds else {})},
         partial_loss=loss,
         unlabelled_weight=1,
         # Methods that need outlines leave out a site without any.
         holdout=() if full or methods in ("condist", "teacher") else tuple(without_outlines),
     )
     result = simulate(data, out / "run", config, engine=options.engine, sites=sites, report=False)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     return {
         "seconds": round(seconds, 1),
         "bytes_up": sum(entry["bytes_up"] for entry in result["rounds"]),
@@ -157,59 +196,29 @@ def over_sites(run: dict[str, Any], kind: str, only: str = "") -> float:
     return statistics.fmean(statistics.fmean(some) for some in values if some) if any(values) else math.nan
 
 
-def verdicts(methods: dict[str, dict[str, Any]], reference: str, kind: str) -> dict[str, str]:
-    """Judge every method against the reference, over seeds and patients, by the rule of the package."""
-    tests = {}
-    for name, runs in methods.items():
-        seeds = sorted(runs.keys() & methods[reference].keys())
-        if name == reference or len(seeds) < 2:
-            continue
-        pairs = [(runs[seed], methods[reference][seed]) for seed in seeds]
-        means = [[over_sites(run, kind) for run in some] for some in zip(*pairs, strict=True)]
-        cases = sorted(patients(pairs[0][1], kind))
-        table = [[patients(a, kind)[c] - patients(b, kind)[c] for c in cases] for a, b in pairs]
-        without = {}
-        for site in sorted({site for site, _ in cases}):
-            rest = [[d for (name, _), d in zip(cases, row, strict=True) if name != site] for row in table]
-            if rest[0]:
-                without[site] = Elsewhere(statistics.fmean(map(statistics.fmean, rest)), crossed_test(rest))
-            else:
-                without[site] = None
-        tests[name] = (paired_t_test(*means), len(seeds), crossed_test(table), len(cases), without)
-    adjusted = holm([chance(seeds, crossed) for seeds, _, crossed, _, _ in tests.values()])
-    return {
-        name: str(judge(*four, adjusted=p, without=without))
-        for (name, (*four, without)), p in zip(tests.items(), adjusted, strict=True)
-    }
+def seeds_mean(values: Sequence[float]) -> str:
+    """Show a mean over seeds, and its range."""
+    if any(map(math.isnan, values)):
+        return "–"
+    ends = f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.3f}{ends}"
 
 
 def table(record: dict[str, Any]) -> str:
     """Tabulate the means over the seeds for each federation, method and remedy."""
-    lines = ["| federation | method | own | borrowed | of full labels | site_C: borrowed | seeds | verdict |"]
-    lines.append("|---|---|---:|---:|---:|---:|---:|---|")
+    lines = [
+        "| federation | method | own | borrowed | site_C: borrowed | seeds |",
+        "|---|---|---|---|---|---:|",
+    ]
     for federation, methods in record["runs"].items():
-        kind = (
-            "borrowed"
-            if any("borrowed" in run for runs in methods.values() for run in runs.values())
-            else "own"
-        )
-        judged = verdicts(methods, REFERENCE, kind) if REFERENCE in methods else {}
         for name, runs in methods.items():
-            remedy = name.partition("+")[2]
-            full = methods.get("+".join(filter(None, ("full labels", remedy))), {})
-            common = runs.keys() & full.keys()
-            means = [
-                statistics.fmean(over_sites(run, *what) for run in runs.values())
+            cells = [
+                seeds_mean([over_sites(run, *what) for run in runs.values()])
                 for what in (("own",), ("borrowed",), ("borrowed", "site_C"))
+                if runs
             ]
-            share = math.nan
-            if common:
-                share = sum(over_sites(runs[s], kind) for s in common) / sum(
-                    over_sites(full[s], kind) for s in common
-                )
-            shown = ["–" if math.isnan(v) else f"{v:.3f}" for v in (*means[:2], share, means[2])]
-            verdict = "reference" if name == REFERENCE else judged.get(name, "open")
-            lines.append(f"| {federation} | {name} | {' | '.join(shown)} | {len(runs)} | {verdict} |")
+            if cells:
+                lines.append(f"| {federation} | {name} | {' | '.join(cells)} | {len(runs)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -229,8 +238,9 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--out", type=Path, required=True, help="for numbers.json and table.md")
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0])
-    arguments.add_argument("--rounds", type=int, default=30)
-    arguments.add_argument("--patients", type=int, default=12)
+    arguments.add_argument("--rounds", type=int, help="instead of those of the federation")
+    arguments.add_argument("--patients", type=int, default=12, help="of a site")
+    arguments.add_argument("--lgg", type=Path, help="folder of the sites CS, DU, FG and HT, for lgg")
     arguments.add_argument("--federations", nargs="+", default=list(FEDERATIONS), choices=list(FEDERATIONS))
     arguments.add_argument("--runs", nargs="+", default=list(RUNS), choices=list(RUNS))
     arguments.add_argument("--remedies", nargs="+", default=list(REMEDIES))
@@ -251,10 +261,9 @@ def main() -> None:
             done = record["runs"].setdefault(federation, {}).setdefault(method, {})
             if str(seed) in done:
                 continue
-            data = Path(folder) / f"{federation}-{seed}".replace(" ", "_")
-            if not data.exists():
-                data.mkdir()
-                record["labelled"][federation] = make_federation(data, federation, options.patients, seed)
+            data = Path(folder) / federation.replace(" ", "_")
+            if not (data / str(seed)).exists():
+                record["labelled"][federation] = make_federation(data, federation, seed, options)
             done[str(seed)] = one(data, run, options)
             file.write_text(json.dumps(record) + "\n")
             (options.out / "table.md").write_text(table(record))

@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 from typer import Option
 
-from medfedaug.cli.archive_options import DicomWeb, Dimse, TokenFile, archive_access
+from medfedaug.cli.archive_options import DicomWeb, Dimse, archive_access
 from medfedaug.cli.console import Table, out_console, say
 from medfedaug.cli.options import Config, Given, named_pairs, takes
 from medfedaug.cli.progress import CaseProgress, resumable
@@ -36,7 +36,6 @@ def import_(
     given: Given,
     dicomweb: DicomWeb = None,
     dimse: Dimse = None,
-    token_file: TokenFile = None,
     config: Config = None,
     studies: Annotated[
         Path | None, Option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID.")
@@ -86,7 +85,7 @@ def import_(
 
     wanted = read_studies(studies)
     pseudonyms = Pseudonyms.of_site(state_folder)
-    access = archive_access(given, token_file)
+    access = archive_access(given)
     with resumable(), open_archive(dicomweb=dicomweb, dimse=dimse, folder=folder, access=access) as source:
         with CaseProgress("importing") as progress:
             plans = plan_import(source, wanted, pseudonyms.of, settings, progress.show)

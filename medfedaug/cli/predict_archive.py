@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from medfedaug.cli.archive_options import DicomWeb, Dimse, TokenFile, archive_access, archive_option
+from medfedaug.cli.archive_options import DicomWeb, Dimse, archive_access, archive_option
 from medfedaug.cli.console import say
 from medfedaug.cli.options import Config, Given, State, named_pairs, takes
 from medfedaug.cli.predict import Images, Model, Out, finish, open_run, predict_files
@@ -37,7 +37,6 @@ def predict(
     ] = None,
     dicomweb: DicomWeb = None,
     dimse: Dimse = None,
-    token_file: TokenFile = None,
     state: State = None,
 ) -> None:
     """Predict new images with a finished model: label maps, or classes, of images without labels.
@@ -57,7 +56,6 @@ def predict(
     for option, value in (
         ("--channel", of_studies.channels),
         ("--volume", of_studies.volume),
-        ("--pseudonyms", of_studies.pseudonyms),
         ("--store", of_studies.store),
     ):
         if value and not in_archive:
@@ -72,7 +70,7 @@ def predict(
     from medfedaug.hospital.pacs.open_archive import open_archive
     from medfedaug.hospital.pacs.predict_studies import predict_studies
 
-    wanted, access = read_studies(studies), archive_access(given, token_file)
+    wanted, access = read_studies(studies), archive_access(given)
     with (
         CaseProgress("predicting") as progress,
         resumable(),

@@ -121,13 +121,13 @@ class RunConfig(Settings):
     )
     loss_args: dict[str, Any] = setting(dict, "Arguments of the loss, as a JSON object.", rare=True)
     partial_loss: str = setting(
-        "distilled",
+        "background_first",
         "Loss for cases in which only some classes or voxels are outlined (labelled and ignore in "
         "dataset.json). marginal: classes without outline in a case are merged with its background. "
-        "distilled (default): in addition, the received global model says what that background is. "
-        "exclusion: as marginal, and they are kept out of outlined structures. none: they are learned as "
-        "background. It has no effect where everything is outlined.",
-        choices=("distilled", "marginal", "exclusion", "none"),
+        "background_first (default): they are background in the first quarter of the rounds, and then merged "
+        "with it. exclusion: as marginal, and they are kept out of outlined structures. none: they are "
+        "learned as background. It has no effect where everything is outlined.",
+        choices=("background_first", "marginal", "exclusion", "none"),
         rare=True,
     )
     unlabelled_weight: float = setting(

@@ -1,18 +1,12 @@
-"""Losses of partially annotated cases: marginal, exclusion and distillation loss."""
-
-import math
+"""Losses of partially annotated cases: marginal loss and exclusion loss."""
 
 import torch
 from torch import Tensor
 
-from medfedaug.data.annotation import Annotation, Decoded
+from medfedaug.data.annotation import Annotation
 from medfedaug.errors import ConfigError
 from medfedaug.functional import working_precision
-from medfedaug.functional.passes import per_channel
 from medfedaug.tasks.losses import Loss
-
-DISTILLED = "distilled"
-"""The value of ``partial_loss`` with a term of the site, and the name of its part."""
 
 _NEVER = -1e4
 """Logit of a class that a case cannot have: its probability is 0 in every floating-point format."""
@@ -20,29 +14,26 @@ _NEVER = -1e4
 _LARGEST = 100.0
 
 
-def merged_logits(logits: Tensor, annotated: Tensor, share: float = 1.0) -> Tensor:
+def merged_logits(logits: Tensor, annotated: Tensor) -> Tensor:
     r"""Return logits of the classes that each case has annotated, the others merged with its background.
 
     ::
 
-        q₀ = p₀ + w Σ_(n∉A) pₙ,   qₙ = pₙ (n ∈ A)
+        q₀ = p₀ + Σ_(n∉A) pₙ,   qₙ = pₙ (n ∈ A)
 
-    (Shi et al., Med. Image Anal. 2021, marginal probability, for w = 1), computed as the logarithm of a sum
-    of exponentials, so that the result are logits again. With a small w, hardly any gradient reaches classes
-    without annotation. Channels of merged classes stay, with probability 0: a loss over a batch counts a
-    class over the cases that have it annotated.
+    (Shi et al., Med. Image Anal. 2021, marginal probability), computed as the logarithm of a sum of
+    exponentials, so that the result are logits again. Channels of merged classes stay, with probability 0: a
+    loss over a batch counts a class over the cases that have it annotated.
 
     Args:
         logits: (B, K, \*spatial).
         annotated: A of each case, boolean, (B, K), with the background.
-        share: w, above 0.
     """
     kept = annotated.reshape(*annotated.shape, *[1] * (logits.ndim - 2))
     # False for the background and all classes that are merged with it.
     others = kept.clone()
     others[:, 0] = False
-    merged = torch.where(kept, logits, logits + math.log(share))
-    background = merged.masked_fill(others, -torch.inf).logsumexp(dim=1, keepdim=True)
+    background = logits.masked_fill(others, -torch.inf).logsumexp(dim=1, keepdim=True)
     return torch.cat([background, logits.masked_fill(~kept, _NEVER)[:, 1:]], dim=1)
 
 
@@ -77,70 +68,41 @@ def exclusion_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     return (2 * both / either.clamp_min(1e-5) + entropy)[1:].mean()
 
 
-def distillation_loss(student: Tensor, teacher: Tensor, targets: Decoded) -> Tensor:
-    r"""Compute the loss between two models about what is behind voxels without outline.
-
-    With G the background and the classes that a case has not annotated, both models have the probabilities of
-    G for a voxel of the case's merged background, ::
-
-        s_g = p_g / Σ_(n∈G) pₙ,   and t_g the same of the teacher,
-
-    and the loss is cross-entropy plus Dice, ::
-
-        −(1/V) Σᵥ Σ_g t_gᵥ log s_gᵥ + mean over g of 1 − 2 (Σᵥ s_gᵥ t_gᵥ) / Σᵥ (s_gᵥ + t_gᵥ)
-
-    over the V voxels of the batch that are background of a case with some annotated structures, but not all.
-
-    Args:
-        student: logits, (B, K, \*spatial).
-        teacher: the same.
-        targets: the label maps.
-    """
-    labels, known, annotated = targets
-    others = ~annotated
-    partly = (others.any(dim=1) & annotated[:, 1:].any(dim=1))[:, None]
-    others[:, 0] = True
-    counted = (labels == 0) & known & per_channel(partly, student.ndim)
-    left_out = ~per_channel(others, student.ndim)
-    log_s = student.masked_fill(left_out, _NEVER).log_softmax(dim=1)
-    t = teacher.masked_fill(left_out, _NEVER).softmax(dim=1) * counted
-    entropy = -(t * log_s).sum() / counted.sum().clamp_min(1)
-    return entropy + soft_dice_loss(log_s.exp() * counted, t, (others & partly).any(dim=0))
-
-
-def soft_dice_loss(student: Tensor, teacher: Tensor, present: Tensor) -> Tensor:
-    r"""Compute the mean over some classes of ``1 − 2 (Σᵥ sᵥ tᵥ) / Σᵥ (sᵥ + tᵥ)``, over a batch.
-
-    Args:
-        student: probabilities, 0 at voxels that do not count, (B, K, \*spatial).
-        teacher: the same.
-        present: the classes, boolean, (K,).
-    """
-    over = (0, *range(2, student.ndim))
-    losses = 1 - 2 * (student * teacher).sum(over) / ((student + teacher).sum(over) + 1e-5)
-    return (losses * present).sum() / present.sum().clamp_min(1)
+BACKGROUND_FIRST = "background_first"
+_FIRST = 1 / 4
+"""The share of the rounds in which missing classes are background."""
 
 
 class PartialLoss(Loss):
-    """A loss of label maps whose code has the annotated classes and voxels of their case.
+    r"""A loss of label maps whose code has the annotated classes and voxels of their case.
 
     Classes that a case has not annotated are merged with its background (`merged_logits`). Classes that no
     case of the batch has annotated take no part, so that a mean over classes is over the others; a loss with
     a weight for each class counts them as learned. With unknown voxels, the loss gets the known voxels of the
     batch as one image.
 
+    With ``"background_first"``, everything that a case with some annotated structures has not annotated is
+    background in the first quarter of the rounds, at least in one, ::
+
+        −log p₀ᵥ for r ≤ max(1, R/4),   −log (p₀ᵥ + Σ_(n∉A) pₙᵥ) in later rounds
+
+    for the cross-entropy of a voxel v without outline. The gradient of the second to the logit of a merged
+    class n is its share ``pₙ / (p₀ + Σ_(m∉A) pₘ)``: whichever is largest grows. At the start all are equal,
+    and sites that have annotated few structures may agree on one of them instead of the background. The
+    first rounds make the background the largest.
+
     Args:
         loss: the loss of all classes.
         annotation: the code of the label maps.
-        kind: ``"marginal"``, also for ``"distilled"``, whose other term is a site's
-            (`medfedaug.methods.distillation.DistilledSite`); ``"exclusion"``, with `exclusion_loss` added; or
+        kind: ``"background_first"``; ``"marginal"``; ``"exclusion"``, with `exclusion_loss` added; or
             ``"none"``, which takes everything without annotation for background.
 
-    Attributes:
-        share: w of `merged_logits`.
+    Deviations:
+        ``"background_first"`` is in no paper. ConDist (Wang et al., DeCaF 2023) breaks the same symmetry by
+        distillation from the global model, with a weight that grows from 0.01.
     """
 
-    share: float = 1.0
+    _begins = False
 
     def __init__(self, loss: Loss, annotation: Annotation, kind: str = "marginal") -> None:
         super().__init__(loss.name, loss.num_classes, loss.labels, None)
@@ -163,6 +125,11 @@ class PartialLoss(Loss):
                 )
         self._takes_fewer = self._can_take_fewer()
 
+    def start_round(self, round_: int, rounds: int) -> None:
+        """Take missing classes for background, or not, in a round, from 1; never in the only one."""
+        first = rounds > 1 and round_ <= max(1.0, rounds * _FIRST)
+        self._begins = self.kind == BACKGROUND_FIRST and first
+
     def _can_take_fewer(self) -> bool:
         """Return whether the loss takes fewer classes: it does not with a weight for each class."""
         try:
@@ -177,7 +144,9 @@ class PartialLoss(Loss):
         if self.kind == "none":
             return super().__call__(outputs, labels)
         outputs = working_precision(outputs)
-        merged = merged_logits(outputs, annotated, self.share)
+        if self._begins:
+            annotated = annotated | annotated[:, 1:].any(dim=1, keepdim=True)
+        merged = merged_logits(outputs, annotated)
         present = annotated.any(dim=0)
         if self._takes_fewer and 1 < int(present.sum()) < self.num_classes:
             merged, labels = merged[:, present], (present.cumsum(0) - 1)[labels]

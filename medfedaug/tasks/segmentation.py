@@ -37,7 +37,7 @@ from medfedaug.tasks.base import (
     stack,
 )
 from medfedaug.tasks.losses import Loss, build_loss
-from medfedaug.tasks.partial_loss import PartialLoss
+from medfedaug.tasks.partial_loss import BACKGROUND_FIRST, PartialLoss
 
 
 class SegmentationTask(Task):
@@ -76,7 +76,7 @@ class SegmentationTask(Task):
         surface_tolerance: float = 2.0,
         loss: Loss | None = None,
         plan: Plan | None = None,
-        partial_loss: str = "distilled",
+        partial_loss: str = BACKGROUND_FIRST,
     ) -> None:
         self.classes = classes
         self.num_classes, self.intensity, self.divisor = num_classes, intensity, divisor
@@ -111,8 +111,8 @@ class SegmentationTask(Task):
 
     def check_site(self, site: SiteFolder) -> None:
         """Check that the site fits the plan, and has the federation's classes in their order."""
-        if not isinstance(site, VolumeFolder):
-            raise DataError("has no volumes with label maps", site=site.name, path=site.path)
+        super().check_site(site)
+        assert isinstance(site, VolumeFolder)
         plan = self.plan
         if site.has_photographs and (plan.spatial_dims == 3 or plan.spacing or plan.orientation):
             raise DataError(
@@ -126,6 +126,10 @@ class SegmentationTask(Task):
         self.annotation, self.criterion = site.annotation, self._of_all_classes
         if site.annotation is not None:
             self.criterion = PartialLoss(self._of_all_classes, site.annotation, self.partial_loss)
+
+    def start_round(self, round_: int, rounds: int) -> None:
+        if isinstance(self.criterion, PartialLoss):
+            self.criterion.start_round(round_, rounds)
 
     @property
     def key(self) -> str:

@@ -26,6 +26,7 @@ from medfedaug.research.datasets.partial_phantom import TRUTH, annotate_apart
 from medfedaug.runs.annotated import BORROWED, OWN, UNKNOWN, Annotated
 from medfedaug.runs.load_results import load_run
 from medfedaug.simulate import configure, simulate
+from medfedaug.tasks.partial_loss import PartialLoss
 
 STRUCTURES = ("lesion", "ventricles", "deep grey matter", "white matter")
 OWNED = {"site_A": STRUCTURES[:2], "site_B": STRUCTURES[1:3], "site_C": STRUCTURES[2:], "site_D": ()}
@@ -128,6 +129,14 @@ def test_a_site_without_outlines_is_tested_only_by_default_and_said(phantom, tmp
     assert run.config == config
 
 
+def test_a_site_tells_its_loss_the_round(phantom, tmp_path, monkeypatch):
+    heard = set()
+    monkeypatch.setattr(PartialLoss, "start_round", lambda loss, *numbers: heard.add(numbers))
+    config = configure(find_sites(phantom), **TINY_NETWORK, rounds=2, local_steps=1, holdout=("site_D",))
+    simulate(phantom, tmp_path / "run", config, engine="inprocess", device="cpu", report=False)
+    assert heard == {(1, 2), (2, 2)}
+
+
 def test_methods_that_need_every_label_are_refused(phantom, tmp_path):
     code, _, err = command(
         *("simulate", "--data", phantom, "--methods", "feddg,condist", "--out", tmp_path / "run"),
@@ -159,34 +168,6 @@ def test_no_class_of_few_patients_is_named_and_none_under_noise(phantom, policy,
     trainer = SiteTrainer(config, phantom, "cpu", privacy=SitePrivacy(PrivacyPolicy.from_dict(policy)))
     trainer.open("site_A")
     assert trainer.prepare().metrics["input"].get("labelled") == labelled
-
-
-@pytest.mark.parametrize(
-    ("changes", "distilled"),
-    [
-        ({}, True),
-        ({"partial_loss": "marginal"}, False),
-        ({"methods": tuple(parse_methods("condist"))}, False),
-        ({"methods": tuple(parse_methods("single"))}, False),
-        ({"folder": TRUTH}, False),
-    ],
-)
-def test_the_received_model_teaches_where_labels_are_missing(phantom, changes, distilled):
-    settings = {name: value for name, value in changes.items() if name != "folder"}
-    config = RunConfig(classes=("background", *STRUCTURES), **TINY_NETWORK, **settings)
-    trainer = SiteTrainer(config, phantom / changes.get("folder", ""), "cpu")
-    trainer.open("site_A")
-    assert ("distilled" in trainer.parts) == distilled
-
-
-def test_a_site_with_noise_has_the_marginal_loss_and_says_so(phantom):
-    network = {**TINY_NETWORK["network_args"], "norm": "instance"}
-    config = RunConfig(classes=("background", *STRUCTURES), network="unet", network_args=network)
-    policy = PrivacyPolicy.from_dict({"min_images": 1, "epsilon": 8.0, "sgd_noise_multiplier": 8.0})
-    trainer = SiteTrainer(config, phantom, "cpu", privacy=SitePrivacy(policy))
-    with pytest.warns(MedFedAugWarning, match="partial_loss is marginal here"):
-        trainer.open("site_A")
-    assert "distilled" not in trainer.parts
 
 
 def test_what_a_site_has_annotated_is_in_its_ledger_and_on_the_approval_page(phantom, tmp_path):

@@ -10,7 +10,7 @@ from medfedaug.data.annotation import Annotation
 from medfedaug.errors import ConfigError
 from medfedaug.models.supervision import DeepSupervision, head_weights
 from medfedaug.tasks.losses import _LOSSES, build_loss
-from medfedaug.tasks.partial_loss import PartialLoss, distillation_loss, exclusion_loss, merged_logits
+from medfedaug.tasks.partial_loss import PartialLoss, exclusion_loss, merged_logits
 
 ALL, FIRST, SECOND, NONE = (True,) * 3, (True, True, False), (True, False, True), (True, False, False)
 CODE = Annotation.of(3, [FIRST, SECOND, NONE], has_unknown=False)
@@ -98,50 +98,6 @@ def test_exclusion_loss_is_its_equation(shape):
     assert float(beside(logits, coded) - plain(logits, coded)) == pytest.approx(sum(terms) / 2, rel=1e-9)
 
 
-def softmax(logits):
-    powers = [math.exp(v) for v in logits]
-    return [v / sum(powers) for v in powers]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("sets", [[FIRST], [ALL, FIRST, SECOND, NONE]])
-def test_distillation_loss_is_its_equation(shape, sets):
-    student, _, coded = batch(shape, sets, unknown=True)
-    teacher = batch(shape, sets)[0]
-    decoded = WITH_UNKNOWN.decode(coded)
-    entropy, count, both, either, some = 0.0, 0, [0.0] * 3, [0.0] * 3, set()
-    for b, chosen in enumerate(sets):
-        if chosen in (ALL, NONE):
-            continue
-        hidden = [g for g in range(3) if g == 0 or not chosen[g]]
-        some |= {*hidden}
-        values = (x[b].flatten(1).T.tolist() for x in (student, teacher, decoded.labels, decoded.known))
-        for z, w, (y,), (seen,) in zip(*values, strict=True):
-            if y or not seen:
-                continue
-            s, t = (dict(zip(hidden, softmax([x[g] for g in hidden]), strict=True)) for x in (z, w))
-            entropy, count = entropy - sum(t[g] * math.log(s[g]) for g in hidden), count + 1
-            for g in hidden:
-                both[g] += s[g] * t[g]
-                either[g] += s[g] + t[g]
-    dice = [1 - 2 * both[g] / (either[g] + EPS) for g in some]
-    expected = entropy / count + sum(dice) / len(dice)
-    assert float(distillation_loss(student, teacher, decoded)) == pytest.approx(expected, rel=1e-9)
-
-
-def test_batches_of_complete_cases_or_without_outlines_distil_nothing():
-    student, _, coded = batch((4, 4), [ALL, NONE])
-    assert distillation_loss(student, student + 1, CODE.decode(coded)) == 0
-
-
-def test_a_share_weighs_classes_without_annotation_in_the_merged_background():
-    logits = torch.randn(1, 3, 4, 4, generator=GENERATOR, dtype=torch.float64)
-    p = logits.softmax(1)
-    expected = torch.stack([p[0, 0] + 0.01 * p[0, 2], p[0, 1]])
-    merged = merged_logits(logits, torch.tensor([FIRST]), 0.01).softmax(1)[0, :2]
-    assert torch.allclose(merged, expected / expected.sum(0), rtol=1e-9)
-
-
 def test_every_loss_leaves_what_is_not_annotated_to_the_network():
     """Whatever the share between the background and a class that is merged with it, the loss is the same."""
     logits, labels, coded = batch((6, 6), [FIRST, NONE])
@@ -186,6 +142,29 @@ def test_none_takes_for_background_what_is_not_annotated():
     logits, labels, coded = batch((5, 6), [FIRST, NONE])
     plain = build_loss("segmentation", 3)
     assert torch.equal(PartialLoss(plain, CODE, "none")(logits, coded), plain(logits, labels))
+
+
+def test_missing_classes_are_background_at_first_but_not_in_cases_without_outlines():
+    logits, labels, coded = batch((5, 6), [FIRST, SECOND])
+    plain = build_loss("segmentation", 3)
+    loss = PartialLoss(plain, CODE, "background_first")
+    loss.start_round(1, 12)
+    assert torch.allclose(loss(logits, coded), plain(logits, labels), rtol=1e-12)
+    loss.start_round(4, 12)
+    assert torch.equal(loss(logits, coded), PartialLoss(plain, CODE)(logits, coded))
+    logits, _, coded = batch((5, 6), [NONE])
+    loss.start_round(1, 12)
+    loss(logits.requires_grad_(), coded).backward()
+    assert not logits.grad.any()
+
+
+@pytest.mark.parametrize(("rounds", "first"), [(1, 0), (2, 1), (5, 1), (12, 3), (48, 12)])
+def test_missing_classes_are_background_in_the_first_quarter_of_the_rounds(rounds, first):
+    loss, begins = PartialLoss(build_loss("segmentation", 3), CODE, "background_first"), []
+    for number in range(1, rounds + 1):
+        loss.start_round(number, rounds)
+        begins.append(loss._begins)
+    assert begins == [True] * first + [False] * (rounds - first)
 
 
 @pytest.mark.parametrize("args", [{"sigmoid": True}, {"label_smoothing": 0.1}])

@@ -44,15 +44,12 @@ from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, 
 from medfedaug.federation.site.state import LocalState, RoundMemory
 from medfedaug.methods.base import Payload
 from medfedaug.methods.census import Contributors
-from medfedaug.methods.compatibility import methods_with
-from medfedaug.methods.distillation import DistilledSite
 from medfedaug.models.compilation import call_plainly
 from medfedaug.models.memory_format import lay_out
 from medfedaug.models.precision import bfloat16_speedup, run_in_bfloat16
 from medfedaug.models.supervision import DeepSupervision
 from medfedaug.sampling.prefetch import on_device
 from medfedaug.statistics import ChannelStatistics
-from medfedaug.tasks.partial_loss import DISTILLED, PartialLoss
 from medfedaug.utils.validation import check_keys
 
 _log = logging.getLogger(__name__)
@@ -135,25 +132,10 @@ class SiteTrainer(SiteModel):
         self._precision_is_open = self.config.precision == "auto" and not settled
         if settled:  # Opacus adds hooks for each image's gradient, and a script may compile by itself
             call_plainly(self.network)
-        self._distil(settled=settled)
         # With noise, constant channels must not be reported.
         self.shows_statistics = self.composition.needs_statistics and not self.guard.adds_noise
         self.memory.present = 0
         self._apply_once(self.memory.once)
-
-    def _distil(self, *, settled: bool) -> None:
-        """Add the term of ``partial_loss="distilled"`` where classes are missing in some case's outlines."""
-        loss = self.task.criterion
-        if not self.trains or not isinstance(loss, PartialLoss) or loss.kind != DISTILLED:
-            return
-        complete = all(map(all, loss.annotation.sets))
-        if complete or not self.shared or methods_with(self.composition.methods, "unlabelled_images"):
-            return
-        if settled:
-            reason = "training with noise, or by a script, has no second model in a step"
-            warn(f"partial_loss is marginal here: {reason}", site=self.name)
-        else:
-            self.parts[DISTILLED] = DistilledSite(self._context(self._samples), loss)
 
     def statistics(self, over: str = "image") -> ChannelStatistics:
         """Return the channel statistics of the site's images, which noise never covers.
@@ -266,6 +248,7 @@ class SiteTrainer(SiteModel):
         if self.config.loop and not isinstance(self.training, LoopTraining):
             raise MedFedAugError(f"site {self.name}: this engine does not run the loop {self.config.loop}")
         self.round = round_
+        self.task.start_round(round_, self.config.rounds)
         if self._precision_is_open:
             self._choose_precision()
         self._recall_latest(round_ - 1)
@@ -372,6 +355,7 @@ class SiteTrainer(SiteModel):
         if not (epochs := self.composition.epochs_before_test) or not self.trains:
             return
         self.round, self.memory.present = round_, -1
+        self.task.start_round(self.config.rounds, self.config.rounds)
         seed = derive_seed(self.config.seed, self.name, "fine-tuning")
         with self.training.own_random_numbers(seed):
             for part in self.parts.values():

@@ -128,11 +128,8 @@ def closed_contours(mask: np.ndarray) -> list[np.ndarray]:
     """Draw the contours of a mask half way between voxels.
 
     DICOM's RTSTRUCT has no holes: a hole is joined to the ring around it by a channel without width, the
-    keyhole technique (PS3.3, C.8.8.6.3).
-
-    Returns:
-        Rings, (N, 2) in voxel indices, whose last point is joined to the first; a ring contains a voxel if it
-        contains its centre.
+    keyhole technique (PS3.3, C.8.8.6.3). Rings are (N, 2) in voxel indices; their last point is joined to the
+    first. A ring contains a voxel if it contains its centre.
 
     Example:
         >>> closed_contours(np.eye(1))[0].tolist()

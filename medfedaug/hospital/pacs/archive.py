@@ -180,7 +180,8 @@ class Access(Settings):
     timeout: float = setting(60.0, "Seconds that the archive may be silent.", above=0, rare=True)
     user: str | None = setting(
         None,
-        "User of DICOMweb; the password is in MEDFEDAUG_PACS_PASSWORD. Basic authentication.",
+        "User of DICOMweb; the password is in MEDFEDAUG_PACS_PASSWORD. Or MEDFEDAUG_PACS_TOKEN is a bearer "
+        "token.",
     )
     password: str | None = setting(None, "Password of this user.", flags=None, secret=True)
     token: str | None = setting(
@@ -235,12 +236,10 @@ class Archive(ABC):
     Methods may be called from several threads at once. Its context manager closes it at the end, and DICOM
     libraries no longer log values of headers. A search raises `RequestRefused` where the archive refuses
     it, and `ArchiveError` where the archive does not answer.
-
-    Attributes:
-        place: address for messages, without user and password.
     """
 
     place: str
+    """Address for messages, without user and password."""
 
     def find_studies(self, query: StudyQuery) -> list[ArchiveStudy]:
         """Find the studies that match, sorted by UID."""
@@ -274,22 +273,14 @@ class Archive(ABC):
     ) -> list[Path]:
         """Fetch all objects of a series into one file each, and return the files, sorted.
 
-        Files of an interrupted call are kept. Their names contain nothing of the header.
-
-        Raises:
-            ObjectRefused: where objects are of another patient, study or series than the archive said, or
-                beyond all limits.
-            FetchError: where objects are missing.
-            RequestRefused: where the archive refuses to list the objects.
+        Files of an interrupted call are kept. Their names contain nothing of the header. `ObjectRefused` says
+        that objects are of another patient, study or series, or beyond all limits; `FetchError`, that some
+        are missing.
         """
 
     @abstractmethod
     def store(self, datasets: Iterable[Dataset]) -> None:
-        """Store objects, each with its ``file_meta``.
-
-        Raises:
-            ArchiveError: where the archive does not answer, or refuses an object; earlier ones are stored.
-        """
+        """Store objects, each with its ``file_meta``, until the archive refuses one."""
 
     def close(self) -> None:
         """Close connections."""

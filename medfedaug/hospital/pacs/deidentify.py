@@ -20,7 +20,6 @@ from pydicom.dataset import FileMetaDataset
 from pydicom.multival import MultiValue
 from pydicom.pixels import pack_bits
 from pydicom.sequence import Sequence as Items
-from pydicom.sr.codedict import Collection
 from pydicom.uid import PYDICOM_IMPLEMENTATION_UID, UID, ExplicitVRLittleEndian, UID_dictionary
 
 from medfedaug._version import __version__
@@ -35,7 +34,6 @@ _REMOVED = ("D_TAGS", "Z_TAGS", "X_TAGS", "Z_D_TAGS", "X_Z_TAGS", "X_D_TAGS", "X
 _NUMBERS = ("AT", "DS", "FD", "FL", "IS", "SL", "SS", "SV", "UL", "US", "UV")
 _WORDS = ("CS", "LO")
 _CODE_VALUES = ("CodeValue", "LongCodeValue", "URNCodeValue")
-_SCHEMES = ("DCM", "SCT", "FMA")
 _NO_CODE = ("REMOVED", "99MEDFEDAUG", "Removed")
 _PROFILE = ("113100", "DCM", "Basic Application Confidentiality Profile")
 
@@ -173,27 +171,18 @@ def _removed_by_standard() -> frozenset[int]:
     return frozenset(tag[0] << 16 | tag[1] for name in _REMOVED for tag in table[name] if len(tag) == 2)
 
 
-@cache
-def _known_codes() -> dict[tuple[str, str], str]:
-    """Return the meanings of the codes of the standard's context groups."""
-    codes = [code for scheme in _SCHEMES for code in Collection(scheme).concepts.values()]
-    return {(code.value, code.scheme_designator): code.meaning for code in codes}
-
-
 class Deidentifier:
     """Removes identity from objects and from the items of their sequences.
 
     An object keeps the attributes in the list of its class, each of the type that the standard gives it:
     numbers, words of a list, and UIDs. A UID has the same successor in every object, so that references hold;
-    UIDs of the standard stay. Codes stay if the standard's context groups have them, with the meaning there.
-    Segments and regions get the names of classes. Pixels keep only their values, uncompressed.
+    UIDs of the standard stay; codes go. Segments and regions get the names of classes. Pixels keep only their
+    values, uncompressed.
 
     Deviations: the list is stricter than the basic profile of PS3.15. A required attribute is empty, or has a
     dummy; a required sequence is missing, where the list does not name it.
 
-    Args:
-        new_uid: replaces a UID.
-        name_of: replaces the name of a segment or a region, by a number where it returns ``None``.
+    ``new_uid`` replaces a UID; ``name_of`` replaces the name of a segment or a region, or returns ``None``.
     """
 
     def __init__(
@@ -266,7 +255,8 @@ class Deidentifier:
             inner = TABLE if name == "ModalityLUTSequence" else kept - {"PixelData"}
             for item in element.value:
                 if any(value in item for value in _CODE_VALUES):
-                    _clean_code(item)
+                    item.clear()
+                    item.update(_code(*_NO_CODE))
                 else:
                     self._clean(item, inner)
         elif element.VR == "UI":
@@ -293,14 +283,6 @@ def _listed(value: Any) -> list[Any]:
 
 def _each(value: Any, new: Callable[[Any], str]) -> Any:
     return [*map(new, value)] if isinstance(value, MultiValue) else new(value) if value else value
-
-
-def _clean_code(item: Dataset) -> None:
-    """Replace an item by the standard's code, with its meaning there, or by `_NO_CODE`."""
-    value, scheme = str(item.get("CodeValue", "")), str(item.get("CodingSchemeDesignator", ""))
-    meaning = _known_codes().get((value, scheme))
-    item.clear()
-    item.update(_code(value, scheme, meaning[:64]) if meaning else _code(*_NO_CODE))
 
 
 def _code(value: str, scheme: str, meaning: str) -> Dataset:

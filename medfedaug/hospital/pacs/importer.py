@@ -65,10 +65,8 @@ def import_studies(
 
     ``on_event`` is called from several threads with ``start`` (``todo``, ``there``, ``objects``),
     ``object`` for each arrival, ``remark`` (``case``, ``text``), ``imported`` and ``failed`` (``case``).
-    ``new_uid`` replaces a UID, with the site's key.
-
-    Raises:
-        ArchiveError: where the archive becomes unusable; imported studies stay.
+    ``new_uid`` replaces a UID, with the site's key. An archive that becomes unusable ends the import;
+    imported studies stay.
     """
     deidentifier = None
     if settings.anonymise:

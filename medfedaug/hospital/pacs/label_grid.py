@@ -22,11 +22,7 @@ _EXCLUSIVE = "CLOSEDPLANAR_XOR"
 
 
 class LabelGrid:
-    """Label map on the grid of a series.
-
-    Attributes:
-        voxels: (X, Y, Z), the number of each voxel's class.
-    """
+    """Label map on the grid of a series: ``voxels``, (X, Y, Z), are the numbers of the classes."""
 
     def __init__(self, series: DicomSeries, settings: ImportSettings) -> None:
         assert series.affine is not None
@@ -117,10 +113,8 @@ def contour_area(contours: Iterable[tuple[str, np.ndarray]]) -> Any:
 
     Contours of the type CLOSEDPLANAR_XOR are combined by exclusive disjunction (PS3.3, C.8.8.6.3). For
     several contours of the type CLOSED_PLANAR the standard has no rule: a contour within another one is a
-    hole, one that is listed twice counts once, and contours that cross are refused.
-
-    Args:
-        contours: Contour Geometric Type, and points (N, 2).
+    hole, one that is listed twice counts once, and contours that cross are refused. ``contours`` are pairs of
+    Contour Geometric Type and points (N, 2).
 
     Example:
         >>> square = np.array([(0, 0), (4, 0), (4, 4), (0, 4)])

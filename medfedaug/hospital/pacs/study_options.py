@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from medfedaug.config.options import File, Settings, setting, settings
+from medfedaug.config.options import Settings, setting, settings
 
 
 @settings
@@ -28,13 +28,6 @@ class StudyOptions(Settings):
         None,
         "Volume of a series that holds several, such as 'b-value 800', 'echo time 80' or 'phase 2': a "
         "regular expression for what distinguishes them.",
-        rare=True,
-    )
-    pseudonyms: File | None = setting(
-        None,
-        "Folder with the site's key of pseudonyms, such as data/site_A.state of an import: studies have "
-        "the same names there and here, and patients who are withdrawn there are left out. By default the "
-        "key of the site's data, or else OUT.state.",
         rare=True,
     )
     parallel: int = setting(2, "Studies that are fetched at a time.", at_least=1, rare=True)

@@ -62,20 +62,10 @@ class PrivateTraining(LocalTraining):
     on the number of cases, not on the number of their slices. The network's buffers are restored after every
     case. The duration of a round is not covered.
 
-    Args:
-        model: the site's; see `LocalTraining`.
-        clip: C.
-        noise: σ.
-        spend: called with the number of steps and q before the first step of a round; raises if the site's
-            budget does not allow them.
-
-    Attributes:
-        random: draws sets, samples and seeds from the operating system.
-
-    Raises:
-        ConfigError: when a case changes more than its own gradient: batch norm, methods with terms, steps,
-            layers or mixtures, methods that normalise with the site's own statistics without noise, and low
-            precision.
+    ``clip`` is C, ``noise`` is σ; ``spend`` is called with the number of steps and q before the first step of
+    a round. Refused is what lets a case change more than its own gradient: batch norm, methods with terms,
+    steps, layers or mixtures, methods that normalise with the site's own statistics without noise, and low
+    precision.
 
     Deviations:
         The paper draws samples; here cases are drawn, since a patient is a case and not a slice. The loss of
@@ -131,12 +121,9 @@ class PrivateTraining(LocalTraining):
         # Without the methods' transforms, which may need their exchange.
         before, after, seed = Compose(list(task.transforms())), Compose([]), self.random.getrandbits(32)
         dataset = TrainingDataset(training, before, task.augmentation(), after, seed)
-        self._try_out(lambda: task.collate(dataset.transformed([training.noise()])))
-
-    def _try_out(self, noise: Callable[[], Sample]) -> None:
         try:
             with self.own_random_numbers(), self._own_buffers():
-                self._pass(noise())
+                self._pass(task.collate(dataset.transformed([training.noise()])))
         except Exception as error:
             reason = withheld(first_line(error).rstrip("."))
             raise self._refused(
@@ -163,18 +150,10 @@ class PrivateTraining(LocalTraining):
         round_: LocalRound,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> list[float]:
-        """Enter the round in the ledger, then train.
+        """Enter the round in the ledger, then train; return no loss: a case's influence on it has no bound.
 
         A round that breaks off stays entered. Its repetition draws new sets and noise, and is entered too.
-
-        Returns:
-            An empty list: a case's influence on a loss has no bound.
-
-        Raises:
-            ConfigError: when the network cannot be trained with DP-SGD; nothing is then spent.
-            MedFedAugError: when the training was stopped.
         """
-        self._try_out(loader.noise)
         steps = round_.steps or round_.epochs * len(loader)
         trained = [p for p in self.network.parameters() if p.requires_grad]
         optimiser = self.optimiser(trained, round_.number)
@@ -299,7 +278,3 @@ class _CaseDraws:
         index, seed = self.random.choice(case), self.random.getrandbits(32)
         self.dataset.reseed(seed)
         return self.collate([self.dataset[index]])
-
-    def noise(self) -> Sample:
-        """Return a batch of noise."""
-        return self.collate(self.dataset.transformed([self.samples.noise()]))

@@ -70,12 +70,9 @@ class PrivacyGuard(Guard):
 
     Args:
         cases: n, the number of training cases. Replacing a patient does not change it: it is public.
-        unsent_state: whether the network or the transforms hold values from the site's images that are never
-            sent: normalisation layers that stay at the site, its own statistics.
-        generator: the generator of the noise, by default the operating system's: noise from the seed of a
-            run, or from any 32 bits, could be subtracted. A run with noise therefore never repeats.
-        per_patient: the number of training cases of each patient, by the site's own list; by default one.
-            With noise no patient has more than the policy's ``cases_per_patient``, which sets the noise.
+        unsent_state: whether network or transforms hold values from the site's images that are never sent.
+        generator: of the noise, by default the operating system's: noise from a seed could be subtracted.
+        per_patient: the number of training cases of each patient, at most the policy's ``cases_per_patient``.
         identities: returns the ledger's identities of the training cases.
     """
 

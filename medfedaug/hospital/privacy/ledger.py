@@ -117,11 +117,8 @@ class PrivacyLedger(Database):
     ) -> float | None:
         """Enter more releases with noise, before anything leaves the site: a crash in between costs budget.
 
-        Cases are their identities; empty for unknown cases, which count with all others.
-
-        Returns:
-            ε of all releases about these cases' patients together; ``None``, with nothing entered, where it
-            would exceed ``most``.
+        Return ε of all releases about these cases' patients together; ``None``, with nothing entered, where
+        it would exceed ``most``. Cases are their identities; unknown cases count with all others.
         """
         with self.opened() as connection:
             earlier, more = _spent(connection, cases), Spent(noise_multiplier, releases, rate)

@@ -48,10 +48,7 @@ def released_scores(
 
     A case without an entry in ``patients`` (`medfedaug.data.base.SiteFolder.patients`) counts as a patient.
     Means over classes need ``labels``, the class of each case (`class_labels`), and enough patients in each.
-
-    Returns:
-        The released scores with ``scored_cases``, the number of cases, or with a note where the patients are
-        too few.
+    Where the patients are too few, a note is returned instead of the number of ``scored_cases``.
     """
     cases, patients = scores.get("cases", {}), patients or {}
     scored = [case for case, score in cases.items() if score is not None]

@@ -20,13 +20,9 @@ _PADDING = PSS(mgf=MGF1(SHA256()), salt_length=PSS.DIGEST_LENGTH)
 
 
 class Identity:
-    """Identity without signatures, for simulations on one machine.
+    """Identity without signatures, for simulations on one machine."""
 
-    Attributes:
-        project: the fingerprint of the project's root certificate; empty without one.
-    """
-
-    project = ""
+    project = ""  # fingerprint of the project's root certificate
 
     def sign(self, message: bytes) -> dict[str, bytes]:
         """Return the signature of a message, to be sent with it."""
@@ -66,11 +62,7 @@ class Certificates(Identity):
         return {"certificate": self._certificate, "signature": self._key.sign(message, _PADDING, SHA256())}
 
     def check(self, site: str, message: bytes, signed: Mapping[str, Any], what: str = "keys") -> None:
-        """Check certificate and signature.
-
-        Raises:
-            ValueError: with the reason why they are not that site's.
-        """
+        """Check certificate and signature; `ValueError` says why they are not that site's."""
         pem, signature = signed.get("certificate"), signed.get("signature")
         if not isinstance(pem, bytes) or not isinstance(signature, bytes):
             raise ValueError(f"the {what} of site {site} are not signed")

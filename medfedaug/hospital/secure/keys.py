@@ -14,11 +14,7 @@ _NONCE_BYTES = 12
 
 
 class KeyPair:
-    """A key pair of X25519 (RFC 7748).
-
-    Args:
-        secret: the private key, 32 bytes; by default a new one.
-    """
+    """A key pair of X25519 (RFC 7748), from a private key of 32 bytes or a new one."""
 
     def __init__(self, secret: bytes | None = None) -> None:
         self._key = (

@@ -26,10 +26,7 @@ def split(secret: bytes, count: int, threshold: int) -> list[bytes]:
 
 
 def join(shares: Mapping[int, bytes]) -> bytes:
-    """Return the secret, from at least `threshold` shares by number, from 1 on.
-
-    Raises:
-        ValueError: when they do not belong together, or are too few.
+    """Return the secret, from at least `threshold` shares by number, from 1 on; else `ValueError`.
 
     Example:
         >>> shares = split(b"-" * 32, count=5, threshold=3)

@@ -4,11 +4,12 @@ import torch
 from torch import Tensor
 
 from medfedaug import functional as F
+from medfedaug.data.annotation import Decoded
 from medfedaug.functional.passes import per_channel
 from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
-from medfedaug.methods.distillation import TeacherGuidedSite
-from medfedaug.tasks.partial_loss import soft_dice_loss
+from medfedaug.methods.own_loss import RoundMeans
+from medfedaug.models.substitution import call_with, evaluating
 
 
 class ConDist(Method):
@@ -56,6 +57,49 @@ class ConDist(Method):
         """Return λ of a round, from 1; fine-tuning after the last round has the λ of that round."""
         share = (min(round_, rounds) - 1) / max(rounds - 1, 1) if rounds > 1 else 1.0
         return self.first_weight + (self.weight - self.first_weight) * share
+
+
+class TeacherGuidedSite(SitePart):
+    """A site that learns from its labels and from a teacher.
+
+    Attributes:
+        teacher: the teacher's entries; other entries are the network's.
+    """
+
+    def __init__(self, context: SiteContext) -> None:
+        self.context = context
+        self.teacher: dict[str, Tensor] = {}
+        self._means = RoundMeans("distillation")
+
+    @property
+    def partial(self) -> bool:
+        """Return whether labels may be incomplete."""
+        return self.context.task is not None and self.context.task.annotation is not None
+
+    def decoded(self, targets: Tensor) -> Decoded:
+        """Return the targets with their annotation."""
+        assert self.context.task is not None
+        assert self.context.task.annotation is not None
+        return self.context.task.annotation.decode(targets)
+
+    def start_round(self) -> None:
+        """Make the received model the teacher."""
+        if self.partial:
+            state = self.context.network.state_dict()
+            self.teacher = {key: value.detach().clone() for key, value in state.items()}
+        self._means.clear()
+
+    @torch.no_grad()
+    def teacher_logits(self, inputs: Tensor) -> Tensor:
+        with evaluating(self.context.network):
+            logits: Tensor = call_with(self.context.network, self.teacher, inputs)
+        return F.working_precision(logits)
+
+    def end_round(self) -> None:
+        self.teacher = {}
+
+    def metrics(self) -> dict[str, float]:
+        return self._means.read()
 
 
 class ConDistSite(TeacherGuidedSite):
@@ -110,4 +154,7 @@ def conditional_distillation(
     s, t = (
         (z / temperature).masked_fill(~kept, -torch.inf).softmax(dim=1) * counted for z in (student, teacher)
     )
-    return soft_dice_loss(s, t, (others & takes_part).any(dim=0))
+    over = (0, *range(2, student.ndim))
+    losses = 1 - 2 * (s * t).sum(over) / ((s + t).sum(over) + 1e-5)
+    present = (others & takes_part).any(dim=0)
+    return (losses * present).sum() / present.sum().clamp_min(1)

@@ -275,29 +275,6 @@ def test_a_volume_of_a_diffusion_series_is_chosen_by_its_b_value(orthanc, run, m
     assert sorted(map(sorted, referred)) == sorted(map(sorted, sent))
 
 
-def test_a_patient_who_was_withdrawn_from_the_import_is_left_out(orthanc, run, model, tmp_path):
-    put(orthanc, tmp_path / "gone", "GONE-1", 2)
-    put(orthanc, tmp_path / "stays", "STAYS-1")
-    archive, site = ("--dicomweb", orthanc.dicomweb), tmp_path / "site_A"
-    both = studies(tmp_path / "studies.csv", "GONE-1", "STAYS-1")
-    assert run("import", *archive, "--studies", both, "--out", site)[0] == 0
-    gone = studies(tmp_path / "gone.csv", "GONE-1")
-    assert run("import", "--withdraw", gone, "--out", site)[0] == 0
-    call = ("predict", "--model", model, *archive, "--studies", both, "--no-previews", "--store")
-    code, said, err = run(*call, "--out", tmp_path / "out", "--pseudonyms", f"{site}.state")
-    assert code == 1
-    assert "stored 1 object of 1 stud" in said.replace("objects", "object")
-    assert err.count("the patient was withdrawn") == 2
-    assert "GONE" not in said + err
-    assert objects(orthanc, "GONE-1") == {}
-    assert len(objects(orthanc, "STAYS-1")["SEG"]) == 1
-    assert not [*(tmp_path / "out.state").glob("fetch*/*")]
-    record = site.with_name("site_A.state") / "studies.json"
-    record.write_text("{")
-    err = run.refused(*call, "--out", tmp_path / "other", "--pseudonyms", f"{site}.state")
-    assert "restore it from a copy" in err
-
-
 @pytest.mark.slow
 def test_killed_and_called_again_each_study_has_its_objects_once(orthanc, run, model, tmp_path):
     put(orthanc, tmp_path / "in", "KILLED", 12)

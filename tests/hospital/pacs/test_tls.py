@@ -127,21 +127,15 @@ def test_dicomweb_with_tls_and_a_client_certificate(run, orthanc, files, tmp_pat
             assert output in " ".join(err.split())
 
 
-def test_a_token_comes_from_a_file_or_the_environment(run, orthanc, tmp_path, monkeypatch):
+def test_a_token_comes_from_the_environment(run, orthanc, tmp_path, monkeypatch):
     (tmp_path / "studies.csv").write_text("PatientID\nNOBODY\n")
-    (tmp_path / "token").write_text("of-the-file\n")
+    monkeypatch.setenv("MEDFEDAUG_PACS_TOKEN", "of-the-environment")
     with proxy_before(orthanc.dicomweb) as proxy:
         choice = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "site", "--dry-run")
         call = ("import", "--dicomweb", proxy.url, *choice)
-        texts = run(*call, "--token-file", tmp_path / "token")
-        assert {*proxy.authorised} == {"Bearer of-the-file"}
-        proxy.authorised.clear()
-        monkeypatch.setenv("MEDFEDAUG_PACS_TOKEN", "of-the-environment")
-        texts += run(*call)
+        texts = run(*call)
         assert {*proxy.authorised} == {"Bearer of-the-environment"}
         code, _, err = run(*call, "--user", "me")
         assert code != 0
         assert "a user and a token" in " ".join(err.split())
-        code, _, missing = run(*call, "--token-file", tmp_path / "none")
-        assert "none: No such file" in " ".join(missing.split())
     assert not [text for text in (*texts, err) if "of-the-" in str(text)]
