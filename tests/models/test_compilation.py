@@ -33,7 +33,7 @@ def prepared(name):
     """A network with a method's layers, all active, and its site half after an exchange of one site."""
     torch.manual_seed(0)
     (method,) = build_methods(parse_methods(name))
-    network = method.prepare_network(build_network("digits_cnn", in_channels=3, out_channels=2))
+    network = method.prepare_network(build_network("lenet5", in_channels=3, out_channels=2))
     for layer in ffa_layers(network).values():
         layer.prob = 1.0
     part = method.at_site(SiteContext("A", network))
@@ -46,7 +46,7 @@ def prepared(name):
 def losses(network, part):
     """The loss of a training step, and the output of an inference."""
     inputs, targets = (
-        torch.randn(2, 3, 28, 28, generator=torch.Generator().manual_seed(1)),
+        torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1)),
         torch.tensor([0, 1]),
     )
     torch.manual_seed(2)
