@@ -14,7 +14,6 @@ Sites exchange them once before training for FedRDN, and `medfedaug simulate` wr
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -326,12 +325,9 @@ def load_statistics(
     Raises:
         ValueError: when the file is not such a file, its version is not known, or the statistics of a site
             are invalid or of another scale; names the file and the site.
-        FileNotFoundError: when the file does not exist; names the command that makes it.
+        FileNotFoundError: when the file does not exist.
     """
     path = Path(path)
-    if not path.exists():
-        message = f"no such file; `medfedaug statistics --data DIR --out {path}` makes it"
-        raise FileNotFoundError(errno.ENOENT, message, str(path))
     try:
         content = parse_versioned(path.read_text(encoding="utf-8"), _KIND, _VERSION)
         entries({"sites": map_of(_ENTRIES)}, needed=("sites",))(content, "")

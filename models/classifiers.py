@@ -79,23 +79,6 @@ def alexnet(spatial_dims: int = 2, in_channels: int = 3, out_channels: int = 10)
     return StagedClassifier(stages, _head(spatial_dims, 256, 6, (1024, 1024), out_channels))
 
 
-def digits_cnn(spatial_dims: int = 2, in_channels: int = 3, out_channels: int = 10) -> StagedClassifier:
-    """The six-layer network for digits of 28 x 28 pixels.
-
-    Three convolutions of 5 x 5 with 64, 64 and 128 channels, the first two followed by pooling, and three
-    fully connected layers with 2048 and 512 units; batch norm throughout. It is the network of the digits
-    benchmark of FedBN (Li et al., ICLR 2021). The arguments are as for `alexnet`. The last features of images
-    of another size are pooled to 7 in each direction.
-    """
-    pool = (2, 2)
-    stages = [
-        _stage(spatial_dims, in_channels, 64, 5, 1, 2, pool),
-        _stage(spatial_dims, 64, 64, 5, 1, 2, pool),
-        _stage(spatial_dims, 64, 128, 5, 1, 2, None),
-    ]
-    return StagedClassifier(stages, _head(spatial_dims, 128, 7, (2048, 512), out_channels))
-
-
 def lenet5(spatial_dims: int = 2, in_channels: int = 1, out_channels: int = 10) -> StagedClassifier:
     """LeNet-5 (LeCun et al., 1998) with today's batch norm, ReLU and max pooling, for 32 x 32 pixels.
 

@@ -9,7 +9,7 @@ from monai.networks import nets
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from medfedaug.models.classifiers import SwinClassifier, ViTClassifier, alexnet, digits_cnn, lenet5
+from medfedaug.models.classifiers import SwinClassifier, ViTClassifier, alexnet, lenet5
 from medfedaug.models.supervision import SUPERVISED, supervision_arguments
 from medfedaug.utils import plugins
 from medfedaug.utils.class_paths import check_arguments, constructor_parameters, public_class
@@ -130,7 +130,7 @@ def build_network(
     The U-Net of the papers is, nearly, "basicunet" with `features=(32, 64, 128, 256, 512, 32)` and
     `act="relu"` (MONAI's default is a leaky one).
 
-    Classification: "alexnet", "digits_cnn" and "lenet5" of the papers (`medfedaug.models.classifiers`),
+    Classification: "alexnet" and "lenet5" of the papers (`medfedaug.models.classifiers`),
     MONAI's "resnet18", "resnet50" and "densenet100" (growth rate 12), "swin_t" and "vit", by default a
     ViT-S/16 for images of 224 pixels (`img_size`); both need the package einops.
 
@@ -293,7 +293,6 @@ _RESNET_NAMES = {"in_channels": "n_input_channels", **_CLASSES}
 _NETWORKS.update(
     alexnet=ClassifierBuilder(alexnet),
     densenet100=ClassifierBuilder(nets.DenseNet, **_DENSENET),
-    digits_cnn=ClassifierBuilder(digits_cnn),
     lenet5=ClassifierBuilder(lenet5),
     resnet18=ClassifierBuilder(nets.resnet18, nets.ResNet, _RESNET_NAMES, **_RESNET),
     resnet50=ClassifierBuilder(nets.resnet50, nets.ResNet, _RESNET_NAMES, **_RESNET),

@@ -135,7 +135,8 @@ def _panels(titles: Sequence[str], *, alike: bool = False) -> tuple[Figure, list
         panel.set_title(title, fontsize=10, parse_math=False)
         tidy(panel)
         panel.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
-    figure.supxlabel("round", fontsize=9)
+    for panel in panels[: len(titles)][-columns:]:  # the lowest panel of each column
+        panel.set_xlabel("round", fontsize=9)
     return figure, panels[: len(titles)]
 
 

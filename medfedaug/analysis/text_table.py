@@ -64,18 +64,11 @@ class TextTable:
         for suffix, text in ((".md", self.markdown()), (".csv", self.csv())):
             stem.with_name(stem.name + suffix).write_text(text, encoding="utf-8")
 
-    def rich(self, without: Collection[str] = (), room: int = 0) -> RichTable:
-        """Return a table for ``rich.print``. Rich can also print this object directly.
-
-        Args:
-            room: the number of characters for all columns, each at least as wide as its longest word; 0
-                leaves the widths to Rich, which may cut words.
-        """
+    def rich(self, without: Collection[str] = ()) -> RichTable:
+        """Return a table for ``rich.print``. Rich can also print this object directly."""
         # `Text`, since Rich would read a site's name in brackets as markup.
         lines = [[cell.replace("± ", "±") for cell in line] for line in self.cells()]
         kept = [index for index, cell in enumerate(self.header) if cell not in without]
-        lines = [[line[index] for index in kept] for line in lines]
-        columns = list(zip(*lines, strict=True))
         table = RichTable(
             caption=Text("\n".join(map(printable, self.notes))),
             caption_justify="left",
@@ -83,24 +76,18 @@ class TextTable:
             collapse_padding=True,
             pad_edge=False,
         )
-        # In a narrow terminal, cells may wrap between words, but numbers are never cut.
-        words = [max(len(word) for cell in cells for word in cell.split() or [""]) for cells in columns]
-        widths = _widths(words, [max(map(len, cells)) for cells in columns], room - 2 * len(columns))
-        for index, (cells, word, width) in enumerate(zip(columns, words, widths, strict=True)):
-            table.add_column(
-                Text(cells[0]),
-                justify="right" if index else "left",
-                min_width=word,
-                width=width if room else None,
-            )
+        for index in kept:
+            # In a narrow terminal, cells may wrap between words, but numbers are never cut.
+            longest = max(len(word) for line in lines for word in line[index].split() or [""])
+            table.add_column(Text(lines[0][index]), justify="right" if index else "left", min_width=longest)
         for line in lines[1:]:
-            table.add_row(*(Text(cell) for cell in line))
+            table.add_row(*(Text(line[index]) for index in kept))
         return table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         whole, unlimited = self.rich(), options.update(max_width=10_000)
         fits = Measurement.get(console, unlimited, whole).minimum <= options.max_width
-        yield self.rich(without=() if fits else self.optional, room=options.max_width)
+        yield whole if fits else self.rich(self.optional)
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -114,16 +101,6 @@ def plain_markdown(text: str, marks: str) -> str:
     for mark in marks:
         text = text.replace(mark, f"\\{mark}")
     return re.sub(r"://|(?i:(?<=www)\.)", lambda match: "\\".join(["", *match.group()]), text)
-
-
-def _widths(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
-    """Share the room: widths between `least` and `most`, in order of the columns' need."""
-    widths, left = list(least), room - sum(least)
-    for index in sorted(range(len(widths)), key=lambda k: most[k] - least[k]):
-        extra = max(0, min(left, most[index] - least[index]))
-        widths[index] += extra
-        left -= extra
-    return widths
 
 
 def _markdown(text: str) -> str:

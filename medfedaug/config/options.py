@@ -276,15 +276,6 @@ def read_text(cls: type, name: str, text: str) -> Any:
     """Read the value of a setting from the text of an option, a variable or ``NAME=VALUE``.
 
     A text that is not a value of the setting's type stays text, which the check refuses.
-
-    Example:
-        >>> @settings
-        ... class Room(Settings):
-        ...     '''A room.'''
-        ...     size: tuple[float, ...] = setting((), "Edges in metres.")
-        ...     name: str = setting("", "Its name.")
-        >>> read_text(Room, "size", "3, 4.5"), read_text(Room, "name", "12")
-        ((3, 4.5), '12')
     """
     kind = hints_of(cls)[name]
     return _of_text(kind, text, name.replace("_", "-"))
@@ -314,12 +305,7 @@ def _of_text(kind: Any, text: str, option: str) -> Any:
 
 
 def kinds_of(hint: Any) -> list[Any]:
-    """Return the types that a value may have, without ``None``.
-
-    Example:
-        >>> kinds_of(int | None), kinds_of(tuple[int, ...])
-        ([<class 'int'>], [tuple[int, ...]])
-    """
+    """Return the types that a value may have, without ``None``."""
     union = get_origin(hint) in (Union, UnionType)
     return [one for one in (get_args(hint) if union else (hint,)) if one is not type(None)]
 

@@ -43,10 +43,6 @@ class Plan(Settings):
 
     Raises:
         ConfigError: for a value of another type or out of range, or values that do not go together.
-
-    Example:
-        >>> Plan(spatial_dims=3, spacing=(1, 1, 3), patch_size=(96, 96, 32)).patch_size
-        (96, 96, 32)
     """
 
     PANEL: ClassVar[str] = "The plan of volumes"

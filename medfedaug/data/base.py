@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -358,35 +357,6 @@ def spread(cases: Sequence[_Any], limit: int | None) -> tuple[_Any, ...]:
     if limit is None or limit >= len(cases):
         return tuple(cases)
     return tuple(cases[int(i * len(cases) / limit)] for i in range(limit))
-
-
-def drawn_over_patients(cases: Sequence[Case], limit: int | None, least: int = 1) -> tuple[Case, ...]:
-    """Choose about ``limit`` cases of as many patients as possible, equally many of each.
-
-    The patients are spread evenly over the list. A case without a patient's name stands for one. Either no
-    patient has an image left out, or at least ``least`` have: other releases are about all cases, and the
-    difference is about the patients with images left out. Where neither is possible, all cases are chosen.
-
-    Example:
-        >>> cases = [Case(n, Path(n), "", patient=n[0]) for n in ("a1", "a2", "a3", "b1", "c1", "c2")]
-        >>> [case.name for case in drawn_over_patients(cases, 4)]
-        ['a1', 'b1', 'c1']
-    """
-    if limit is None or len(cases) <= limit:
-        return tuple(cases)
-    everybody = by_patient(cases)
-    patients = spread(everybody, max(limit, least))
-    each = max(1, limit // len(patients))
-    whole = sum(len(images) <= each for images in patients)
-    if 0 < len(everybody) - whole < least:
-        return tuple(cases)
-    return tuple(case for images in patients for case in spread(images, each))
-
-
-def weights_by_patient(cases: Sequence[Case]) -> list[float]:
-    """Return a weight for each case: equal for all patients, with sum 1."""
-    numbers = Counter(case.owner for case in cases)
-    return [1 / (len(numbers) * numbers[case.owner]) for case in cases]
 
 
 @contextmanager

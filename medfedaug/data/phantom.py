@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 import nibabel as nib
@@ -207,20 +208,13 @@ def make_phantom(
             "sites": {name: asdict(scanner) for name, scanner in scanners.items()},
         }
         (root / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-        if out.exists():  # empty, but possibly the working directory or a mount: fill it, do not replace it
-            for name in (*scanners, MANIFEST):
-                shutil.move(root / name, out / name)
-        else:
-            root.rename(out)
+        shutil.copytree(root, out, dirs_exist_ok=True)
     return [out / name for name in scanners]
 
 
 def _site_name(index: int) -> str:
-    letters = ""
-    while index >= 0:
-        index, letter = index // 26 - 1, chr(ord("A") + index % 26)
-        letters = letter + letters
-    return f"site_{letters}"
+    first = ascii_uppercase[index // 26 - 1] if index >= 26 else ""
+    return f"site_{first}{ascii_uppercase[index % 26]}"
 
 
 def _scanner(seed: int, index: int) -> Scanner:

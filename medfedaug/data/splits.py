@@ -21,17 +21,6 @@ def shuffled(items: Sequence[T], *seeds: object) -> list[T]:
     return [items[i] for i in order]
 
 
-def split_in_order(items: Sequence[T], shares: tuple[float, float] = _SHARES) -> dict[str, list[T]]:
-    """Split items in order: the first share trains, the second validates, the rest tests.
-
-    >>> split_in_order(range(10))
-    {'training': [0, 1, 2, 3, 4, 5], 'validation': [6, 7], 'test': [8, 9]}
-    """
-    first, second = (round(sum(shares[: k + 1]) * len(items)) for k in range(2))
-    parts = items[:first], items[first:second], items[second:]
-    return {split: list(part) for split, part in zip(SPLITS, parts, strict=True)}
-
-
 def split_by_class(
     site: str, cases: Sequence[Case], shares: tuple[float, float] = _SHARES
 ) -> dict[str, Sequence[Case]]:
@@ -39,7 +28,9 @@ def split_by_class(
     split: dict[str, list[Case]] = {key: [] for key in SPLITS}
     for label in sorted({str(case.label) for case in cases}):
         images = [case for case in cases if case.label == label]
-        for key, part in split_in_order(shuffled(images, "split", site, label), shares).items():
+        drawn = shuffled(images, "split", site, label)
+        first, second = (round(sum(shares[: k + 1]) * len(drawn)) for k in range(2))
+        for key, part in zip(SPLITS, (drawn[:first], drawn[first:second], drawn[second:]), strict=True):
             split[key] += part
     return dict(split)
 

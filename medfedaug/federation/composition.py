@@ -10,7 +10,7 @@ from torch import nn
 
 from medfedaug.config.run import BY_PLAN, MAX_SHARE, RunConfig, derive_seed
 from medfedaug.data.base import SiteFolder
-from medfedaug.errors import ConfigError, DataError, warn
+from medfedaug.errors import ConfigError, DataError, warn, withheld
 from medfedaug.federation.messages.messages import shared_keys
 from medfedaug.federation.messages.run_definition import define, scaling
 from medfedaug.methods import Method, build_methods
@@ -201,16 +201,14 @@ class Composition:
 
 def _in_place(given: nn.Module, network: nn.Module, name: str) -> nn.Module:
     """Return the given network with the entries of the run's network."""
-    public = type(given).__module__.startswith("monai.networks.nets.")
-    option = f"--network monai.networks.nets.{type(given).__name__}" if public else "--network"
-    pair = [{k: tuple(v.shape) for k, v in n.state_dict().items()} for n in (given, network)]
-    shapes, expected = pair
-    for key in [*expected, *shapes]:
-        if shapes.get(key) != expected.get(key):
-            first, second = (f"of shape {entries[key]}" if key in entries else "missing" for entries in pair)
-            raise ConfigError(
-                f"the given {type(given).__name__} is not the job's network {name}: entry {key} is {first} "
-                f"in the given and {second} in the job's; name the given one with {option} and --network-args"
-            )
-    given.load_state_dict(network.state_dict())
+    try:
+        given.load_state_dict(network.state_dict())
+    except RuntimeError as error:
+        kind, text = type(given), " ".join(str(error).split())
+        public = kind.__module__.startswith("monai.networks.nets.")
+        option = f"--network monai.networks.nets.{kind.__name__}" if public else "--network"
+        raise ConfigError(
+            f"the given {kind.__name__} is not the job's network {name}; name the given one with {option} "
+            f"and --network-args ({withheld(text[:300])})"
+        ) from error
     return given

@@ -57,21 +57,13 @@ def check_unchanged(path: Path, record: Mapping[str, Any]) -> None:
     hashes = record.get(HASHES)
     if not isinstance(hashes, Mapping):
         return
-    expected = hashes.get(path.name)
-    try:
-        actual = sha256(path) if path.exists() else None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    expected, actual = hashes.get(path.name), sha256(path) if path.exists() else None
     exchanges = {exchange_file(Path(model)).name for model in (GLOBAL_MODEL, FINAL_MODEL)}
-    if actual == expected or (expected is None and path.name not in exchanges):
-        return
-    what = "is of no run" if expected is None else "is not as the run wrote it"
-    if actual is None:
-        what = "is not there, and the run wrote one"
-    raise ConfigError(
-        f"{path}: {what} ({HASHES} in {RESULTS}): damaged, changed or mixed up. Put the original back; if "
-        f"the change is meant, correct or remove {path.name} under {HASHES} in {RESULTS}"
-    )
+    if actual != expected and (expected is not None or path.name in exchanges):
+        raise ConfigError(
+            f"{path}: is not as the run left it ({HASHES} in {RESULTS}): damaged, changed or mixed up. Put "
+            f"the original back; if the change is meant, correct or remove {path.name} under {HASHES} there"
+        )
 
 
 def exchange_file(model: Path) -> Path:

@@ -1,11 +1,13 @@
 """The weighted mean of the sites' models, streaming and independent of the order of arrival."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-__all__ = ["WeightedMean", "capped_weights"]
+__all__ = ["WeightedMean", "blocks", "capped_weights"]
+
+_BLOCK = 2**16
 
 
 class WeightedMean:
@@ -31,25 +33,32 @@ class WeightedMean:
         """Add one site's tensors, with a weight above 0."""
         self.total += weight
         for key, tensor in tensors.items():
-            # In place throughout: fresh memory for every intermediate costs more than the arithmetic.
-            term = tensor.to(torch.float64, copy=True).mul_(weight)
+            flat = tensor.reshape(-1)
             if key not in self._sum:
-                self._sum[key], self._error[key] = term, torch.zeros_like(term)
+                self._sum[key] = flat.to(torch.float64, copy=True).mul_(weight).view(tensor.shape)
+                self._error[key] = torch.zeros_like(self._sum[key])
                 continue
-            previous = self._sum[key]
-            total = previous + term
-            virtual = total - previous
-            term -= virtual
-            previous -= torch.sub(total, virtual, out=virtual)
-            self._error[key] += previous.add_(term)  # (previous - (total - virtual)) + (term - virtual)
-            self._sum[key] = total
+            for numbers, previous, error in blocks(flat, self._sum[key].view(-1), self._error[key].view(-1)):
+                term = numbers.to(torch.float64, copy=True).mul_(weight)
+                total = previous + term
+                virtual = total - previous
+                term -= virtual
+                previous -= torch.sub(total, virtual, out=virtual)
+                error += previous.add_(term)  # (previous - (total - virtual)) + (term - virtual)
+                previous.copy_(total)
 
     def result(self) -> dict[str, Tensor]:
         """The mean in float32."""
         return {
-            key: ((value + self._error[key]) / self.total).to(torch.float32)
+            key: (value + self._error[key]).div_(self.total).to(torch.float32)
             for key, value in self._sum.items()
         }
+
+
+def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield views of equally long tensors, on a CPU so short that intermediates stay in its cache."""
+    length = len(tensors[0]) if tensors[0].is_cuda else _BLOCK
+    return zip(*(tensor.split(max(1, length)) for tensor in tensors), strict=True)
 
 
 def capped_weights(weights: Mapping[str, float], largest: float | None) -> dict[str, float]:

@@ -88,9 +88,11 @@ class Task(ABC):
     methods_first: bool = False
     """Flag: the methods' transforms of training images come before the augmentation."""
 
-    @abstractmethod
     def check_site(self, site: SiteFolder) -> None:
-        """Check that a site has the federation's classes; a `DataError` names the site."""
+        """Check that a site fits the task, and has the federation's classes; a `DataError` names the site."""
+        task = "segmentation" if self.dense else "classification"
+        if site.task != task:
+            raise DataError(f"is for {site.task}, the run for {task}", site=site.name, path=site.path)
 
     @abstractmethod
     def prepared(self, site: SiteFolder, case: Case) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.checks.site_checks import check_known_classes
 from medfedaug.data.preparation.preparation import Preparation, resize_in_plane
-from medfedaug.errors import ConfigError, DataError, withheld
+from medfedaug.errors import ConfigError, withheld
 from medfedaug.metrics.classification import ClassifiedImages, image_scores
 from medfedaug.metrics.registry import metric_names
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, device_of, stack
@@ -67,8 +67,7 @@ class ClassificationTask(Task):
 
     def check_site(self, site: SiteFolder) -> None:
         """Check that the federation has all classes of the site."""
-        if site.task != "classification":
-            raise DataError("has no images in a folder per class", site=site.name, path=site.path)
+        super().check_site(site)
         check_known_classes(site, self.classes)
 
     def prepared(self, site: SiteFolder, case: Case) -> dict[str, Tensor]:

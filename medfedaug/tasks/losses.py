@@ -95,16 +95,11 @@ def _find(task: str, name: str) -> tuple[type[nn.Module], dict[str, Any]]:
     known, dense = _LOSSES[task], task == "segmentation"
     if name in known:
         return known[name]
-    if "." not in name:
-        raise ValueError(
-            f"is not known for {task}; choose from {', '.join(known)}"
-            + (", or MONAI's by class path, for instance monai.losses.TverskyLoss" if dense else "")
-        )
-    cls = public_class(monai.losses, name, "loss")
-    if _ONE_HOT not in constructor_parameters(cls):
-        raise ValueError(f"takes no label maps (it has no argument {_ONE_HOT})")
-    if not dense and cls is not FocalLoss:
-        raise ValueError(f"is for segmentation; for {task} choose from {', '.join(known)}")
+    cls = public_class(monai.losses, name, "loss") if "." in name else None
+    if cls is None or not (_ONE_HOT in constructor_parameters(cls) if dense else cls is FocalLoss):
+        paths = ", or MONAI's for label maps by class path, for instance monai.losses.TverskyLoss"
+        choices = f"{', '.join(known)}{paths if dense else ''}"
+        raise ValueError(f"is not known for {task}; choose from {choices}")
     return cls, {}
 
 

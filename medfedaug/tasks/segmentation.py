@@ -111,8 +111,8 @@ class SegmentationTask(Task):
 
     def check_site(self, site: SiteFolder) -> None:
         """Check that the site fits the plan, and has the federation's classes in their order."""
-        if not isinstance(site, VolumeFolder):
-            raise DataError("has no volumes with label maps", site=site.name, path=site.path)
+        super().check_site(site)
+        assert isinstance(site, VolumeFolder)
         plan = self.plan
         if site.has_photographs and (plan.spatial_dims == 3 or plan.spacing or plan.orientation):
             raise DataError(

@@ -27,7 +27,6 @@ from medfedaug.research.papers.presets import PRESETS
 CLASSIFIERS = {
     # FedFA, ICLR 2023: 49.5 MB, and Table 10.
     "alexnet": (64, 12_974_154, [64, 192, 384, 256, 256]),
-    "digits_cnn": (28, None, [64, 64, 128]),
     "lenet5": (32, None, [6, 16]),
     # The originals' 11.69 and 25.56 million for 1000 classes, less 990 of them.
     "resnet18": (64, 11_689_512 - 990 * 513, [64, 64, 128, 256, 512]),

@@ -93,11 +93,11 @@ def test_a_class_path_has_monais_own_defaults():
     [
         ("segmentation", "dise", {}, "loss dise: is not known for segmentation; choose from dice_ce, dice, "),
         ("classification", "dice", {}, "is not known for classification; choose from cross_entropy, focal"),
-        ("classification", "monai.losses.DiceLoss", {}, "is for segmentation"),
+        ("classification", "monai.losses.DiceLoss", {}, "is not known for classification"),
         ("segmentation", "os.system", {}, "monai.losses has no loss of the name"),
         ("segmentation", "monai.losses.dice.DiceLoss", {}, "monai.losses has no loss of the name"),
         ("segmentation", "monai.losses.DiceLos", {}, "monai.losses has no loss of the name DiceLos"),
-        ("segmentation", "monai.losses.PerceptualLoss", {}, "takes no label maps"),
+        ("segmentation", "monai.losses.PerceptualLoss", {}, "for label maps by class path"),
         ("segmentation", "dice", {"alpha": 1}, "unexpected keyword argument 'alpha'"),
         (
             "segmentation",

@@ -60,15 +60,13 @@ def check_known_classes(site: SiteFolder, expected: Sequence[str]) -> None:
 
 def check_files_alone(site: SiteFolder, reader: str) -> None:
     """Check that a custom reader of a site's files gets the federation's channels and label values."""
-    if site.label_values:
-        values = f"has label maps with the values {', '.join(map(str, site.label_values))}"
-        hint = "Write the index of each voxel's class: 0, 1, 2, ..."
-        raise site.error(f"{values}, and {reader} reads files as they are", site.path, hint=hint)
-    if site.channel_places:
-        channels = "has other channels than the federation, or in another order"
-        raise site.error(f"{channels}, and {reader} reads files as they are", site.path)
-    if any(case.index is not None for case in site.listed_cases):
-        raise site.error(f"has its images in archives, and {reader} reads files", site.path)
+    odd = {
+        f"has label maps with the values {', '.join(map(str, site.label_values))}": site.label_values,
+        "has other channels than the federation, or in another order": site.channel_places,
+        "has its images in archives": any(case.index is not None for case in site.listed_cases),
+    }
+    if problem := next((text for text, found in odd.items() if found), ""):
+        raise site.error(f"{problem}, and {reader} reads files as they are", site.path)
 
 
 def check_folders_of_classes(sites: Sequence[SiteFolder]) -> None:

@@ -31,8 +31,6 @@ class StateDictValidator:
         self.parameters = {name for name, _ in network.named_parameters()} & set(sent)
         self.variances = _variances(network) & set(sent)
         self._kinds = {"parameters": self.parameters, "buffers": self.shapes.keys() - self.parameters}
-        self.norm = max(_length(state[key] for key in self.parameters), 1.0)
-        """The norm of the network's initial parameters, at least 1."""
 
     def check(
         self, site: str, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], *, buffers: bool = False
@@ -71,6 +69,10 @@ class StateDictValidator:
             what: _length(self._root(k, weights[k]) - self._root(k, state[k]) for k in sorted(keys))
             for what, keys in self._kinds.items()
         }
+
+    def norm(self, state: Mapping[str, Tensor]) -> float:
+        """Return the norm of a model's parameters, at least 1."""
+        return max(_length(state[key] for key in self.parameters), 1.0)
 
     def carried(
         self,

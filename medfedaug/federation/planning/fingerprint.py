@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.config.plan import Plan
-from medfedaug.data.base import Case, SiteFolder, drawn_over_patients, weights_by_patient
+from medfedaug.data.base import Case, SiteFolder, by_patient, spread
 from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, PrivacyRefused, UpdateRefused
@@ -82,7 +82,7 @@ def fingerprint(
     if not isinstance(site, VolumeFolder):
         raise DataError("has no volumes, for which a plan could be made", site=site.name, path=site.path)
     if chosen is None:
-        chosen = drawn_over_patients(site.cases["training"], _SAMPLED)
+        chosen = _drawn_over_patients(site.cases["training"], _SAMPLED)
     images = Counter(case.owner for case in chosen)
     rows = []
     for number, case in enumerate(chosen, start=1):
@@ -92,7 +92,9 @@ def fingerprint(
     sizes, edges, shares, intensities = map(torch.stack, columns)
     if bool((edges == 0).any()):
         edges = torch.zeros_like(edges)
-    weights = torch.tensor(weights_by_patient(chosen), dtype=torch.float64)
+    numbers = Counter(case.owner for case in chosen)  # all patients have one weight
+    each = [1 / (len(numbers) * numbers[case.owner]) for case in chosen]
+    weights = torch.tensor(each, dtype=torch.float64)
     annotated = site.annotated("training", in_all=True) if site.partial else classes[1:]
     complete = torch.tensor([name in annotated for name in classes[1:]])
     voxels: dict[tuple[str, str], list[Tensor]] = {}
@@ -157,7 +159,7 @@ class FingerprintExchange(SiteExchange):
 
     def __init__(self, site: SiteFolder, classes: Sequence[str], census: Census) -> None:
         self.site, self.classes, self.census = site, classes, census
-        self.chosen = drawn_over_patients(site.cases["training"], _SAMPLED, census.least)
+        self.chosen = _drawn_over_patients(site.cases["training"], _SAMPLED, census.least)
 
     def collect(self) -> Payload:
         """See `fingerprint`."""
@@ -289,3 +291,21 @@ def _case(
     sample = inside[:, :: max(1, -(-inside.shape[1] // max(1, voxels)))]
     size = torch.tensor(image.shape[1:], dtype=torch.float64)
     return size, edges, counts / label.numel(), moments, sample
+
+
+def _drawn_over_patients(cases: Sequence[Case], limit: int | None, least: int = 1) -> tuple[Case, ...]:
+    """Choose about ``limit`` cases of as many patients as possible, equally many of each.
+
+    The patients are spread evenly over the list. A case without a patient's name stands for one. Either no
+    patient has an image left out, or at least ``least`` have: other releases are about all cases, and the
+    difference is about the patients with images left out. Where neither is possible, all cases are chosen.
+    """
+    if limit is None or len(cases) <= limit:
+        return tuple(cases)
+    everybody = by_patient(cases)
+    patients = spread(everybody, max(limit, least))
+    each = max(1, limit // len(patients))
+    whole = sum(len(images) <= each for images in patients)
+    if 0 < len(everybody) - whole < least:
+        return tuple(cases)
+    return tuple(case for images in patients for case in spread(images, each))

@@ -122,7 +122,7 @@ class FederationServer:
                 composition,
                 context,
                 lambda: self.participation.largest_share(len(self.sites)),
-                model.norm,
+                model.norm(self.state),
             )
         self.participation.least = self.aggregation.min_updates
         self.reply_checks = ReplyChecks(composition.network, composition.sent, self.aggregation)

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medfedaug.functional.weighted_mean import blocks
+
 # A rounded cosine up to it points against the others, as 1 of 728 honest steps does, and most steps of sites
 # that go backwards or train with swapped labels, from the second round on.
 _AGAINST = -0.2
@@ -25,8 +27,10 @@ def cosines(
     """
     products = torch.zeros(len(updates), len(updates), dtype=torch.float64)
     for key in keys:
-        steps = torch.stack([(entries[key] - state[key]).float().flatten() for entries in updates.values()])
-        products += (steps @ steps.T).double()
+        ends = (entries[key].flatten() for entries in updates.values())
+        for start, *parts in blocks(state[key].flatten(), *ends):
+            steps = torch.stack([part.float() for part in parts]).sub_(start)
+            products += (steps @ steps.T).to(products)
     lengths = products.diagonal().sqrt()
     pairs = products / (lengths[:, None] * lengths).clamp_min(1e-300)
     sums, own = pairs.sum(dim=1), pairs.diagonal()

@@ -79,15 +79,11 @@ class CaseFiles:
     def locked(self) -> Iterator[None]:
         """Lock the folder against other imports and withdrawals; `ConfigError` where one has the lock."""
         private_folder(self.state)
-        lock = FileLock(self.state / "import.lock", timeout=0)
         try:
-            lock.acquire()
+            with FileLock(self.state / "import.lock", timeout=0):
+                yield
         except Timeout as error:
             raise ConfigError(f"{self.out}: another import writes to it; wait for its end") from error
-        try:
-            yield
-        finally:
-            lock.release()
 
     def remove(self, case: str) -> None:
         """Remove all files of a case."""

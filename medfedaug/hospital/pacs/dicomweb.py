@@ -1,6 +1,5 @@
 """`DicomWebArchive`: an archive with a DICOMweb service (QIDO-RS, WADO-RS, STOW-RS)."""
 
-import ipaddress
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,6 +46,7 @@ _OBJECTS = {"Accept": 'multipart/related; type="application/dicom"; transfer-syn
 _MOST_ANSWER, _MOST_OBJECT = 2**26, 2**30  # bytes of an answer without objects, and of an object
 _CHUNK = 2**16
 _BUSY = (408, 429, 502, 503, 504)
+_HERE = ("localhost", "127.0.0.1", "::1")
 
 
 class _AnswerRefused(requests.RequestException):
@@ -184,7 +184,7 @@ class DicomWebArchive(Archive):
                 "the URL of the archive holds a user or a password; give them by --user instead"
             )
         self.place = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
-        if parts.scheme == "http" and (access.token or access.user) and not _is_here(parts.hostname):
+        if parts.scheme == "http" and (access.token or access.user) and parts.hostname not in _HERE:
             warnings.warn(
                 "the token or the password of the archive goes over http, where all on the way can read it; "
                 "give an https URL",
@@ -336,14 +336,6 @@ class DicomWebArchive(Archive):
             if code != HTTPStatus.UNAUTHORIZED:
                 raise RequestRefused(failure.reason) from error
             raise ArchiveError(failure.reason, timed_out=failure.timed_out) from error
-
-
-def _is_here(host: str) -> bool:
-    """Return whether a host is this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _failure(error: requests.RequestException, place: str, action: str = "fetch") -> Failure:

@@ -34,6 +34,7 @@ from medfedaug.hospital.pacs.archive import (
 from medfedaug.hospital.pacs.choice import StudyPlan, plan_import
 from medfedaug.hospital.pacs.import_settings import ImportSettings
 from medfedaug.hospital.pacs.object_check import reading_objects
+from medfedaug.hospital.pacs.study_list import read_list
 from medfedaug.hospital.pacs.study_options import StudyOptions
 from medfedaug.hospital.pacs.volume import choose_volume, load_on_grid, open_volume, write_nifti
 from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
@@ -43,7 +44,7 @@ from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predict import Event, predict_images, uses_given_images
 from medfedaug.runs.prediction.predictions_file import Predictions
-from medfedaug.utils.files import parse_versioned, private_folder, write_json, write_versioned
+from medfedaug.utils.files import private_folder, write_json, write_versioned
 
 _LIST, _KIND, _VERSION = "studies.json", "predicted-studies", 1
 _IMAGES, _FETCHING = "images", "fetching"
@@ -345,13 +346,7 @@ class _Book:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        content: dict[str, Any] = {"studies": {}}
-        if path.exists():
-            try:
-                content = parse_versioned(path.read_text(encoding="utf-8"), _KIND, _VERSION)
-            except ValueError as error:
-                raise ConfigError(f"{path}: not readable; restore it from a copy") from error
-        self._studies: dict[str, Any] = content["studies"]
+        self._studies: dict[str, Any] = read_list(path, _KIND, _VERSION).get("studies", {})
 
     def enter(self, plan: StudyPlan, volume: str | None) -> bool:
         """List a study, and return whether an earlier call chose the same image."""

@@ -31,12 +31,7 @@ class StudyList:
     def __init__(self, state: Path) -> None:
         self.path = state / _FILE
         self._lock = threading.Lock()
-        self._content: dict[str, Any] = {}
-        if self.path.exists():
-            try:
-                self._content = parse_versioned(self.path.read_text(encoding="utf-8"), _KIND, _VERSION)
-            except ValueError as error:
-                raise ConfigError(f"{self.path}: not readable; restore it from a copy") from error
+        self._content = read_list(self.path, _KIND, _VERSION)
         self.studies: dict[str, Any] = self._content.setdefault("studies", {})
         self.refused: dict[str, Any] = self._content.setdefault("refused", {})
         self.withdrawn: dict[str, str] = self._content.setdefault("withdrawn", {})
@@ -108,6 +103,16 @@ class StudyList:
         names = ("settings", "studies", "refused", "withdrawn", "caches")
         content = {name: self._content.get(name) for name in names} | {"labelled": self.labelled}
         write_versioned(self.path, _KIND, _VERSION, content, private=True)
+
+
+def read_list(path: Path, kind: str, version: int) -> dict[str, Any]:
+    """Read a site's list of studies; empty where there is none."""
+    if not path.exists():
+        return {}
+    try:
+        return parse_versioned(path.read_text(encoding="utf-8"), kind, version)
+    except ValueError as error:
+        raise ConfigError(f"{path}: not readable; restore it from a copy") from error
 
 
 def _identifiers(plan: StudyPlan) -> dict[str, str]:

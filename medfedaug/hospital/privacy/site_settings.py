@@ -91,7 +91,9 @@ class SiteSettings(Machine, Place):
     def from_dict(cls, values: Any, source: object = "") -> SiteSettings:
         """Read settings from JSON; an error names the source."""
         try:
-            return super().from_dict(values)
+            settings = super().from_dict(values)
+            settings.privacy.check_everything_is_private()
+            return settings
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from error
 
@@ -125,10 +127,6 @@ class SiteSettings(Machine, Place):
         settings = cls.from_dict(values, file)
         if settings.simulation and any((kit / name).exists() for name in _KIT_FILES):
             raise ConfigError(f"{file}: simulation is true, and in a kit it suspends all rules; take it out")
-        try:
-            settings.privacy.check_everything_is_private()
-        except ConfigError as error:
-            raise ConfigError(f"{file}: {error}") from error
         return dataclasses.replace(
             settings,
             data=kit / settings.data if settings.data else None,

@@ -26,7 +26,7 @@ def fold_patients(
         [['b', 'e'], ['a', 'c'], ['f', 'd']]
     """
     if folds < 3 or not 1 <= fold <= folds:
-        raise ConfigError(f"{folds} folds: at least 3 are needed, and fold {fold} must be one of them")
+        raise ConfigError(f"{folds} folds: at least 3 are needed; fold {fold} must be from 1 to {folds}")
     patients = by_patient(sorted(cases, key=lambda case: case.name))
     if len(patients) < 3:
         return split_patients(site, cases)

@@ -67,10 +67,10 @@ class MomentExchangeLayer(StageLayer):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.partners is None:
             return x
-        work = working_precision(x)
+        work, partner = working_precision(x), x[self.partners.to(x.device, non_blocking=True)]
         mean, std = self._moments(work)
-        order = self.partners.to(x.device, non_blocking=True)
-        return ((work - mean) / std * std[order] + mean[order]).to(x.dtype)
+        other_mean, other_std = self._moments(working_precision(partner))
+        return ((work - mean) / std * other_std + other_mean).to(x.dtype)
 
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         variance, mean = torch.var_mean(x, dim=1, correction=0, keepdim=True)

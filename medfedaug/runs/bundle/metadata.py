@@ -12,6 +12,7 @@ _SCHEMA_URL = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 )
 _VERSION = "1.0.0"
+_PACKAGES = ("nibabel", "pytorch-ignite", "fire", "pillow", "einops")  # the last for MONAI's attention
 _NOT_STATED = "Not stated: fill in before you share this bundle."
 TERMS = """\
 The weights in models/ were trained by the sites of a federation, which decide the terms of their use. No
@@ -70,7 +71,7 @@ def bundle_metadata(run: FinishedRun, plain: PlainInference) -> dict[str, Any]:
         "monai_version": version("monai"),
         "pytorch_version": version("torch").split("+")[0],
         "numpy_version": version("numpy"),
-        "required_packages_version": {name: _version(name) for name in _packages(config) if _version(name)},
+        "required_packages_version": {name: _version(name) for name in _PACKAGES if _version(name)},
         **dict.fromkeys(("name", "task"), f"Segmentation of {', '.join(config.classes[1:])}"),
         "description": (
             f"{config.network}, trained by a federation of {len(run.record.get('sites', ()))} sites that "
@@ -110,12 +111,6 @@ def bundle_metadata(run: FinishedRun, plain: PlainInference) -> dict[str, Any]:
 
 def _photographs(plain: PlainInference) -> bool:
     return bool(plain.config["pattern"] == "*.png")
-
-
-def _packages(config: Any) -> list[str]:
-    # MONAI's attention needs it.
-    attention = any(name in config.network.lower() for name in ("swin", "unetr", "vit"))
-    return ["nibabel", "pytorch-ignite", "fire", "pillow", *(["einops"] if attention else [])]
 
 
 def _version(package: str) -> str:

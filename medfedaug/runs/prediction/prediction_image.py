@@ -1,6 +1,7 @@
 """The picture of one predicted case: the slice with the largest structure, plain and with its outlines."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,9 @@ def draw_label_map(image: Tensor, label: Tensor, classes: Sequence[str], affine:
         panel.imshow(
             plane.swapaxes(0, 1), cmap="gray", vmin=0, vmax=1, origin="lower", aspect=edges[1] / edges[0]
         )
-        for text, place in zip(sides, ((0.02, 0.5), (0.5, 0.98)), strict=True):
-            across = {
-                "ha": "left" if place[0] < 0.5 else "center",
-                "va": "top" if place[1] > 0.5 else "center",
-            }
-            panel.text(*place, text, transform=panel.transAxes, color=INK, fontsize=9, **across)  # type: ignore[arg-type]
+        letter = partial(panel.text, transform=panel.transAxes, color=INK, fontsize=9)
+        letter(0.02, 0.5, sides[0], ha="left", va="center")
+        letter(0.5, 0.98, sides[1], ha="center", va="top")
     values = [value for value in np.unique(labels) if value]
     for value in values:
         outline(figure.axes[1], (labels == value).astype(int), _colour(value), 1.4)

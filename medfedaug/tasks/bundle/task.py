@@ -99,9 +99,7 @@ class BundleTask(Task):
 
     def check_site(self, site: SiteFolder) -> None:
         """Check that a Bundle can read the site's files, and that it has the federation's classes."""
-        task = "segmentation" if self.dense else "classification"
-        if site.task != task:
-            raise DataError(f"is for {site.task}, the run for {task}", site=site.name, path=site.path)
+        super().check_site(site)
         if site.partial:
             raise DataError(
                 "has classes or voxels without annotation, which the transforms of a Bundle do not support",

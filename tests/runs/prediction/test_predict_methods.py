@@ -109,7 +109,7 @@ def test_own_statistics_and_layers_and_those_of_a_place_that_never_trained(
         (("--site", "nowhere"), ["'nowhere' took no part", "site_A, site_B"]),
         (("--site", "site_A", "--statistics", STATISTICS), ["exclude each other"]),
         (("--statistics", STATISTICS), ["expected one site, found site_A, site_B"]),
-        (("--statistics", "nothing.json"), ["nothing.json", "no such file"]),
+        (("--statistics", "nothing.json"), ["nothing.json", "No such file"]),
         (("--site", "site_A", "--state", "elsewhere"), ["left layers", "has none", "--state"]),
         (("--statistics", "raw.json"), ["raw.json", "raw images, not of scale"]),
         (("--statistics", "two.json"), ["has 2 channels", "the model expects 1"]),
