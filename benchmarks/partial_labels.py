@@ -48,7 +48,6 @@ RUNS = {
     "naive": (False, "fedavg", "none"),
     "marginal": (False, "fedavg", "marginal"),
     "exclusion": (False, "fedavg", "exclusion"),
-    "background_first": (False, "fedavg", "background_first"),
     "class_mean": (False, "class_mean", "marginal"),
     "condist": (False, "condist", "marginal"),
     "teacher": (False, "teacher", "marginal"),
