@@ -16,8 +16,8 @@ from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import mean_interval
 from medfedaug.runs.annotated import BORROWED, OWN, Annotated
-from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.recorded_run import RecordedRun
+from medfedaug.runs.run import recorded_input
 from medfedaug.utils.files import write_text
 from medfedaug.utils.printable import counted
 

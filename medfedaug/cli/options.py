@@ -15,7 +15,7 @@ from typer import Option
 
 from medfedaug.config.options import Settings, default_of, hints_of, kinds_of, read_text
 from medfedaug.config.plan import PLAN_MEMORY, Plan
-from medfedaug.data.dataset_json import is_lone_site
+from medfedaug.data.dataset_json import find_layout
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.job_folder import GLOBAL_MODEL, RESULTS
 from medfedaug.utils.printable import plain
@@ -36,10 +36,21 @@ def existing_folder(path: Path | None) -> Path | None:
 
 def folder_of_sites(path: Path | None) -> Path | None:
     """Check that a folder exists and is not a site itself, before large imports."""
-    if path is not None and is_lone_site(existing_folder(path) or path):
+    if path is not None and _is_lone_site(existing_folder(path) or path):
         parent = path.resolve().parent
         raise DataError("is a site itself", path=path, hint=f"Name the folder that holds it: {parent}")
     return path
+
+
+def _is_lone_site(folder: Path) -> bool:
+    """Return whether a folder lists or holds the cases of one site, and holds no folder that does."""
+
+    def lists(path: Path) -> bool:
+        return (path / "dataset.json").is_file() or find_layout(path) is not None
+
+    if (folder / "federation.json").exists():  # of a published data set
+        return False
+    return lists(folder) and not any(path.is_dir() and lists(path) for path in folder.iterdir())
 
 
 def existing_file(path: Path | None) -> Path | None:

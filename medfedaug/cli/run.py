@@ -91,7 +91,7 @@ def simulate(
         from medfedaug.federation.job_folder import REPORT
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
         from medfedaug.metrics.predicted_volumes import oversized_in
-        from medfedaug.runs.input_scaling import recorded_input
+        from medfedaug.runs.run import recorded_input
         from medfedaug.simulate import Simulation, run_simulation
 
         if prepares:

@@ -40,17 +40,6 @@ def find_layout(folder: Path) -> tuple[str, str] | None:
     return next((pair for pair in LAYOUTS if all((folder / part).is_dir() for part in pair)), None)
 
 
-def is_lone_site(folder: Path) -> bool:
-    """Return whether a folder lists or holds the cases of one site, and holds no folder that does."""
-
-    def lists(path: Path) -> bool:
-        return (path / "dataset.json").is_file() or find_layout(path) is not None
-
-    if (folder / "federation.json").exists():  # of a published data set
-        return False
-    return lists(folder) and not any(path.is_dir() and lists(path) for path in folder.iterdir())
-
-
 def named_classes(site: SiteFolder) -> tuple[str, ...]:
     """Return the classes that a site names, without the background; none without names and outlines."""
     return site.classes[1:] if site.classes != UNNAMED or site.annotated() else ()

@@ -14,9 +14,8 @@ from medfedaug.metrics.base import mean_score
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.predicted_volumes import oversized_in
 from medfedaug.metrics.registry import add_recorded
-from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.results_schema import check_finished
-from medfedaug.runs.run import Run, Scores
+from medfedaug.runs.run import Run, Scores, recorded_input
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.versions import other_version
 

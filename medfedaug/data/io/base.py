@@ -7,13 +7,14 @@ files where it reads one.
 
 from __future__ import annotations
 
+import gzip
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 
@@ -102,6 +103,23 @@ def channels_first(voxels: np.ndarray) -> np.ndarray:
     return stored.reshape(1, *stored.shape) if stored.ndim == 3 else np.moveaxis(stored, -1, 0)
 
 
+def pack_nifti(image: Any, file: IO[bytes]) -> None:
+    """Write an image of nibabel as ``.nii.gz``, without the time and the name that gzip adds."""
+    with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=1, mtime=0) as packed:
+        image.to_stream(packed)
+
+
+def save_nifti(image: Any, path: Path) -> None:
+    """Save an image of nibabel: ``.nii.gz`` by `pack_nifti`, another suffix by nibabel."""
+    if not path.name.lower().endswith(".nii.gz"):
+        import nibabel
+
+        nibabel.save(image, path)
+        return
+    with path.open("wb") as file:
+        pack_nifti(image, file)
+
+
 class ImageFormat(ABC):
     """A format of images: volumes, or photographs as volumes of one slice.
 
@@ -163,8 +181,6 @@ class ImageFormat(ABC):
             segments: the classes.
         """
         from nibabel import Nifti1Image
-
-        from medfedaug.data.io.nifti import save_nifti
 
         save_nifti(Nifti1Image(voxels, self.read_header(image).affine), path)
 

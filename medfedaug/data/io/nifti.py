@@ -6,11 +6,19 @@ import gzip
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from medfedaug.data.io.base import Header, ImageFormat, Segments, channels_first, file_state, volume_header
+from medfedaug.data.io.base import (
+    Header,
+    ImageFormat,
+    Segments,
+    channels_first,
+    file_state,
+    save_nifti,
+    volume_header,
+)
 from medfedaug.data.io.bounds import check_edges
 
 if TYPE_CHECKING:
@@ -88,23 +96,6 @@ def _opened(path: Path) -> nibabel.Nifti1Image:
     import nibabel
 
     return cast("nibabel.Nifti1Image", nibabel.load(path))
-
-
-def pack_nifti(image: Any, file: IO[bytes]) -> None:
-    """Write an image of nibabel as ``.nii.gz``, without the time and the name that gzip adds."""
-    with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=1, mtime=0) as packed:
-        image.to_stream(packed)
-
-
-def save_nifti(image: Any, path: Path) -> None:
-    """Save an image of nibabel: ``.nii.gz`` by `pack_nifti`, another suffix by nibabel."""
-    if not path.name.lower().endswith(".nii.gz"):
-        import nibabel
-
-        nibabel.save(image, path)
-        return
-    with path.open("wb") as file:
-        pack_nifti(image, file)
 
 
 FORMAT = Nifti()

@@ -9,7 +9,7 @@ import nibabel
 import numpy as np
 import SimpleITK as sitk
 
-from medfedaug.data.io.nifti import pack_nifti
+from medfedaug.data.io.base import pack_nifti
 from medfedaug.errors import ReaderError
 from medfedaug.hospital.dicom.bounds import require
 from medfedaug.hospital.dicom.series import compile_series, load_series, scan, select

@@ -20,8 +20,7 @@ from medfedaug.research.comparison.comparison import (
     unlike_notes,
 )
 from medfedaug.research.comparison.verdict import rule
-from medfedaug.runs.input_scaling import OTHER_INPUT
-from medfedaug.runs.run import BASELINE, MODEL, Run, compared_metric
+from medfedaug.runs.run import BASELINE, MODEL, OTHER_INPUT, Run, compared_metric
 from medfedaug.utils.printable import counted
 
 

@@ -6,8 +6,8 @@ import nibabel
 import numpy as np
 import pytest
 
+from medfedaug.data.io.base import save_nifti
 from medfedaug.data.io.formats import format_of
-from medfedaug.data.io.nifti import save_nifti
 from medfedaug.hospital.pacs.volume import write_nifti
 
 
