@@ -1,6 +1,7 @@
 """Costs of the five methods: their training steps and inference, divided by FedAvg's.
 
     python benchmarks/method_costs.py
+    python benchmarks/method_costs.py --device cuda --compile
 
 A step has forward pass, the task's loss, the methods' terms, backward pass, optimiser, and the methods' own
 steps. FedFA and FedFA+ train the default U-Net on slices; a measurement has two steps, in the first of which
@@ -11,6 +12,7 @@ each image in place of MONAI's `NormalizeIntensityd`.
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from measure import alternately, begin, parser, report
@@ -20,7 +22,8 @@ from torch import Tensor, nn
 
 from medfedaug.methods import build_methods, parse_methods
 from medfedaug.methods.base import ServerContext, SiteContext, SitePart, Step
-from medfedaug.models import build_network, ffa_layers
+from medfedaug.models import FFALayer, build_network, ffa_layers
+from medfedaug.models.compilation import compile_calls
 from medfedaug.models.memory_format import lay_out
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.transforms import FedRDNd
@@ -28,7 +31,9 @@ from medfedaug.transforms import FedRDNd
 CLASSES = 7
 
 
-def prepared(network: nn.Module, methods: str, images: Tensor) -> tuple[nn.Module, Sequence[SitePart]]:
+def prepared(
+    network: nn.Module, methods: str, images: Tensor, compiled: bool = False
+) -> tuple[nn.Module, Sequence[SitePart]]:
     """Copy the network with the methods' parts, after one exchange of one site."""
     network = copy.deepcopy(network)
     chosen = build_methods(parse_methods(methods))
@@ -46,6 +51,8 @@ def prepared(network: nn.Module, methods: str, images: Tensor) -> tuple[nn.Modul
             exchange.accept("site", {key: value.cpu() for key, value in part.every_round.collect().items()})
             part.every_round.apply(exchange.result())
         part.start_round()
+    if compiled:
+        compile_calls(network, "site")
     return network.train(), parts
 
 
@@ -89,14 +96,33 @@ def transform_costs(repeats: int) -> None:
     report("an image of 240 x 240", seconds, {("FedRDNd", "NormalizeIntensityd"): ("<=", 1.1)})
 
 
+def layer_costs(batch: int, size: int, device: torch.device, repeats: int, compiled: bool) -> None:
+    """Compare an active FFA layer with batch norm, forward and backward, in two and three dimensions."""
+    for shape in ((batch, 32, size, size), (2, 32, size // 2, size // 2, size // 2)):
+        norm = (nn.BatchNorm2d, nn.BatchNorm3d)[len(shape) - 4](32)
+        layers = {"FFA": FFALayer(32, prob=1.0).to(device), "batch norm": norm.to(device)}
+        features = torch.rand(shape, device=device, requires_grad=True)
+        for layer in layers.values() if compiled else ():
+            compile_calls(layer, "site")
+        work = {name: partial(_pass, layer, features) for name, layer in layers.items()}
+        title = f"FFA on {' x '.join(map(str, shape))}"
+        report(title, alternately(work, 4 * repeats), {("FFA", "batch norm"): ("<=", 1.5)})
+
+
+def _pass(layer: nn.Module, features: Tensor) -> None:
+    layer(features).sum().backward()
+
+
 def main() -> None:
-    """Measure the transform, the U-Net, and the ResNet in training and in inference."""
+    """Measure the transform, the layer, the U-Net, and the ResNet in training and in inference."""
     arguments = parser(__doc__, repeats=8, on_gpu=True)
     arguments.add_argument("--batch", type=int, default=16)
     arguments.add_argument("--size", type=int, default=96, help="edge of the images, pixels")
+    arguments.add_argument("--compile", action="store_true", help="compile the networks and layers")
     options, device = begin(arguments)
     size = (options.size, options.size)
     transform_costs(options.repeats)
+    layer_costs(options.batch, options.size, device, options.repeats, options.compile)
 
     torch.manual_seed(0)
     network = build_network("basicunet").to(device)
@@ -104,7 +130,7 @@ def main() -> None:
     labels = (torch.rand_like(images) < 0.1).float()
     dice = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True, batch=True)
     steps = {
-        name: step(*prepared(network, methods, images), dice, images, labels)
+        name: step(*prepared(network, methods, images, options.compile), dice, images, labels)
         for name, methods in {"FedAvg": "fedavg", "FedFA": "fedfa", "FedFA+": "fedfa,fedfa_h"}.items()
     }
     report(
@@ -117,7 +143,7 @@ def main() -> None:
     images = torch.rand(options.batch, 3, *size, device=device)
     labels = torch.randint(0, CLASSES, (options.batch,), device=device)
     methods = {"FedAvg": "fedavg", "FedFD": "fedfd", "FedFD-A": "fedfd_a", "FRAug": "fraug"}
-    made = {name: prepared(network, chosen, images) for name, chosen in methods.items()}
+    made = {name: prepared(network, chosen, images, options.compile) for name, chosen in methods.items()}
     steps = {name: step(*one, nn.CrossEntropyLoss(), images, labels) for name, one in made.items()}
     report(
         f"ResNet-18, two steps of {options.batch} images of {options.size} x {options.size}",

@@ -26,7 +26,7 @@ def is_faster_last(network: nn.Module, device: str) -> bool:
     """Return whether a network trains faster channels last on a type of device; ``False`` if not measured.
 
     On a CPU, in two dimensions, it takes 0.91 of the time with batch norm and 0.92 with group norm. With
-    instance norm or in three dimensions it takes as long or longer (``docs/measurements.md``).
+    instance norm or in three dimensions it takes as long or longer (``docs/benchmarks.md``).
     """
     dimensions = Counter(m.weight.ndim - 2 for m in network.modules() if isinstance(m, _ConvNd))
     planes = bool(dimensions) and dimensions.most_common(1)[0][0] == 2

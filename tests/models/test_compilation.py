@@ -1,19 +1,21 @@
 """Compiled calls: no graph breaks, the same numbers, and the plain network where compiling fails."""
 
 import copy
+import shutil
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._inductor import metrics
 
 from medfedaug.config.machine import Machine
 from medfedaug.errors import MedFedAugWarning
 from medfedaug.federation import SiteTrainer
 from medfedaug.methods import build_methods, parse_methods
 from medfedaug.methods.base import ServerContext, SiteContext, Step
-from medfedaug.models import build_network, ffa_layers
+from medfedaug.models import FFALayer, build_network, ffa_layers
 from medfedaug.models.compilation import compile_calls
 
 
@@ -58,7 +60,12 @@ def losses(network, part):
 
 @pytest.mark.filterwarnings("ignore::medfedaug.errors.MedFedAugWarning")
 @pytest.mark.parametrize(
-    ("method", "graphs"), [("fedfa", 2), pytest.param("fedfd_a", 3, marks=pytest.mark.slow)]
+    ("method", "graphs"),
+    [
+        ("fedfa", 2),
+        pytest.param("fedfd_a", 3, marks=pytest.mark.slow),
+        pytest.param("fraug", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_a_network_compiles_without_graph_breaks(traced, method, graphs):
     """Training, FedFD's second pass and inference are one graph each, with the numbers of plain calls."""
@@ -69,6 +76,18 @@ def test_a_network_compiles_without_graph_breaks(traced, method, graphs):
         torch.testing.assert_close(ours, expected)
     assert not traced["graph_break"]
     assert traced["stats"]["unique_graphs"] == graphs
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the inductor needs a C++ compiler")
+def test_an_ffa_layer_is_few_kernels():
+    """Statistics, modulation and augmentation are fused: a plain pass has some 60 operations."""
+    torch._dynamo.reset()
+    metrics.reset()
+    layer = FFALayer(4, prob=1.0).train()
+    torch.compile(layer, fullgraph=True)(torch.rand(2, 4, 8, 8))
+    torch._dynamo.reset()
+    assert 0 < metrics.generated_kernel_count <= 12
 
 
 def test_a_failing_compiler_leaves_the_plain_network(monkeypatch):
