@@ -46,10 +46,10 @@ def predict(
     --studies studies.csv --store --out predicted
     """
     in_archive = bool(dicomweb or dimse)
-    if (images is None) != in_archive:
-        raise ConfigError("give one of --images PATH, --dicomweb URL or --dimse AET@HOST:PORT")
-    if in_archive != (studies is not None):
-        raise ConfigError("give --studies FILE together with --dicomweb URL or --dimse AET@HOST:PORT")
+    if (images is None) != in_archive or (studies is None) == in_archive:
+        raise ConfigError(
+            "give --images PATH, or --studies FILE with --dicomweb URL or --dimse AET@HOST:PORT"
+        )
     if channel:
         given[StudyOptions]["channels"] = named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True)
     of_studies = StudyOptions(**given[StudyOptions])

@@ -29,10 +29,10 @@ from medfedaug.hospital.privacy.policy import OPEN_PROMISE, PrivacyPolicy
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.kit.kit import Kit, forbid_code, open_kit
 from medfedaug.nvflare_jobs.kit.kit_process import (
-    SILENT,
     ProcessRecord,
     changes_at_restart,
     find_process,
+    find_trouble,
 )
 from medfedaug.nvflare_jobs.kit.kit_status import LEAST_DISK
 from medfedaug.nvflare_jobs.kit.startup import Check, check_startup
@@ -102,8 +102,7 @@ def _modes(kit: Kit) -> Check:
 def check_process(kit: Kit) -> Check:
     """Compare the running process of a kit with the files that a restart would read."""
     name, process, record = "process", find_process(kit.path), ProcessRecord.load(kit.path)
-    elsewhere = record is not None and record.is_alive() and not record.stopping
-    if process is None and not elsewhere:
+    if process is None and (record is None or not record.is_alive()):
         return Check(name, True, "does not run")
     restart = f"medfedaug site restart {kit.path}"
     if record is None or (process is not None and record.pid != process.pid):
@@ -118,11 +117,9 @@ def check_process(kit: Kit) -> Check:
         ok = None if all(change.startswith("startup/") for change in changes) else False
         return Check(name, ok, f"{text} with an earlier {', '.join(changes)}", restart)
     text = f"{text}, with the files as they are"
-    if kit.server:
-        return Check(name, True, text)
-    if record.heard is None or time.time() - record.heard > SILENT:
-        return Check(name, None, f"{text}; the server does not answer", "Is the server up?")
-    return Check(name, True, f"{text}; the server answers")
+    if trouble := find_trouble(kit.path, server=kit.server):
+        return Check(name, None, f"{text}; {trouble}", "Is the server up?")
+    return Check(name, True, text)
 
 
 def _attempt(name: str, advice: str, action: Callable[[], str]) -> Check:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import time
@@ -31,10 +30,9 @@ _STARTUP = (".crt", ".key", ".pem", ".json")
 
 @dataclass(frozen=True)
 class ProcessRecord:
-    """Record that a kit's process writes of itself. Times are in seconds since 1970.
+    """Record that a kit's process writes of itself, also for other containers.
 
-    ``heard`` is the server's last answer to a site. ``pid`` is the number in ``namespace``; each container
-    has its own.
+    Times are in seconds since 1970. ``heard`` is the server's last answer to a site.
     """
 
     pid: int
@@ -42,7 +40,6 @@ class ProcessRecord:
     written: float
     stopping: bool = False
     heard: float | None = None
-    namespace: str = ""
     software: str = __version__
 
     def save(self, kit: Path) -> None:
@@ -59,29 +56,16 @@ class ProcessRecord:
             return None
 
     def is_alive(self) -> bool:
-        """Return whether its process runs: it wrote lately, and exists if its namespace is visible here."""
-        exists = self.namespace != pid_namespace() or psutil.pid_exists(self.pid)
-        return exists and abs(time.time() - self.written) < _FRESH
-
-
-def pid_namespace() -> str:
-    """Return the system's name of this process's namespace; empty where the system has none."""
-    link = Path("/proc/self/ns/pid")
-    return os.readlink(link) if link.is_symlink() else ""
+        """Return whether its process runs: it wrote lately, and was not asked to stop."""
+        return not self.stopping and abs(time.time() - self.written) < _FRESH
 
 
 def find_trouble(kit: str | Path, *, server: bool) -> str:
-    """Return the reason why a kit's process cannot work, from its record; empty where it can.
-
-    A process writes its record every half minute.
-    """
+    """Return the reason why a kit's process cannot work, from its record; empty where it can."""
     record = ProcessRecord.load(kit)
     if record is None or not record.is_alive():
-        return (
-            "does not run" if find_process(kit) is None else "runs without the components of site configure"
-        )
-    if record.stopping:
-        return "was asked to stop"
+        lacks = "runs without the components of site configure"
+        return "does not run" if find_process(kit) is None else lacks
     silent = time.time() - (record.heard or record.started)
     if not server and (record.heard is None or silent > SILENT):
         return f"the server has not answered for {silent:.0f} s"

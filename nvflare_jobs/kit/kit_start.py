@@ -74,9 +74,7 @@ def stop(kit: str | Path, timeout: float = 60.0) -> str:
         process.terminate()
     else:
         return "does not run"
-    _, alive = psutil.wait_procs([p for p in (process, loop) if p is not None], timeout=timeout)
-    if alive:
-        raise RunFailed(f"{kit}: process {alive[0].pid} has not ended within {timeout:g} s")
+    _await_end(kit, process, loop, timeout=timeout)
     return "has stopped"
 
 
@@ -93,9 +91,14 @@ def restart(kit: str | Path, timeout: float = 60.0) -> str:
         return start(kit, timeout)
     starts = _starts(kit)
     (kit / "restart.fl").touch()
-    if process is not None and psutil.wait_procs([process], timeout=timeout)[1]:
-        raise RunFailed(f"{kit}: process {process.pid} has not ended within {timeout:g} s")
+    _await_end(kit, process, timeout=timeout)
     return _await_up(kit, before=process.pid if process else None, starts=starts, timeout=timeout)
+
+
+def _await_end(kit: Path, *processes: psutil.Process | None, timeout: float) -> None:
+    _, alive = psutil.wait_procs([one for one in processes if one is not None], timeout=timeout)
+    if alive:
+        raise RunFailed(f"{kit}: process {alive[0].pid} has not ended within {timeout:g} s")
 
 
 def _check_configured(kit: Path) -> None:

@@ -25,7 +25,7 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.private.defs import new_cell_message
 
 from medfedaug.errors import StorageError
-from medfedaug.nvflare_jobs.kit.kit_process import PARENTS, ProcessRecord, pid_namespace
+from medfedaug.nvflare_jobs.kit.kit_process import PARENTS, ProcessRecord
 from medfedaug.nvflare_jobs.kit.startup import check_certificates
 
 LEAST_DISK = 2 * 2**30
@@ -51,7 +51,7 @@ class KitStatus(FLComponent):
         main = getattr(sys.modules.get("__main__"), "__spec__", None)
         if getattr(main, "name", "") in PARENTS:  # a job's process builds this component as well
             kit, now = Path.cwd(), time.time()
-            record = ProcessRecord(os.getpid(), now, now, namespace=pid_namespace())
+            record = ProcessRecord(os.getpid(), now, now)
             with suppress(StorageError):  # the next record reports it
                 record.save(kit)  # at once, in case the process dies in its next line
             threading.Thread(target=self._run, args=(kit, record), name="status", daemon=True).start()

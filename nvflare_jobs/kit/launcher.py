@@ -27,17 +27,17 @@ _PERMANENT = (ProcessExitCode.UNSAFE_COMPONENT, ProcessExitCode.CONFIG_ERROR)
 _REPORTED = (JobReturnCode.SUCCESS, JobReturnCode.ABORTED, ProcessExitCode.UNSAFE_COMPONENT)
 
 
+_RESTARTS, _PAUSE = 3, 5.0
+"""Restarts of a job's process, and the pause in seconds before the first one, which doubles each time."""
+_HEALTHY = 3600.0
+"""Seconds after which restarts are counted anew, since a job may run for weeks."""
+
+
 class RestartingLauncher(ClientProcessJobLauncher):
     """Start a site's job process, and start it again when it has died.
 
-    A clean exit, an abort, or an exit because this site cannot run the job is final. The number of restarts
-    is counted anew after a process that has run for ``healthy`` seconds, since a job may run for weeks. The
-    pause before a restart doubles each time.
+    A clean exit, an abort, or an exit because this site cannot run the job is final.
     """
-
-    def __init__(self, restarts: int = 3, pause: float = 5.0, healthy: float = 3600.0) -> None:
-        super().__init__()
-        self.restarts, self.pause, self.healthy = restarts, pause, healthy
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
         """Start the job process, and return a handle that restarts it when needed.
@@ -55,16 +55,13 @@ class RestartingLauncher(ClientProcessJobLauncher):
         return RestartingHandle(
             lambda: start(job_meta, fl_ctx),
             exit_file=Path(root) / job_id / FLMetaKey.PROCESS_RC_FILE,
-            restarts=self.restarts,
-            pause=self.pause,
-            healthy=self.healthy,
             log=lambda text: self.logger.warning(f"job {job_id}: {text}"),
             ended=lambda: JobSession.forget(root, job_id),
         )
 
 
 class RestartingHandle(JobHandleSpec):
-    """A job process and its successors, as one handle, with the limits of `RestartingLauncher`.
+    """A job process and its successors, as one handle.
 
     A process may have written its exit code to ``exit_file``. ``log`` gets a line for every restart.
     ``ended`` is called when the job is over at this site, but not when its process died too often.
@@ -75,16 +72,12 @@ class RestartingHandle(JobHandleSpec):
         start: Callable[[], JobHandleSpec],
         *,
         exit_file: Path,
-        restarts: int,
-        pause: float,
-        healthy: float,
         log: Callable[[str], None],
         ended: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self._start, self._exit_file, self._log, self._ended = start, exit_file, log, ended
-        self._restarts, self._first_pause, self._healthy = restarts, pause, healthy
-        self._left, self._pause = restarts, pause
+        self._left, self._pause = _RESTARTS, _PAUSE
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._result: int | None = None
@@ -111,8 +104,8 @@ class RestartingHandle(JobHandleSpec):
                 self._ended()
                 return
             lasted = time.monotonic() - started
-            if lasted >= self._healthy:
-                self._left, self._pause = self._restarts, self._first_pause
+            if lasted >= _HEALTHY:
+                self._left, self._pause = _RESTARTS, _PAUSE
             text = f"the job process died after {lasted:.0f} s (code {code})"
             if code in _PERMANENT or not self._left:
                 self._log(f"{text}; it is not started again, and this site is left out")

@@ -185,7 +185,7 @@ def test_report_prints_the_scores_and_writes_page_and_tables(run, phantom_dir, t
     assert code == 0
     assert "fedavg" in out
     assert "Worst and best case of each site" in page.read_text()
-    names = {f"{name}.{kind}" for name in ("scores", "patients", "metrics") for kind in ("md", "csv", "tex")}
+    names = {f"{name}.{kind}" for name in ("scores", "patients", "metrics") for kind in ("md", "csv")}
     assert {path.name for path in tables.iterdir()} == names
     code, _, err = run("report", tmp_path / "run", "--out", page, "--data", tmp_path / "nowhere")
     assert code == 2
@@ -213,7 +213,10 @@ def test_evaluate_says_what_is_wrong(run, phantom_dir, tmp_path):
     assert "results.json" in err
     (tmp_path / "results.json").write_text(
         json.dumps(
-            {"config": RunConfig().to_dict(), "input": {}, "run": "0" * 32, "rounds": [], "selected_round": 0}
+            {
+                **{"config": RunConfig().to_dict(), "input": {"spacing": {}, "intensity": {}}},
+                **{"run": "0" * 32, "rounds": [], "selected_round": 0, "test": {"sites": {}, "mean": {}}},
+            }
         )
     )
     model.write_bytes(b"no model")

@@ -17,6 +17,7 @@ from medfedaug.federation import run_in_process
 from medfedaug.federation.messages.messages import Reply, Request
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs import FederationController, MedFedAugRecipe
+from medfedaug.nvflare_jobs.job.controller import ServerJob
 from medfedaug.nvflare_jobs.job.messages import (
     reply_from_model,
     reply_to_model,
@@ -263,7 +264,8 @@ def test_two_jobs_of_one_name_do_not_write_one_checkpoint(tiny_config, tmp_path)
 
     def start(carrier):
         controller = FederationController(tiny_config().to_dict(), run_name="twice")
-        controller.carry(SiteSettings(state=tmp_path), carrier, lambda event: None, tmp_path, FLContext())
+        settings = SiteSettings(state=tmp_path)
+        controller.carry(ServerJob(settings, carrier, lambda event: None, tmp_path, FLContext()))
 
     def end(checkpoint):
         raise Ended

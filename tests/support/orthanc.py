@@ -67,10 +67,6 @@ class Orthanc:
                         f"{self.url}/instances", data=file.read_bytes(), timeout=60
                     ).raise_for_status()
 
-    def instances(self) -> list[str]:
-        """Orthanc's own names of all objects."""
-        return requests.get(f"{self.url}/instances", timeout=60).json()
-
     def read(self, instance: str) -> bytes:
         """The file of an object."""
         return requests.get(f"{self.url}/instances/{instance}/file", timeout=60).content

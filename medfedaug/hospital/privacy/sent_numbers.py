@@ -14,7 +14,7 @@ from medfedaug.metrics.registry import METRICS
 METRIC = "METRIC"
 """Placeholder for the name of a metric."""
 
-_OF_SCORES = (*(METRIC, "cases", "scored_cases", "note", "unit"),)
+_OF_SCORES = (METRIC, "cases", "scored_cases", "note", "unit")
 _OF_NOISE = ("privacy/epsilon", "privacy/delta", "privacy/weights", "privacy/score_epsilon")
 
 SENT: Mapping[str, tuple[str, ...]] = {

@@ -50,11 +50,8 @@ class ProstateSite(VolumeFolder):
         return "fixed"
 
     def check_files(self) -> int:
-        """Check the files as `VolumeFolder.check_files` does, and that volumes have one channel."""
-        channels = super().check_files()
-        if channels != 1:
-            raise self.error(f"its volumes have {channels} channels, expected one", self.path)
-        return 3 if self.neighbours else 1
+        """Check the files as `VolumeFolder.check_files` does; neighbours make three channels."""
+        return super().check_files() + 2 * self.neighbours
 
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
         """Return the volume, (C, H, W, D) with C = 3 neighbours or 1, or a slice (C, H, W, 1).

@@ -206,11 +206,12 @@ def _check(experiment: Experiment, choices: Choices) -> None:
                 f"a search cannot have --{name}: its trials train and validate on all sites and patients, so "
                 "that none would be unseen in the test; search and test on the sites' own splits"
             )
-    for name, values in experiment.vary.items():
-        if len(values) > 1:
-            raise ConfigError(f"{name} has several values; put them into the search's file")
-    if len(experiment.methods) > 1 and _METHODS not in choices:
-        raise ConfigError("a search has one combination of methods; put several into the search's file")
+    several = [name for name, values in experiment.vary.items() if len(values) > 1]
+    several += [_METHODS] if len(experiment.methods) > 1 and _METHODS not in choices else []
+    if several:
+        raise ConfigError(
+            f"{', '.join(several)}: a search takes one value; put several into the search's file"
+        )
 
 
 def _tried(study: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from nvflare.private.fed.client.client_executor import REPORTABLE_JOB_FAILURES
 from nvflare.private.fed.utils.fed_utils import get_return_code
 from nvflare.utils.process_utils import spawn_process
 
+from medfedaug.nvflare_jobs.kit import launcher
 from medfedaug.nvflare_jobs.kit.launcher import RestartingHandle, RestartingLauncher
 
 
@@ -53,15 +54,14 @@ class Starts:
 
 
 @pytest.fixture
-def handle(tmp_path):
+def handle(tmp_path, monkeypatch):
     def make(*codes, restarts: int = 3, pause: float = 0.0, healthy: float = 3600.0):
+        for name, value in {"_RESTARTS": restarts, "_PAUSE": pause, "_HEALTHY": healthy}.items():
+            monkeypatch.setattr(launcher, name, value)
         starts, log = Starts(tmp_path / "_process_rc.txt", *codes), []
         made = RestartingHandle(
             starts,
             exit_file=starts.exit_file,
-            restarts=restarts,
-            pause=pause,
-            healthy=healthy,
             log=log.append,
         )
         return made, starts, log
@@ -128,7 +128,7 @@ def test_after_an_abort_nothing_is_started(handle, tmp_path, codes, pause):
 
 
 def test_a_killed_process_is_started_again_by_nvflares_own_launcher(tmp_path, monkeypatch):
-    assert vars(RestartingLauncher()).items() >= {"restarts": 3, "pause": 5.0, "healthy": 3600.0}.items()
+    monkeypatch.setattr(launcher, "_PAUSE", 0.0)
     marker = tmp_path / "seen"
     script = f"if [ -e {marker} ]; then exit 0; fi; touch {marker}; kill -9 $$"
     monkeypatch.setattr(RestartingLauncher, "get_command", lambda self, meta, ctx: f"/bin/sh -c '{script}'")
@@ -137,7 +137,7 @@ def test_a_killed_process_is_started_again_by_nvflares_own_launcher(tmp_path, mo
     context.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace, private=True)
     identity = (JobProcessArgs.AUTH_TOKEN, JobProcessArgs.TOKEN_SIGNATURE, JobProcessArgs.SSID)
     context.set_prop(FLContextKey.JOB_PROCESS_ARGS, dict.fromkeys(identity, ("-t", "x")), private=True)
-    launched = RestartingLauncher(restarts=1, pause=0.0).launch_job({"job_id": "job"}, context)
+    launched = RestartingLauncher().launch_job({"job_id": "job"}, context)
     launched.wait()
     assert marker.exists()
     assert launched.poll() == JobReturnCode.SUCCESS
@@ -152,9 +152,7 @@ def test_a_real_process_that_may_not_run_the_job_is_not_started_again(tmp_path):
         code = f"raise SystemExit({int(ProcessExitCode.UNSAFE_COMPONENT)})"
         return ProcessHandle(process_adapter=spawn_process([sys.executable, "-c", code], dict(os.environ)))
 
-    made = RestartingHandle(
-        start, exit_file=tmp_path / "rc", restarts=3, pause=0.0, healthy=3600.0, log=lambda text: None
-    )
+    made = RestartingHandle(start, exit_file=tmp_path / "rc", log=lambda text: None)
     made.wait()
     assert len(started) == 1
     assert reported(made, tmp_path) == ProcessExitCode.UNSAFE_COMPONENT

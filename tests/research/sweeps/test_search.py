@@ -79,7 +79,7 @@ def test_a_wrong_file_is_one_line(tmp_path, text, message):
 def test_what_cannot_be_searched_is_refused_before_a_run(office, tmp_path):
     pytest.importorskip("optuna")
     for choices, given, message in (
-        ({"learning_rate": [0.1, 0.2]}, {}, "one combination of methods"),
+        ({"learning_rate": [0.1, 0.2]}, {}, "methods: a search takes one value"),
         ({"no_setting": [1, 2]}, {"methods": ["fedavg"]}, "neither METHOD.ARG nor one of"),
     ):
         with pytest.raises(ConfigError, match=message):
