@@ -48,7 +48,6 @@ RUNS = {
     "naive": (False, "fedavg", "none"),
     "marginal": (False, "fedavg", "marginal"),
     "exclusion": (False, "fedavg", "exclusion"),
-    "distilled": (False, "fedavg", "distilled"),
     "class_mean": (False, "class_mean", "marginal"),
     "condist": (False, "condist", "marginal"),
     "teacher": (False, "teacher", "marginal"),

@@ -39,14 +39,14 @@ print(json.dumps({"training": content["training"][0], "test": content["test"][0]
 # %%
 # Open, or background?
 # --------------------
-# What a site has not outlined may be there all the same. The loss leaves that open (``background_first``, the
+# What a site has not outlined may be there all the same. The loss leaves that open (``marginal``, the
 # default). ``none`` is the mistake that it avoids: what is not outlined is learned as background. One seed
 # of each shows how it is done; a verdict needs five.
 
 NETWORK = """'network_args={"channels": [8, 16, 32, 32], "strides": [2, 2, 2], "norm": "batch"}'"""
 run(
     "medfedaug benchmark --data data --methods fedavg --seeds 1 --no-pictures --out losses "
-    "--set partial_loss=background_first,none rounds=40 batch_size=4 learning_rate=0.01 validate_every=5 "
+    "--set partial_loss=marginal,none rounds=40 batch_size=4 learning_rate=0.01 validate_every=5 "
     f"network=unet {NETWORK}"
 )
 
@@ -64,7 +64,7 @@ run("ls losses/fedavg")
 model = next(
     file.parent.relative_to(here)
     for file in (here / "losses").rglob("results.json")
-    if json.loads(file.read_text())["config"]["partial_loss"] == "background_first"
+    if json.loads(file.read_text())["config"]["partial_loss"] == "marginal"
 )
 image = f"data/site_A/{json.loads((here / 'data/site_A/dataset.json').read_text())['test'][0]['image']}"
 run(f"medfedaug predict --model {model} --images {image} --site site_A --out predicted")

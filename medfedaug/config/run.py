@@ -121,13 +121,12 @@ class RunConfig(Settings):
     )
     loss_args: dict[str, Any] = setting(dict, "Arguments of the loss, as a JSON object.", rare=True)
     partial_loss: str = setting(
-        "background_first",
+        "marginal",
         "Loss for cases in which only some classes or voxels are outlined (labelled and ignore in "
         "dataset.json). marginal: classes without outline in a case are merged with its background. "
-        "background_first (default): they are background in the first quarter of the rounds, and then merged "
-        "with it. exclusion: as marginal, and they are kept out of outlined structures. none: they are "
-        "learned as background. It has no effect where everything is outlined.",
-        choices=("background_first", "marginal", "exclusion", "none"),
+        "exclusion: in addition, they are kept out of its outlined structures. none: they are learned as "
+        "background. It has no effect where everything is outlined.",
+        choices=("marginal", "exclusion", "none"),
         rare=True,
     )
     unlabelled_weight: float = setting(

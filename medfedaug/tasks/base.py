@@ -223,9 +223,6 @@ class Task(ABC):
         """Return targets as probabilities of the classes, (B, K, ...), for averages and `loss`."""
         return one_hot(targets if self.dense else targets[:, None], self.num_classes)
 
-    def start_round(self, round_: int, rounds: int) -> None:
-        """Prepare the loss for a round of the training, from 1."""
-
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Compute the training loss of logits and of targets as labels or as `probabilities`."""
         return self.criterion(outputs, targets)

@@ -68,41 +68,20 @@ def exclusion_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     return (2 * both / either.clamp_min(1e-5) + entropy)[1:].mean()
 
 
-BACKGROUND_FIRST = "background_first"
-_FIRST = 1 / 4
-"""The share of the rounds in which missing classes are background."""
-
-
 class PartialLoss(Loss):
-    r"""A loss of label maps whose code has the annotated classes and voxels of their case.
+    """A loss of label maps whose code has the annotated classes and voxels of their case.
 
     Classes that a case has not annotated are merged with its background (`merged_logits`). Classes that no
     case of the batch has annotated take no part, so that a mean over classes is over the others; a loss with
     a weight for each class counts them as learned. With unknown voxels, the loss gets the known voxels of the
     batch as one image.
 
-    With ``"background_first"``, everything that a case with some annotated structures has not annotated is
-    background in the first quarter of the rounds, at least in one, ::
-
-        −log p₀ᵥ for r ≤ max(1, R/4),   −log (p₀ᵥ + Σ_(n∉A) pₙᵥ) in later rounds
-
-    for the cross-entropy of a voxel v without outline. The gradient of the second to the logit of a merged
-    class n is its share ``pₙ / (p₀ + Σ_(m∉A) pₘ)``: whichever is largest grows. At the start all are equal,
-    and sites that have annotated few structures may agree on one of them instead of the background. The
-    first rounds make the background the largest.
-
     Args:
         loss: the loss of all classes.
         annotation: the code of the label maps.
-        kind: ``"background_first"``; ``"marginal"``; ``"exclusion"``, with `exclusion_loss` added; or
-            ``"none"``, which takes everything without annotation for background.
-
-    Deviations:
-        ``"background_first"`` is in no paper. ConDist (Wang et al., DeCaF 2023) breaks the same symmetry by
-        distillation from the global model, with a weight that grows from 0.01.
+        kind: ``"marginal"``; ``"exclusion"``, with `exclusion_loss` added; or ``"none"``, which takes
+            everything without annotation for background.
     """
-
-    _begins = False
 
     def __init__(self, loss: Loss, annotation: Annotation, kind: str = "marginal") -> None:
         super().__init__(loss.name, loss.num_classes, loss.labels, None)
@@ -125,11 +104,6 @@ class PartialLoss(Loss):
                 )
         self._takes_fewer = self._can_take_fewer()
 
-    def start_round(self, round_: int, rounds: int) -> None:
-        """Take missing classes for background, or not, in a round, from 1; never in the only one."""
-        first = rounds > 1 and round_ <= max(1.0, rounds * _FIRST)
-        self._begins = self.kind == BACKGROUND_FIRST and first
-
     def _can_take_fewer(self) -> bool:
         """Return whether the loss takes fewer classes: it does not with a weight for each class."""
         try:
@@ -144,8 +118,6 @@ class PartialLoss(Loss):
         if self.kind == "none":
             return super().__call__(outputs, labels)
         outputs = working_precision(outputs)
-        if self._begins:
-            annotated = annotated | annotated[:, 1:].any(dim=1, keepdim=True)
         merged = merged_logits(outputs, annotated)
         present = annotated.any(dim=0)
         if self._takes_fewer and 1 < int(present.sum()) < self.num_classes:

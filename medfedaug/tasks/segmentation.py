@@ -37,7 +37,7 @@ from medfedaug.tasks.base import (
     stack,
 )
 from medfedaug.tasks.losses import Loss, build_loss
-from medfedaug.tasks.partial_loss import BACKGROUND_FIRST, PartialLoss
+from medfedaug.tasks.partial_loss import PartialLoss
 
 
 class SegmentationTask(Task):
@@ -76,7 +76,7 @@ class SegmentationTask(Task):
         surface_tolerance: float = 2.0,
         loss: Loss | None = None,
         plan: Plan | None = None,
-        partial_loss: str = BACKGROUND_FIRST,
+        partial_loss: str = "marginal",
     ) -> None:
         self.classes = classes
         self.num_classes, self.intensity, self.divisor = num_classes, intensity, divisor
@@ -126,10 +126,6 @@ class SegmentationTask(Task):
         self.annotation, self.criterion = site.annotation, self._of_all_classes
         if site.annotation is not None:
             self.criterion = PartialLoss(self._of_all_classes, site.annotation, self.partial_loss)
-
-    def start_round(self, round_: int, rounds: int) -> None:
-        if isinstance(self.criterion, PartialLoss):
-            self.criterion.start_round(round_, rounds)
 
     @property
     def key(self) -> str:

@@ -26,7 +26,6 @@ from medfedaug.research.datasets.partial_phantom import TRUTH, annotate_apart
 from medfedaug.runs.annotated import BORROWED, OWN, UNKNOWN, Annotated
 from medfedaug.runs.load_results import load_run
 from medfedaug.simulate import configure, simulate
-from medfedaug.tasks.partial_loss import PartialLoss
 
 STRUCTURES = ("lesion", "ventricles", "deep grey matter", "white matter")
 OWNED = {"site_A": STRUCTURES[:2], "site_B": STRUCTURES[1:3], "site_C": STRUCTURES[2:], "site_D": ()}
@@ -127,14 +126,6 @@ def test_a_site_without_outlines_is_tested_only_by_default_and_said(phantom, tmp
     assert "site_D" in record["test"]["unseen"]
     assert "site_D" not in record["sites"]
     assert run.config == config
-
-
-def test_a_site_tells_its_loss_the_round(phantom, tmp_path, monkeypatch):
-    heard = set()
-    monkeypatch.setattr(PartialLoss, "start_round", lambda loss, *numbers: heard.add(numbers))
-    config = configure(find_sites(phantom), **TINY_NETWORK, rounds=2, local_steps=1, holdout=("site_D",))
-    simulate(phantom, tmp_path / "run", config, engine="inprocess", device="cpu", report=False)
-    assert heard == {(1, 2), (2, 2)}
 
 
 def test_methods_that_need_every_label_are_refused(phantom, tmp_path):

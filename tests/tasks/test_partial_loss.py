@@ -144,29 +144,6 @@ def test_none_takes_for_background_what_is_not_annotated():
     assert torch.equal(PartialLoss(plain, CODE, "none")(logits, coded), plain(logits, labels))
 
 
-def test_missing_classes_are_background_at_first_but_not_in_cases_without_outlines():
-    logits, labels, coded = batch((5, 6), [FIRST, SECOND])
-    plain = build_loss("segmentation", 3)
-    loss = PartialLoss(plain, CODE, "background_first")
-    loss.start_round(1, 12)
-    assert torch.allclose(loss(logits, coded), plain(logits, labels), rtol=1e-12)
-    loss.start_round(4, 12)
-    assert torch.equal(loss(logits, coded), PartialLoss(plain, CODE)(logits, coded))
-    logits, _, coded = batch((5, 6), [NONE])
-    loss.start_round(1, 12)
-    loss(logits.requires_grad_(), coded).backward()
-    assert not logits.grad.any()
-
-
-@pytest.mark.parametrize(("rounds", "first"), [(1, 0), (2, 1), (5, 1), (12, 3), (48, 12)])
-def test_missing_classes_are_background_in_the_first_quarter_of_the_rounds(rounds, first):
-    loss, begins = PartialLoss(build_loss("segmentation", 3), CODE, "background_first"), []
-    for number in range(1, rounds + 1):
-        loss.start_round(number, rounds)
-        begins.append(loss._begins)
-    assert begins == [True] * first + [False] * (rounds - first)
-
-
 @pytest.mark.parametrize("args", [{"sigmoid": True}, {"label_smoothing": 0.1}])
 def test_a_loss_that_cannot_leave_a_class_out_is_refused(args):
     name = "cross_entropy" if "label_smoothing" in args else "dice_ce"

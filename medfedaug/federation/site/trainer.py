@@ -248,7 +248,6 @@ class SiteTrainer(SiteModel):
         if self.config.loop and not isinstance(self.training, LoopTraining):
             raise MedFedAugError(f"site {self.name}: this engine does not run the loop {self.config.loop}")
         self.round = round_
-        self.task.start_round(round_, self.config.rounds)
         if self._precision_is_open:
             self._choose_precision()
         self._recall_latest(round_ - 1)
@@ -355,7 +354,6 @@ class SiteTrainer(SiteModel):
         if not (epochs := self.composition.epochs_before_test) or not self.trains:
             return
         self.round, self.memory.present = round_, -1
-        self.task.start_round(self.config.rounds, self.config.rounds)
         seed = derive_seed(self.config.seed, self.name, "fine-tuning")
         with self.training.own_random_numbers(seed):
             for part in self.parts.values():
