@@ -42,7 +42,6 @@ from medfedaug.methods import parse_methods
 from medfedaug.metrics.significance import paired_t_test
 from medfedaug.research.comparison.inspection import inspect_sites
 from medfedaug.research.comparison.inspection_page import federation_shift
-from medfedaug.research.comparison.shift import Shift
 from medfedaug.simulate import configure
 from medfedaug.utils.files import write_json
 
@@ -58,11 +57,13 @@ MEAN, FARTHEST = "mean", "farthest"
 PLACES = {MEAN: "mean of the sites", FARTHEST: "farthest site"}
 
 
-def distance(data: Path) -> Shift:
-    """Return the distance of the sites, as in `medfedaug inspect`."""
+def distance(data: Path) -> dict[str, Any]:
+    """Return the shift of a federation, and the mean distance of each site from the others."""
     shift = federation_shift(inspect_sites(data))
     assert shift is not None
-    return shift
+    sites = sorted({site for pair in shift.pairs for site in pair.sites})
+    apart = {site: fmean(p.statistics for p in shift.pairs if site in p.sites) for site in sites}
+    return {"distance": shift.shift, "apart": apart}
 
 
 def moved(work: Path, seed: int, dial: float) -> list[float]:
@@ -253,8 +254,7 @@ def main() -> None:
     print(hardware(), flush=True)
     for text in options.real:
         name, _, folder = text.partition("=")
-        shift = distance(Path(folder))
-        record["real"][name] = {"distance": shift.shift, "apart": shift.by_site}
+        record["real"][name] = distance(Path(folder))
     for seed, dial, number in product(options.seeds, options.shifts, options.inverted or [0]):
         federation = {"seed": seed, "shift": dial, "odd": options.odd}
         federation |= {"inverted": number} if options.inverted else {}
@@ -266,8 +266,7 @@ def main() -> None:
             apart = moved(options.work, seed, dial) if options.odd else dial
             inverted = [k >= 4 - number for k in range(4)]
             make_phantom(data, 4, options.patients, options.shape, seed, shift=apart, inverted=inverted)
-            shift = distance(data)
-            federation |= {"distance": shift.shift, "apart": shift.by_site}
+            federation |= distance(data)
         for methods in missing:
             started = time.perf_counter()
             dice = train(data, methods, seed, options)

@@ -25,18 +25,26 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 _PERIOD, _LAST = 1.0, 8
+_METRICS_PERIOD = 15.0
 _QUIET = 60.0  # seconds without an event after which a note appears
 
 
 def watch(
     kit: Annotated[Path, Argument(metavar="KIT", help="An NVFlare kit, or the folder of a job in it.")],
-    once: Annotated[bool, Option("--once", help="Show the state, and end.")] = False,
+    prometheus: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="NAME.prom to write every 15 seconds for node_exporter."),
+    ] = None,
+    once: Annotated[bool, Option("--once", help="Show or write the state, and end.")] = False,
 ) -> None:
     """Watch the latest job of a kit: rounds, sites, losses and scores, until it ends.
 
     A stalled job waits for a site that is down, or for its own process to come back. A job whose process is
     gone for good is dead, which ends the command with code 1.
     """
+    if prometheus is not None:
+        _write_metrics(open_kit(kit), prometheus, once=once)
+        return
     with err_console.status("starting"):
         from medfedaug.nvflare_jobs.kit.watched import Watched, find_events
         from medfedaug.utils.event_text import follow
@@ -79,6 +87,17 @@ def watch(
         raise typer.Exit(1)
 
 
+def _write_metrics(kit: Kit, file: Path, *, once: bool) -> None:
+    from medfedaug.nvflare_jobs.kit.kit_metrics import write_metrics
+
+    while True:
+        write_metrics(kit, file)
+        if once:
+            say(str(file))
+            return
+        time.sleep(_METRICS_PERIOD)
+
+
 def _ended_since(kit: Kit, events: Path | None) -> str:
     """Return a line on a job that ended at the server after the job with these events; empty for none."""
     from medfedaug.nvflare_jobs.kit.job_states import stored_jobs
@@ -87,8 +106,9 @@ def _ended_since(kit: Kit, events: Path | None) -> str:
     watched = events.parent.parent.name if events is not None else ""
     if not jobs or jobs[-1].job == watched or not jobs[-1].status.startswith("FINISHED"):
         return ""
-    _, job, name, status = jobs[-1]
-    return f"{name} ({job}): {status.lower()}; fetch it with: nvflare job download {job}"
+    newest = jobs[-1]
+    fetch = f"fetch it with: nvflare job download {newest.job}"
+    return f"{newest.name} ({newest.job}): {newest.status.lower()}; {fetch}"
 
 
 def _awaits_approval(events: Path) -> bool:

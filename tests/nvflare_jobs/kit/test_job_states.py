@@ -1,4 +1,4 @@
-"""Running jobs in NVFlare's store and at a site, and what watch and restart say of jobs."""
+"""States of jobs in NVFlare's store and at a site, and what watch and restart say of jobs."""
 
 import json
 import os
@@ -10,14 +10,16 @@ from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 from medfedaug.config.run import RunConfig
 from medfedaug.hospital.privacy.job_log import Origin
 from medfedaug.nvflare_jobs.kit import kit_process, kit_start
-from medfedaug.nvflare_jobs.kit.job_states import running_jobs
+from medfedaug.nvflare_jobs.kit.job_states import job_states, running_jobs
 
 
-def stored(server, job, status, *, submitted=1.0):
-    """A job in NVFlare's store."""
+def stored(server, job, status, *, name="brain", submitted=1.0, days=0.0):
+    """A job in NVFlare's store, whose status changed so many days ago."""
     uri = str(server.folders()["jobs-storage"] / job)
-    meta = {"job_id": job, "name": "brain", "status": status, "submit_time": submitted}
+    meta = {"job_id": job, "name": name, "status": status, "submit_time": submitted}
     FilesystemStorage().create_object(uri, b"", meta)
+    then = time.time() - days * 86400
+    os.utime(f"{uri}/meta", (then, then))
 
 
 def events(kit, job, *entries, age=0.0):
@@ -42,6 +44,45 @@ def test_the_living_processes_are_the_running_jobs_of_a_site(kit):
     events(kit, "j1", {"event": "warning", "text": "none"})
     events(kit, "j2", {"event": "warning", "text": "none"}, age=600)
     assert running_jobs(kit) == {"j1": ""}
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ("SUBMITTED", "submitted"),
+        ("RUNNING", "running"),
+        ("FINISHED:COMPLETED", "finished"),
+        ("FINISHED:ABORTED", "aborted"),
+        ("FINISHED:EXECUTION_EXCEPTION", "abnormal"),
+    ],
+)
+def test_states_are_those_of_the_job_store(server, status, state):
+    stored(server, "j1", status)  # without events: its process was killed before it wrote one
+    assert job_states(server) == {"j1": state}
+
+
+def test_a_resumed_job_stands_for_the_one_that_it_continues_and_an_end_counts_for_a_day(server):
+    stored(server, "j1", "FINISHED:ABNORMAL", submitted=1.0)
+    stored(server, "j2", "FINISHED:COMPLETED", submitted=2.0)
+    stored(server, "j3", "FINISHED:ABNORMAL", name="liver", days=1.1)
+    assert job_states(server) == {"j2": "finished"}
+
+
+def test_a_running_job_without_a_process_is_stalled_and_one_that_failed_is_abnormal(server):
+    stored(server, "j1", "RUNNING")
+    events(server, "j1", {"event": "round_started", "round": 1, "rounds": 3}, age=600)
+    stored(server, "j2", "FINISHED:COMPLETED", name="liver")
+    events(server, "j2", {"event": "failed", "message": "no site answered"})
+    assert job_states(server) == {"j1": "stalled", "j2": "abnormal"}
+
+
+def test_a_job_waits_for_approval_until_it_is_approved_or_gone(kit):
+    entry = kit.job_book().note(RunConfig(), "j1", Origin(name="brain", asked=1.0))
+    assert job_states(kit) == {}  # no process waits
+    events(kit, "j1", {"event": "warning", "text": "none"})
+    assert job_states(kit) == {"j1": "approval"}
+    kit.job_book().judge(entry.hash, "approved")
+    assert job_states(kit) == {"j1": "running"}
 
 
 def test_watch_says_that_a_job_waits_for_approval_until_it_is_approved(kit, run):

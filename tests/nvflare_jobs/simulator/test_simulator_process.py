@@ -1,6 +1,9 @@
 """When server and sites are forks of one process, and when they start afresh."""
 
+import io
+import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +28,20 @@ def test_forks_are_for_linux_for_known_versions_and_for_users_that_do_not_refuse
     assert no_fast_start() == "processes are forked only on Linux"
     monkeypatch.setenv(FAST_START_VARIABLE, "0")
     assert no_fast_start() == f"{FAST_START_VARIABLE}=0"
+
+
+def test_a_simulation_takes_the_fork_that_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(simulator_process, "no_fast_start", lambda: None)
+    fork = SimpleNamespace(stdin=io.BytesIO(), poll=lambda: 3)
+    monkeypatch.setattr(simulator_process, "waiting", [fork])
+    start = Start(job="job", workspace="work space", sites=["A", "B"], lock="lock")
+    process = SimulatorProcess(start, {"SITE": "é"}, tmp_path / "log")
+    order = json.loads(fork.stdin.getvalue())
+    assert Start(**order["start"]) == start
+    assert order["environment"]["SITE"] == "é"
+    assert order["log"] == str(tmp_path / "log")
+    assert process.returncode == 3
+    assert not simulator_process.waiting
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ def test_fedprox_beside_fedfd_a_has_the_weight_of_section_4_2(monkeypatch, data)
     assert arguments(run, "fedprox")["mu"] == 0.1
     assert (run.config.momentum, run.config.local_steps, run.config.batch_size) == (0.5, 200, 64)
     fedfd_a = arguments(planned(monkeypatch, f"fedfd_a_{data}", "silobn,fedfd_a"), "fedfd_a")
-    assert (fedfd_a["weights"].lambda1, fedfd_a["weights"].lambda2) == (0.1, 4.0)
+    assert (fedfd_a["lambda1"], fedfd_a["lambda2"]) == (0.1, 4.0)
 
 
 def test_an_argument_of_a_preset_can_be_set_and_is_then_told(monkeypatch):
