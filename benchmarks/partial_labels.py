@@ -151,12 +151,10 @@ def one(folder: Path, run: tuple[str, str, str, int], options: argparse.Namespac
         # Methods that need outlines leave out a site without any.
         holdout=() if full or methods in ("condist", "teacher") else tuple(without_outlines),
     )
-    result = simulate(data, out / "run", config, engine=options.engine, sites=sites, report=False)
+    simulate(data, out / "run", config, engine="inprocess", sites=sites, report=False)
     seconds = time.process_time() - started
     return {
         "seconds": round(seconds, 1),
-        "bytes_up": sum(entry["bytes_up"] for entry in result["rounds"]),
-        "selected_round": result.get("selected_round"),
         **{kind: scores(out / "run", folder / kind) for kind in KINDS if (folder / kind).exists()},
     }
 
@@ -165,16 +163,11 @@ def scores(run: Path, data: Path) -> dict[str, Any]:
     """Return the Dice of each class and of each test patient, by site."""
     return {
         site: {
-            "classes": rounded({label: row["dice"] for label, row in entry.get("classes", {}).items()}),
-            "patients": rounded(entry["cases"]),
+            "classes": {label: row["dice"] for label, row in entry.get("classes", {}).items()},
+            "patients": entry["cases"],
         }
         for site, entry in evaluate_model(run, data)["sites"].items()
     }
-
-
-def rounded(dice: dict[str, float | None]) -> dict[str, float | None]:
-    """Keep four digits of scores."""
-    return {name: None if score is None else round(score, 4) for name, score in dice.items()}
 
 
 def patients(run: dict[str, Any], kind: str) -> dict[tuple[str, str], float]:
@@ -243,7 +236,6 @@ def main() -> None:
     arguments.add_argument("--federations", nargs="+", default=list(FEDERATIONS), choices=list(FEDERATIONS))
     arguments.add_argument("--runs", nargs="+", default=list(RUNS), choices=list(RUNS))
     arguments.add_argument("--remedies", nargs="+", default=list(REMEDIES))
-    arguments.add_argument("--engine", default="inprocess", help="inprocess or nvflare (default inprocess)")
     options = arguments.parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
