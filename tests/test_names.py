@@ -66,6 +66,13 @@ def test_running_in_process_imports_neither_nvflare_nor_opacus_which_noise_alone
 
 
 @pytest.mark.all_layers
+def test_the_dictionary_of_dicom_codes_is_imported_when_a_report_is_written(simulate_alone):
+    assert "pydicom.sr" not in simulate_alone[1]
+    script = "import sys, medfedaug.hospital.dicom.structured_report; sys.exit('pydicom.sr' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+@pytest.mark.all_layers
 @pytest.mark.parametrize("package", ["analysis", "federation", "nvflare_jobs"])
 def test_the_names_of_packages_that_import_on_demand_are_there(package):
     module = import_module(f"medfedaug.{package}")

@@ -63,11 +63,12 @@ run(
 # %%
 # A prediction beside the image
 # -----------------------------
-# The studies are fetched, predicted, and stored: a DICOM SEG and contours.
+# The studies are fetched, predicted, and stored: a DICOM SEG, contours, and a structured report with the
+# volume.
 
 predict = (
     f"medfedaug predict --model runs/fedrdn --site hospital_B --dicomweb {pacs} --studies studies_B.csv "
-    "--rtstruct --store --out predicted"
+    "--rtstruct --report --store --out predicted"
 )
 run(predict)
 

@@ -96,7 +96,7 @@ class AllowedBundle:
         return bundles
 
     def check(self, folder: Path | None = None) -> None:
-        """Check that the folder, or a copy of it, still has the allowed content."""
+        """Check that the folder, or its copy, still has the allowed content."""
         content = content_hash(folder or self.folder)
         if content != self.hash:
             raise ConfigError(

@@ -1,1 +1,1 @@
-"""Reading and writing of DICOM: volumes, SEG and RTSTRUCT."""
+"""Reading and writing of DICOM: volumes, SEG, RTSTRUCT and SR."""

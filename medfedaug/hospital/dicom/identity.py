@@ -32,6 +32,7 @@ class ObjectKind(Enum):
     SEGMENTATION = "seg", _SERIES, f"{_NAME} segmentation"
     PROBABILITIES = "probabilities", _SERIES + 1, f"{_NAME} probabilities"
     RTSTRUCT = "rtstruct", _SERIES + 2, f"{_NAME} contours"
+    REPORT = "sr", _SERIES + 3, f"{_NAME} volumes"
 
     def __init__(self, word: str, number: int, description: str) -> None:
         self.word, self.number, self.description = word, number, description
@@ -102,18 +103,27 @@ class ModelIdentity:
         """Return the UID by which objects of one prediction name the segment with a number."""
         return self._uid(series.uid, None, series.part, f"segment {number}")
 
+    def device_uid(self) -> str:
+        """Return the UID of the model as an observer."""
+        return self._uid("", None, "", "device")
+
     def algorithm(self) -> AlgorithmIdentificationSequence:
         """Return name, version and parameters of the algorithm: the model's hash, its test, and the site."""
         import highdicom as hd
         from pydicom.sr.codedict import codes
 
-        texts = {"model": self.sha256, "site": self.site, "test": self.test, "warning": self.warning}
         return hd.AlgorithmIdentificationSequence(
             name=_NAME,
             version=__version__,
             family=codes.DCM.ArtificialIntelligence,
-            parameters={name: text for name, text in texts.items() if text},
+            parameters=self.parameters,
         )
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """Parameters of the algorithm, by name."""
+        texts = {"model": self.sha256, "site": self.site, "test": self.test, "warning": self.warning}
+        return {name: text for name, text in texts.items() if text}
 
     def _uid(self, source: str, kind: ObjectKind | None, part: str, level: str) -> str:
         word = kind.word if kind is not None else ""

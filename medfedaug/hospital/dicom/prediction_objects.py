@@ -1,4 +1,4 @@
-"""`DicomObjects`: identity of a predicted SEG, and its contours."""
+"""`DicomObjects`: identity of a predicted SEG, its contours and its report."""
 
 import hashlib
 import json
@@ -18,15 +18,17 @@ from medfedaug.hospital.dicom.series import open_series
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.model_score import ModelScore
+from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.series_objects import SeriesObjects
 
 
 class DicomObjects(SeriesObjects):
-    """Writes contours of the label map of a DICOM series, if the options ask for them."""
+    """Writes contours and a report of the label map of a DICOM series, if the options ask for them."""
 
     def settings(self) -> dict[str, Any]:
         """Return kinds of objects."""
-        return {"objects": [ObjectKind.RTSTRUCT.word]} if self.options.rtstruct else {}
+        kinds = object_kinds(self.options)
+        return {"objects": [kind.word for kind in kinds]} if kinds else {}
 
     def check(self, cases: Iterable[Case]) -> None:
         """Check that DICOM SEG can be written, if a case is a series."""
@@ -35,8 +37,8 @@ class DicomObjects(SeriesObjects):
 
     def files(self, case: Case, label: str) -> list[str]:
         """Return the files of the objects of a series."""
-        contours = self.options.rtstruct and is_dicom(case.image)
-        return [_contours_file(label.removesuffix(".dcm"))] if contours else []
+        kinds = object_kinds(self.options) if is_dicom(case.image) else ()
+        return [_object_file(label.removesuffix(".dcm"), kind) for kind in kinds]
 
     def segments(self, case: Case, classes: tuple[str, ...], notes: Mapping[str, str]) -> Segments:
         """Return the segments of a DICOM SEG."""
@@ -48,12 +50,22 @@ class DicomObjects(SeriesObjects):
         return object_identity(self.run, self.origin, further=further)
 
     def write(self, out: Path, case: Case, label: Tensor, file: str, segments: Classes) -> None:
-        """Write the contours of a series."""
+        """Write the objects of a series.
+
+        Raises:
+            DataError: for a series that lacks what an object needs.
+            StorageError: when a file cannot be written.
+        """
         from medfedaug.hospital.dicom.rtstruct import write_rtstruct
+        from medfedaug.hospital.dicom.structured_report import write_report
 
         assert isinstance(segments, Segments)
-        for name in self.files(case, file):
-            write_whole(out / name, lambda path: write_rtstruct(path, case.image, label[0].numpy(), segments))
+        voxels, image, model = label[0].numpy(), case.image, segments
+        for kind, name in zip(object_kinds(self.options), self.files(case, file), strict=False):
+            if kind is ObjectKind.RTSTRUCT:
+                write_whole(out / name, lambda path: write_rtstruct(path, image, voxels, model))
+            else:
+                write_whole(out / name, lambda path: write_report(path, image, voxels, out / file, model))
 
 
 def channel_keys(names: Sequence[str], count: int) -> list[str]:
@@ -93,8 +105,15 @@ def object_identity(
 
 def object_files(out: Path, case: str) -> dict[ObjectKind, Path]:
     """Return the files of the DICOM objects of a case, by kind, whether or not they exist."""
-    return {ObjectKind.SEGMENTATION: out / f"{case}.dcm", ObjectKind.RTSTRUCT: out / _contours_file(case)}
+    objects = {kind: out / _object_file(case, kind) for kind in (ObjectKind.RTSTRUCT, ObjectKind.REPORT)}
+    return {ObjectKind.SEGMENTATION: out / f"{case}.dcm", **objects}
 
 
-def _contours_file(name: str) -> str:
-    return f"{name}.{ObjectKind.RTSTRUCT.word}.dcm"
+def object_kinds(options: PredictionOptions) -> list[ObjectKind]:
+    """Return the kinds of DICOM objects in addition to the SEG of a DICOM series."""
+    kinds = {ObjectKind.RTSTRUCT: options.rtstruct, ObjectKind.REPORT: options.report}
+    return [kind for kind, written in kinds.items() if written]
+
+
+def _object_file(name: str, kind: ObjectKind) -> str:
+    return f"{name}.{kind.word}.dcm"

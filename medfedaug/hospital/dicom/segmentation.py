@@ -45,6 +45,13 @@ class Segments:
         return hd.sr.CodedConcept(f"CLASS{number}", OWN_CODES, self.classes[number][:64])
 
 
+def category() -> Any:
+    """Return the category of all classes, made where it is used: the dictionary takes a while to import."""
+    from pydicom.sr.codedict import codes
+
+    return codes.SCT.SpatialAndRelationalConcept
+
+
 def check_highdicom() -> None:
     """Check that highdicom is installed; else name the command that installs it."""
     if find_spec("highdicom") is None:
@@ -61,7 +68,6 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
     probabilities, (X, Y, Z, K), written as fractional ones.
     """
     import highdicom as hd
-    from pydicom.sr.codedict import codes  # takes a while
 
     volume = open_series(series)
     slices = [pydicom.dcmread(file, stop_before_pixels=True) for file in volume.files]
@@ -82,7 +88,7 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
         description = hd.seg.SegmentDescription(
             segment_number=number,
             segment_label=name[:64],
-            segmented_property_category=codes.SCT.SpatialAndRelationalConcept,
+            segmented_property_category=category(),
             segmented_property_type=segments.type_of(number),
             algorithm_type=hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
             algorithm_identification=algorithm,

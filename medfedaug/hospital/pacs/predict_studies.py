@@ -22,6 +22,7 @@ from medfedaug.hospital.dicom.prediction_objects import (
     channel_keys,
     object_files,
     object_identity,
+    object_kinds,
 )
 from medfedaug.hospital.dicom.series import scan
 from medfedaug.hospital.pacs.archive import (
@@ -105,7 +106,7 @@ def predict_studies(
             studies=studies,
             series=options.series,
             identity=partial(object_identity, run, origin),
-            kinds=(ObjectKind.SEGMENTATION, *([ObjectKind.RTSTRUCT] if options.rtstruct else [])),
+            kinds=(ObjectKind.SEGMENTATION, *object_kinds(options)),
             named=bool(run.config.channel_names),
             book=_Book(state / _LIST),
         )

@@ -14,7 +14,7 @@ class StudyOptions(Settings):
 
     store: bool = setting(
         False,
-        "Store DICOM SEG and contours in the archive. Studies that already have this model's objects "
+        "Store DICOM SEG, contours and report in the archive. Studies that already have this model's objects "
         "are left out.",
         flags=("--store",),
     )

@@ -1,4 +1,4 @@
-"""What studies add to the report of several runs: comparisons."""
+"""Comparisons that studies add to the report of several runs."""
 
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence

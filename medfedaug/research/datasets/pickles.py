@@ -35,7 +35,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 
 
 def load_arrays(path: Path) -> Any:
-    """Read a pickle of arrays, numbers, text and containers of them.
+    """Read a pickle of arrays, numbers, text and their containers.
 
     Raises:
         pickle.UnpicklingError: for any other content.

@@ -39,6 +39,11 @@ class PredictionOptions(Settings):
     rtstruct: bool = setting(
         False, "Write an RTSTRUCT of each DICOM series, too: contours.", flags=("--rtstruct",)
     )
+    report: bool = setting(
+        False,
+        "Write a DICOM structured report of volumes for each series, too.",
+        flags=("--report",),
+    )
     overwrite: bool = setting(
         False,
         "Delete the files of an earlier prediction, and start anew.",

@@ -62,8 +62,9 @@ def series_objects(
     further: Mapping[str, Mapping[str, str]],
 ) -> SeriesObjects:
     """Return what writes objects of series in this installation; see `SeriesObjects`."""
-    if options.rtstruct:
-        added_module("dicom.prediction_objects", "--rtstruct")
+    asked = {"--rtstruct": options.rtstruct, "--report": options.report}
+    for option in (option for option, value in asked.items() if value):
+        added_module("dicom.prediction_objects", option)
     modules = added_modules("dicom.prediction_objects")
     make = modules[0].DicomObjects if modules else SeriesObjects
     objects: SeriesObjects = make(run, origin, options, folder, further)

@@ -1,4 +1,4 @@
-"""RTSTRUCT of a label map, read by pydicom and dciodvfy."""
+"""RTSTRUCT and report of a label map, read by pydicom, dsrdump and dciodvfy."""
 
 import shutil
 import subprocess
@@ -16,6 +16,7 @@ from medfedaug.errors import DataError
 from medfedaug.hospital.dicom.identity import ModelIdentity
 from medfedaug.hospital.dicom.rtstruct import closed_contours, write_rtstruct
 from medfedaug.hospital.dicom.segmentation import Segments, write_segmentation
+from medfedaug.hospital.dicom.structured_report import write_report
 
 SHAPE = (48, 40, 5)
 ANGLE = np.deg2rad(20)
@@ -97,11 +98,43 @@ def test_contours_of_one_file_with_frames_in_odd_order_name_their_frames(label, 
         assert float(contour.ContourData[2]) == pytest.approx(float(place[2]), abs=1e-3)
 
 
+def test_a_report_names_volume_segment_and_model(label, tmp_path):
+    write_slices(tmp_path / "series", np.zeros(SHAPE, np.int16), turned=OBLIQUE)
+    write_segmentation(tmp_path / "seg.dcm", tmp_path / "series", label, SEGMENTS)
+    write_report(tmp_path / "sr.dcm", tmp_path / "series", label, tmp_path / "seg.dcm", SEGMENTS)
+    assert faults(tmp_path / "sr.dcm") == faults(tmp_path / "seg.dcm") == []
+    written, seg = pydicom.dcmread(tmp_path / "sr.dcm"), pydicom.dcmread(tmp_path / "seg.dcm")
+    assert written.VerificationFlag == "UNVERIFIED"
+    measured = next(
+        one
+        for one in written.ContentSequence
+        if one.ConceptNameCodeSequence[0].CodeMeaning == "Imaging Measurements"
+    )
+    assert len(measured.ContentSequence) == 3
+    for number, group in enumerate(measured.ContentSequence, start=1):
+        items = {one.ConceptNameCodeSequence[0].CodeMeaning: one for one in group.ContentSequence}
+        value = items["Volume"].MeasuredValueSequence[0]
+        millilitres = (label == number).sum() * 0.9 * 1.1 * 3.0 / 1000
+        assert float(value.NumericValue) == pytest.approx(millilitres, abs=1e-3)
+        assert value.MeasurementUnitsCodeSequence[0].CodeValue == "mL"
+        reference = items["Referenced Segment"].ReferencedSOPSequence[0]
+        assert reference.ReferencedSOPInstanceUID == seg.SOPInstanceUID
+        assert reference.ReferencedSegmentNumber == number
+        tracked = items["Tracking Unique Identifier"].UID
+        assert tracked == seg.SegmentSequence[number - 1].TrackingUID
+    program = shutil.which("dsrdump")
+    if program is not None:
+        done = subprocess.run([program, tmp_path / "sr.dcm"], capture_output=True, text=True, check=True)
+        for text in ('(CLASS1,99MEDFEDAUG,"lesion")', '"site: site_A"', '(mL,UCUM,"milliliter")'):
+            assert text in done.stdout
+
+
 def all_objects(folder, label, segments=SEGMENTS):
-    """SEG and RTSTRUCT of the series in a folder."""
+    """SEG, RTSTRUCT and report of the series in a folder."""
     write_segmentation(folder / "seg.dcm", folder / "series", label, segments)
     write_rtstruct(folder / "rt.dcm", folder / "series", label, segments)
-    return [pydicom.dcmread(folder / name) for name in ("seg.dcm", "rt.dcm")]
+    write_report(folder / "sr.dcm", folder / "series", label, folder / "seg.dcm", segments)
+    return [pydicom.dcmread(folder / name) for name in ("seg.dcm", "rt.dcm", "sr.dcm")]
 
 
 def test_a_class_that_the_images_character_set_lacks_makes_the_object_utf8(label, tmp_path):
@@ -112,11 +145,12 @@ def test_a_class_that_the_images_character_set_lacks_makes_the_object_utf8(label
     for written in all_objects(tmp_path, label):
         assert (written.SpecificCharacterSet, str(written.PatientName)) == ("ISO_IR 100", "Müller^Jürgen")
     russian = replace(SEGMENTS, classes=("background", "опухоль", "core", "cyst"))
-    seg, contours = all_objects(tmp_path, label, russian)
-    for written in (seg, contours):
+    seg, contours, report = all_objects(tmp_path, label, russian)
+    for written in (seg, contours, report):
         assert (written.SpecificCharacterSet, str(written.PatientName)) == ("ISO_IR 192", "Müller^Jürgen")
     assert seg.SegmentSequence[0].SegmentLabel == "опухоль"
     assert contours.StructureSetROISequence[0].ROIName == "опухоль"
+    assert "опухоль" in str(report)
 
 
 def test_undeclared_letters_keep_their_bytes_and_are_not_turned_into_others(label, tmp_path):
@@ -137,6 +171,7 @@ def test_a_name_that_its_character_set_cannot_decode_is_refused_for_every_object
         np.zeros(SHAPE, np.int16),
         change=lambda header, k: setattr(header, "PatientName", "Müller^Jürgen"),
     )
+    all_objects(tmp_path, label)  # the SEG for the report
     for file in files:
         header = pydicom.dcmread(file)
         name = header.PatientName.original_string

@@ -59,17 +59,17 @@ def objects(orthanc, patient):
 
 
 @pytest.mark.parametrize("way", ["dicomweb", "dimse"])
-def test_seg_and_contours_come_back_and_refer_to_their_series(orthanc, run, model, tmp_path, way):
+def test_seg_contours_and_report_come_back_and_refer_to_their_series(orthanc, run, model, tmp_path, way):
     patient = f"BACK-{way}"
     files = put(orthanc, tmp_path / "in", patient)[f"{patient}-0"]
     out = tmp_path / "out"
     call = ("predict", "--model", model, f"--{way}", getattr(orthanc, way), "--out", out, "--store")
-    call += ("--studies", studies(tmp_path / "studies.csv", patient), "--rtstruct")
+    call += ("--studies", studies(tmp_path / "studies.csv", patient), "--rtstruct", "--report")
     code, said, err = run(*call)
     assert code == 0, err
-    assert "stored 2 objects of 1 stud" in said
+    assert "stored 3 objects of 1 stud" in said
     stored = objects(orthanc, patient)
-    assert {name: len(found) for name, found in stored.items()} == {"SEG": 1, "RTSTRUCT": 1}
+    assert {name: len(found) for name, found in stored.items()} == {"SEG": 1, "RTSTRUCT": 1, "SR": 1}
     slices = sorted(map(pydicom.dcmread, files), key=lambda one: one.InstanceNumber)
     (seg,) = stored["SEG"]
     read = hd.seg.Segmentation.from_dataset(seg)
@@ -83,7 +83,10 @@ def test_seg_and_contours_come_back_and_refer_to_their_series(orthanc, run, mode
     )
     mask = pixels[..., 0].astype(bool)
     assert 0 < mask.sum() < mask.size
+    # The voxels that the report measures are those of the segmentation, in the headers' millimetres.
     volume = mask.sum() * abs(np.linalg.det(affine_of(slices)[:3, :3])) / 1000
+    texts = str(stored["SR"][0])
+    assert str(seg.SOPInstanceUID) in texts
     (case,) = json.loads((out / "predictions.json").read_text())["cases"].values()
     assert case["volume_ml"]["lesion"] == pytest.approx(volume, rel=1e-4)
     contours = stored["RTSTRUCT"][0].ROIContourSequence[0].ContourSequence
@@ -117,28 +120,29 @@ def test_names_in_any_letters_come_back_from_the_archive(orthanc, run, model, tm
         voxels = np.random.default_rng(0).integers(0, 1000, (32, 32, 2)).astype(np.int16)
         write_slices(tmp_path / "in" / patient, voxels, change=named)
     orthanc.put(tmp_path / "in")
-    call = ("predict", "--model", model, "--dicomweb", orthanc.dicomweb, "--store", "--rtstruct")
+    call = ("predict", "--model", model, "--dicomweb", orthanc.dicomweb, "--store", "--rtstruct", "--report")
     call += ("--studies", studies(tmp_path / "s.csv", *patients), "--out", tmp_path / "out", "--no-previews")
     run.ok(*call)
     for patient, (_, name) in patients.items():
         found = objects(orthanc, patient)
-        assert {kind: str(one.PatientName) for kind, (one,) in found.items()} == {
-            "SEG": name,
-            "RTSTRUCT": name,
-        }
+        assert {kind: str(one.PatientName) for kind, (one,) in found.items()} == dict.fromkeys(
+            ("SEG", "RTSTRUCT", "SR"), name
+        )
 
 
 def test_the_same_study_gets_no_second_objects(orthanc, run, model, tmp_path):
     put(orthanc, tmp_path / "in", "TWICE-1")
     call = ("predict", "--model", model, "--dicomweb", orthanc.dicomweb, "--store", "--no-previews")
-    call += ("--studies", studies(tmp_path / "studies.csv", "TWICE-1"), "--rtstruct")
+    call += ("--studies", studies(tmp_path / "studies.csv", "TWICE-1"), "--report")
 
     def stored(out):
         said = run.ok(*call, "--out", tmp_path / out)
         found = objects(orthanc, "TWICE-1")
-        return len(found["SEG"]), len(found["RTSTRUCT"]), "already there" in said
+        return len(found["SEG"]), len(found["SR"]), "already there" in said
 
     assert [stored("out"), stored("out"), stored("elsewhere")] == [(1, 1, False), (1, 1, True), (1, 1, True)]
+    (seg,), (report,) = objects(orthanc, "TWICE-1")["SEG"], objects(orthanc, "TWICE-1")["SR"]
+    assert str(seg.SOPInstanceUID) in str(report)
 
 
 def test_a_study_that_fails_costs_itself_and_names_no_patient(orthanc, run, model, tmp_path):
@@ -279,7 +283,7 @@ def test_a_volume_of_a_diffusion_series_is_chosen_by_its_b_value(orthanc, run, m
 def test_killed_and_called_again_each_study_has_its_objects_once(orthanc, run, model, tmp_path):
     put(orthanc, tmp_path / "in", "KILLED", 12)
     call = ("predict", "--model", model, "--dicomweb", orthanc.dicomweb, "--out", tmp_path / "out", "--store")
-    call += ("--studies", studies(tmp_path / "studies.csv", "KILLED"), "--rtstruct", "--no-previews")
+    call += ("--studies", studies(tmp_path / "studies.csv", "KILLED"), "--report", "--no-previews")
     process = subprocess.Popen([sys.executable, "-m", "medfedaug", *map(str, call)])
     end = time.monotonic() + 120
     while time.monotonic() < end and len(objects(orthanc, "KILLED").get("SEG", ())) < 3:
@@ -291,10 +295,10 @@ def test_killed_and_called_again_each_study_has_its_objects_once(orthanc, run, m
     assert 3 <= len(before["SEG"]) < 12
     run.ok(*call)
     after = objects(orthanc, "KILLED")
-    assert {name: len(found) for name, found in after.items()} == {"SEG": 12, "RTSTRUCT": 12}
+    assert {name: len(found) for name, found in after.items()} == {"SEG": 12, "SR": 12}
     kept = {one.SOPInstanceUID for one in before["SEG"]}
     assert kept <= {one.SOPInstanceUID for one in after["SEG"]}
-    assert len({one.StudyInstanceUID for one in after["RTSTRUCT"]}) == 12
+    assert len({one.StudyInstanceUID for one in after["SR"]}) == 12
 
 
 def test_an_archive_that_sends_another_patient_gets_no_prediction(run, model, tmp_path):

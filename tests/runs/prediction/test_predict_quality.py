@@ -86,7 +86,7 @@ def test_a_model_without_a_good_test_is_not_believed(run, model, phantom_dir, tm
     for number, file in enumerate(sorted((phantom_dir / "site_C/images").iterdir())[:2]):
         volume = nibabel.load(file)
         series(images / f"case{number}", (read(file) * 1000).astype(np.int16), volume.affine, f"1.2.{number}")
-    code, printed, err = run("predict", "--model", useless, "--images", images, "--out", out)
+    code, printed, err = run("predict", "--model", useless, "--images", images, "--out", out, "--report")
     assert code == 0, err
     assert f"do not rely on these predictions: {warning}" in err.replace("in its test the model ", "")
     assert score in printed
@@ -98,8 +98,12 @@ def test_a_model_without_a_good_test_is_not_believed(run, model, phantom_dir, tm
     assert "first ones" not in page.text
     assert page.text.index("case0") < page.text.index("case1")
     assert predicted(run, out)["test"]["score"] == score
-    seg = pydicom.dcmread(out / "case0.dcm")
+    seg, report = (pydicom.dcmread(out / f"case0.{ending}") for ending in ("dcm", "sr.dcm"))
     assert seg.SeriesDescription == "medfedaug segmentation: DO NOT RELY ON IT"
     told = seg.SegmentSequence[0].SegmentationAlgorithmIdentificationSequence[0].AlgorithmParameters
     assert f"test={score}" in told
     assert warning in told
+    first = report.ContentSequence[0]
+    assert first.ConceptNameCodeSequence[0].CodeMeaning == "Comment"
+    assert first.TextValue.startswith("DO NOT RELY ON IT: ")
+    assert score in first.TextValue
