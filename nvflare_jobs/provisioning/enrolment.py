@@ -116,7 +116,11 @@ def sign(request: Enrolment, project: str | Path) -> Path:
     """Sign a request whose fingerprint was compared; the answer is beside it."""
     folder, target = Path(project), request.path.with_name(f"{request.name}.signed.zip")
     options = ("-c", folder / CA, "--profile", folder / PROFILE, "--out", target)
-    _nvflare("cert", "approve", request.path, *options)
+    with tempfile.TemporaryDirectory() as work:
+        copy = Path(shutil.copy(request.path, work))  # nobody can replace it after the comparison
+        if read_request(copy).fingerprint != request.fingerprint:
+            raise ConfigError(f"{request.path}: is not the request that was compared")
+        _nvflare("cert", "approve", copy, *options)
     with (folder / SIGNED).open("a") as log:
         log.write(f"{request.name} {request.fingerprint}\n")
     return target
@@ -152,6 +156,8 @@ def accept(answer: Enrolment, requests: str | Path, kit: str | Path) -> bool:
         raise ConfigError(f"{folder}: no request of {answer.name} is open; name its folder with --requests")
     before = kit / "startup.before"
     renews = (kit / "startup").is_dir()
+    if kit.exists() and not renews:
+        raise ConfigError(f"{kit} exists and is not a kit; choose another folder")
     private_folder(kit.absolute().parent)
     # In the same folder: a rename is atomic, and the key stays on this file system.
     with tempfile.TemporaryDirectory(dir=kit.absolute().parent, prefix=".enrol-") as work:

@@ -1,17 +1,22 @@
 """LGG multi-site: brain MRI of lower-grade glioma from five institutions (TCGA-LGG; Buda et al. 2019)."""
 
+from __future__ import annotations
+
 import re
 from collections import defaultdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from PIL import Image
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.splits import split_patients
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.research.datasets.published import Benchmark, base_folder, listed_sites
+
+if TYPE_CHECKING:
+    import torch
 
 _INSTITUTIONS = ("CS", "DU", "EZ", "FG", "HT")  # as in the patients' names, TCGA_CS_4941
 _CLASSES = ("background", "FLAIR abnormality")
@@ -45,6 +50,8 @@ class LGGSite(VolumeFolder):
         return (self._stack([_mask(path) for path in _slices(case.image)]) > 0).float()
 
     def _stack(self, paths: list[Path]) -> torch.Tensor:
+        import torch
+
         planes = []
         for path in paths:
             with self.reading(path), Image.open(path) as file:

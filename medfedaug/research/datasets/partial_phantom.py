@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import nibabel as nib
 import numpy as np
 
 from medfedaug.data.base import SPLITS
@@ -95,6 +94,8 @@ def _rewrite(folder: Path, row: dict[str, Any], values: Sequence[int], share: fl
         path.unlink()
         del row["label"]
         return
+    import nibabel as nib
+
     image = nib.Nifti1Image.from_bytes(gzip.decompress(path.read_bytes()))
     label = np.asarray(image.dataobj)
     label = np.where(np.isin(label, values), label, 0).astype(np.uint8)

@@ -1,14 +1,15 @@
 """ProstateMRI: T2-weighted MRI of the prostate from six sources (Liu et al., IEEE TMI 2020)."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import torch
 
 from medfedaug.data.base import Case, SiteFolder, reading
 from medfedaug.data.preparation.decoded_cache import decoded
@@ -19,6 +20,9 @@ from medfedaug.research.datasets.folds import fold_patients
 from medfedaug.research.datasets.published import Benchmark, base_folder
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
+
+if TYPE_CHECKING:
+    import torch
 
 # Names in the papers' tables, and names of folders and lists in HarmoFL's code.
 _SITES = {"BIDMC": "BIDMC", "HK": "HK", "I2CVB": "I2CVB", "BMC": "ISBI_1.5", "RUNMC": "ISBI", "UCL": "UCL"}
@@ -61,6 +65,8 @@ class ProstateSite(VolumeFolder):
         """
         image = decoded("window", case.files, lambda: _window(self.name, case.image)).float()
         if self.neighbours:
+            import torch
+
             below = torch.cat([image[..., :1], image[..., :-1]], dim=-1)
             above = torch.cat([image[..., 1:], image[..., -1:]], dim=-1)
             image = torch.cat([below, image, above])
@@ -84,13 +90,15 @@ def _window(site: str, path: Path) -> torch.Tensor:
     low, high = image.min(), np.quantile(image, _TOP)
     if not high > low:
         raise DataError("nearly every voxel has the lowest value", site=site, path=path)
+    import torch
+
     return torch.from_numpy(((np.minimum(image, high) - low) / (high - low) * 255).astype(np.uint8))
 
 
 @lru_cache(maxsize=32)
 def _mask(site: str, path: Path) -> torch.Tensor:
     label = VolumeFolder(site, path.parent, _CLASSES, {}).read_label(Case(path.name, path, path))
-    return label.clamp(max=1).to(torch.uint8)
+    return label.clamp(max=1).byte()
 
 
 def prostate_mri(

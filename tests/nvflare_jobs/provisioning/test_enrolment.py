@@ -17,6 +17,7 @@ import typer
 from nvflare import cli
 
 from medfedaug.cli import enrol
+from medfedaug.errors import ConfigError
 from medfedaug.nvflare_jobs.kit.startup import check_startup
 from medfedaug.nvflare_jobs.provisioning import enrolment
 from medfedaug.nvflare_jobs.provisioning.enrolment import read_request
@@ -182,6 +183,15 @@ CRAFTED = {
     "a file outside": (lambda r, y: (r, y), {"../../outside": "x"}),
     "a private key": (lambda r, y: (r, y), {"basel.key": "k"}),
 }
+
+
+def test_a_request_that_is_replaced_after_the_comparison_is_not_signed(places, basel, run):
+    request, _ = basel
+    compared = read_request(request)
+    assert run("enrol", "request", "basel", "--requests", places[2] / "elsewhere")[0] == 0
+    shutil.copy(places[2] / "elsewhere/basel/basel.request.zip", request)
+    with pytest.raises(ConfigError, match="is not the request that was compared"):
+        enrolment.sign(compared, places[0])
 
 
 @pytest.mark.parametrize("crafted", CRAFTED)
