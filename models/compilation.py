@@ -11,7 +11,8 @@ from medfedaug.errors import first_line, warn
 def compile_calls(network: nn.Module, site: str) -> None:
     """Compile the calls of a network, its hooks included, in place; copies of the network are plain.
 
-    If compiling fails, the call and all later ones are plain, and a warning says why.
+    If compiling fails, the call and all later ones are plain, and a warning says why. A backward pass fails
+    outside of the call (`medfedaug.federation.site.local_training`).
     """
     torch._dynamo.config.skip_nnmodule_hook_guards = False  # methods add and remove hooks
     compiled = torch.compile(network._call_impl)
@@ -28,6 +29,8 @@ def compile_calls(network: nn.Module, site: str) -> None:
     network._compiled_call_impl = call
 
 
-def call_plainly(network: nn.Module) -> None:
-    """Undo `compile_calls`."""
+def call_plainly(network: nn.Module) -> bool:
+    """Undo `compile_calls`; return whether calls were compiled."""
+    compiled = network._compiled_call_impl is not None
     network._compiled_call_impl = None
+    return compiled

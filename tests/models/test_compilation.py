@@ -13,6 +13,7 @@ from torch._inductor import metrics
 from medfedaug.config.machine import Machine
 from medfedaug.errors import MedFedAugWarning
 from medfedaug.federation import SiteTrainer
+from medfedaug.federation.in_process import run_in_process
 from medfedaug.methods import build_methods, parse_methods
 from medfedaug.methods.base import ServerContext, SiteContext, Step
 from medfedaug.models import FFALayer, build_network, ffa_layers
@@ -104,6 +105,32 @@ def test_a_failing_compiler_leaves_the_plain_network(monkeypatch):
     with pytest.warns(MedFedAugWarning, match="the network is not compiled: no compiler here"):
         assert torch.equal(network(x), expected)
     assert torch.equal(network(x), expected)
+
+
+class NoBackward(torch.autograd.Function):
+    """Changes nothing; no gradient comes back."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise AssertionError("wrong strides\nand more")
+
+
+def test_a_backward_pass_that_fails_is_repeated_with_the_plain_network(photo_config, tmp_path, monkeypatch):
+    def trained(compiled):
+        data, machine = tmp_path / "photos", Machine(compile="on" if compiled else "off")
+        config = photo_config(rounds=1)
+        state = run_in_process(config, data, ["A", "B"], "cpu", events.append, machine=machine).state
+        return {key: value for key, value in state.items() if "running" not in key}  # saw a batch twice
+
+    events = []
+    monkeypatch.setattr(torch, "compile", lambda call: lambda *args: NoBackward.apply(call(*args)))
+    torch.testing.assert_close(trained(compiled=True), trained(compiled=False))
+    reported = [event["text"] for event in events if event["event"] == "warning"]
+    assert any("the network is not compiled: wrong strides" in text for text in reported)
 
 
 def test_an_error_of_the_network_stays_its_own(traced):

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from medfedaug.config.run import RunConfig, learning_rate
-from medfedaug.errors import MedFedAugError
+from medfedaug.errors import MedFedAugError, first_line, warn
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
 from medfedaug.methods.base import Step, Targets, overridden
+from medfedaug.models.compilation import call_plainly
 from medfedaug.models.freezing import hold_norms
 from medfedaug.models.supervision import DeepSupervision
 from medfedaug.sampling.augmentation import TrainingDataset
@@ -167,7 +168,13 @@ class LocalTraining:
         for term in self.terms(step):
             loss = loss + term
         self.network.zero_grad(set_to_none=True)
-        loss.backward()
+        try:
+            loss.backward()
+        except Exception as error:  # PyTorch 2.13 cannot run the compiled backward pass of a padding on a CPU
+            if not call_plainly(self.network):
+                raise
+            warn(f"the network is not compiled: {first_line(error)}", site=self.folder.name)
+            return self._backward(inputs, targets, mixed)
         return step, loss.detach()
 
     def terms(self, step: Step) -> Iterator[Tensor]:
