@@ -31,9 +31,6 @@ def check_loop(simulation: Simulation) -> None:
 
     Server and site are real: the methods make their exchange before training, the script trains until the
     first step of its optimiser, and the server takes the update. The model is not scored.
-
-    Raises:
-        ConfigError: when the server cannot take the script's update, with the reason.
     """
     if simulation.loop is None:
         raise ConfigError("--check is for a custom training loop; give its file with --loop")

@@ -71,9 +71,6 @@ class ComparisonRecipe(JobRecipe):
     """The job of a comparison, for simulator, POC mode and provisioned hospitals.
 
     `medfedaug.nvflare_jobs.MedFedAugRecipe` describes the arguments; ``config`` holds the trainings.
-
-    Raises:
-        ConfigError: when a method does not go with the settings.
     """
 
     def __init__(

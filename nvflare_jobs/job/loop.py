@@ -88,13 +88,7 @@ class ScriptLoop(CustomLoop):
 
 
 class _Running:
-    """A started script, its thread and its ranks.
-
-    Attributes:
-        idle: set while the script waits for a round, or has ended.
-        ended: whether it has ended.
-        error: the last line of its traceback; empty without one.
-    """
+    """A started script, its thread and its ranks; ``idle`` while it waits for a round, or has ended."""
 
     def __init__(self, script: Path, session: ScriptSession, settings: SiteSettings) -> None:
         self.session, self.ranks = session, Ranks(script, session, settings)

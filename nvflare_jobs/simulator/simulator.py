@@ -133,9 +133,6 @@ def run_job(
 
     Returns:
         The server's folder.
-
-    Raises:
-        RunFailed: when the run ended without results, with the reason if it is known.
     """
     known = identifiers(sites)
     work, log = Path(work_dir), Path(work_dir) / LOG_FILE

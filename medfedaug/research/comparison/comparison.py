@@ -243,10 +243,8 @@ def _by_patient(
 ) -> dict[tuple[str, str], tuple[float, float]]:
     """Return a pair of scores for each patient: means over cases and over the runs in which both have one.
 
-    Without pairs if the sites measure a length in different units.
-
-    Args:
-        trained: uses the sites that the runs are about, not the sites that are unseen in all runs.
+    Without pairs if the sites measure a length in different units. Either of sites that ``trained``, or of
+    those that are unseen in all runs.
     """
     tested = {site for pair in pairs for run in pair for site in run.tested}
     scores: dict[tuple[str, str], list[tuple[float, float]]] = {}

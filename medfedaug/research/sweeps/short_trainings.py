@@ -105,11 +105,7 @@ class Timing:
 
 
 def make_trainings(request: Request) -> Trainings:
-    """Open the sites, and choose the methods that go with them.
-
-    Raises:
-        MedFedAugError: for data or settings that cannot be used, and named methods that do not go with them.
-    """
+    """Open the sites, and choose the methods that go with them."""
     asked = parse_methods_list(request.methods) if request.methods else list(REMEDIES)
     given = {"data": request.data, "out": request.out, "seeds": 1, "limit": request.limit}
     several = [*asked, *([] if request.methods else [_LACKING])]
@@ -166,11 +162,7 @@ def time_rounds(trainings: Trainings, device: str = "auto", execution: Execution
 
 
 def planned_rounds(timing: Timing, trainings: Trainings, budget: float) -> int:
-    """Return the rounds of each training.
-
-    Raises:
-        ConfigError: when the budget does not suffice for `FEWEST_ROUNDS`.
-    """
+    """Return the rounds of each training."""
     most = trainings.config.run.rounds
     rounds = min(most, timing.rounds(budget, trainings.number))
     least = min(FEWEST_ROUNDS, most)

@@ -201,10 +201,8 @@ class Job:
     def _requeue(self, process: int, before: float, *_: Any) -> None:
         """Let Slurm queue this job again: its time is nearly over, or a more urgent job replaces it.
 
-        `submitit`'s own handler needs the limit in minutes, which only the partition may know.
-
-        Raises:
-            RunFailed: where no round has ended since the start of the job: it would never finish.
+        `submitit`'s own handler needs the limit in minutes, which only the partition may know. A job in which
+        no round has ended since its start would never finish, and fails.
         """
         if os.getpid() != process:  # a fork, which inherited the handler
             return
