@@ -214,7 +214,9 @@ def train(
     """Train one federation; return test Dice by site and patient, and the recorded ε of the sites."""
     releases = config.rounds if config.methods[0]["name"] == "fedfa" else 1
     started = time.perf_counter()
-    server = run_in_process(config, data, sites, "cpu", privacy=partial(SitePrivacy, policy(level, releases)))
+    chosen = policy(level, releases)
+    limits = {"privacy": partial(SitePrivacy, chosen)} if chosen else {}
+    server = run_in_process(config, data, sites, "cpu", **limits)
     results = server.results()
     last = results["rounds"][-1]["sites"]
     return {

@@ -146,7 +146,7 @@ def test_a_late_answer_is_checked_as_one_of_its_own_round(tiny_config):
     assert all(torch.equal(before[key], server.state[key]) for key in before)
 
 
-@pytest.mark.parametrize("methods", ["feddg_ga", "pooled"])
+@pytest.mark.parametrize("methods", [pytest.param("feddg_ga", marks=pytest.mark.all_layers), "pooled"])
 def test_methods_that_cannot_do_with_late_updates_are_refused_by_what_they_declare(tiny_config, methods):
     config = tiny_config(methods, buffer=2)
     with pytest.raises(ConfigError, match="buffer"):
@@ -164,6 +164,7 @@ def test_other_settings_that_do_not_go_with_a_buffer_are_refused(tiny_config):
         started(tiny_config("median", buffer=2))
 
 
+@pytest.mark.all_layers
 def test_speeds_are_read_from_the_command_and_checked(three_sites, tmp_path, run):
     out = tmp_path / "run"
     options = ("--methods", "fedavg", "--engine", "inprocess", "--rounds", 3, "--buffer", 2, *TINY_OPTIONS)

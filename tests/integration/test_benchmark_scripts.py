@@ -15,7 +15,7 @@ SMALL = "--patients 5 --shape 16 16 2 --features 4 4 4 4 4 4 --rounds 1 --local-
 NARROW = "--patients 3 --shape 16 16 4 --rounds 1 --local-epochs 1 --channels 4 8"
 RUNS = {
     "aggregation.py --sites 3": "3 sites",
-    "layouts.py --only alexnet --dimensions 2 --repeats 1": '("cpu", "batch", 2): ',
+    "layouts.py --only alexnet --dimensions 2 --repeats 1": "cpu, batch norm, 2D: ",
     "short_ranking.py --out OUT --table": "named: 0 of 0",
     "memory.py --volumes 2 --shape 64 64 32 --steps 1": "| 2 |",
     "method_costs.py --batch 2 --size 32 --repeats 1": "FedFD-A / FedAvg",
