@@ -1,4 +1,4 @@
-"""What each adapter uses of NVFlare is as the adapter knows it: after an upgrade, this says what changed."""
+"""Check what each adapter uses of NVFlare; after an upgrade a failure says what changed."""
 
 import inspect
 import subprocess
