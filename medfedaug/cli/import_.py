@@ -114,8 +114,8 @@ def import_(
 def _withdraw(file: Path, out: Path, state: Path, cache: Path | None) -> None:
     """Remove the patients of a CSV file from a site's data and from the caches of its jobs."""
     from medfedaug.hospital.pacs.archive import read_studies
+    from medfedaug.hospital.pacs.case_files import withdraw
     from medfedaug.hospital.pacs.study_list import StudyList
-    from medfedaug.hospital.pacs.withdrawal import withdraw
     from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
 
     prepared = cache or os.environ.get(f"{Machine.VARIABLES}CACHE")

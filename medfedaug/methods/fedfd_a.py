@@ -4,9 +4,9 @@ import torch
 from torch import nn
 
 from medfedaug.methods.arguments import BelowOne, NotNegative, Positive, Share
-from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Payload, ServerContext, ServerExchange, SiteContext, SitePart, Step
 from medfedaug.methods.diversification import Reduction
+from medfedaug.methods.exchanges import AverageServer
 from medfedaug.methods.fedfd import FedFD, FedFDSite, shared_entries
 from medfedaug.methods.own_loss import RoundMeans
 from medfedaug.models import adaptation

@@ -11,7 +11,7 @@ from medfedaug.config.kinds import INTENSITY_MEAN, INTENSITY_STD
 from medfedaug.methods.arguments import Over
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Bounds, Contributions, Payload, ServerContext, SiteContext
-from medfedaug.methods.gathered import GatheredServer
+from medfedaug.methods.exchanges import GatheredServer
 from medfedaug.statistics import ChannelStatistics, usable_pairs
 from medfedaug.transforms import FedRDNd
 

@@ -10,10 +10,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfedaug import functional as F
 from medfedaug.methods.arguments import AtLeastOne, Count, NotNegative, Positive
-from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.class_features import linear_head
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
+from medfedaug.methods.exchanges import AverageServer
 from medfedaug.methods.own_loss import RoundMeans
 from medfedaug.models.substitution import state_entries
 

@@ -19,12 +19,7 @@ import numpy as np
 
 from medfedaug.data.io.series import LeftOut, Scan, Selection, walk
 from medfedaug.errors import ConfigError, ReaderError
-from medfedaug.hospital.dicom.headers import (
-    DicomInstance,
-    is_dicom_file,
-    one_line,
-    read_instance,
-)
+from medfedaug.hospital.dicom.headers import DicomInstance, is_dicom_file, one_line, read_instance
 from medfedaug.hospital.dicom.pixels import read_slices
 from medfedaug.hospital.dicom.volumes import DicomSeries, volumes_of
 from medfedaug.utils.printable import counted

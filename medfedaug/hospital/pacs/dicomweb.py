@@ -37,8 +37,7 @@ from medfedaug.hospital.pacs.archive import (
     UnusableAnswer,
     valid_uid,
 )
-from medfedaug.hospital.pacs.arrival import Arrival, Failure
-from medfedaug.hospital.pacs.object_check import MOST_BYTES, ObjectRefused
+from medfedaug.hospital.pacs.object_check import MOST_BYTES, Arrival, Failure, ObjectRefused
 
 _PAGE = 1000
 _MOST_PAGES = 1000

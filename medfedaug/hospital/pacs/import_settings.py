@@ -23,8 +23,7 @@ class ImportSettings(Settings):
     PANEL: ClassVar[str] = "The choice"
 
     series: str | None = setting(
-        None,
-        "Series of the image: its UID, or a regular expression for number, description and modality.",
+        None, "Series of the image: its UID, or a regular expression for number, description and modality."
     )
     volume: str | None = setting(
         None,
@@ -75,10 +74,7 @@ class ImportSettings(Settings):
         flags=("--anonymise",),
     )
     allow_burned_in: bool = setting(
-        False,
-        "Take images that may hold text in their pixels.",
-        flags=("--allow-burned-in",),
-        rare=True,
+        False, "Take images that may hold text in their pixels.", flags=("--allow-burned-in",), rare=True
     )
     parallel: int = setting(2, "Series and studies at a time.", at_least=1, rare=True)
     refresh: bool = setting(

@@ -14,18 +14,12 @@ import numpy as np
 
 from medfedaug.errors import ReaderError
 from medfedaug.hospital.dicom.series import DicomSeries
-from medfedaug.hospital.pacs.archive import (
-    Archive,
-    ArchiveError,
-    ArchiveSeries,
-    Patience,
-    require_pacs,
-)
-from medfedaug.hospital.pacs.case_files import CaseFiles
+from medfedaug.hospital.pacs.archive import Archive, ArchiveError, ArchiveSeries, Patience, require_pacs
+from medfedaug.hospital.pacs.case_files import CaseFiles, finish_withdrawals
 from medfedaug.hospital.pacs.choice import StudyPlan
 from medfedaug.hospital.pacs.import_settings import ImportSettings
-from medfedaug.hospital.pacs.label_grid import LabelGrid
 from medfedaug.hospital.pacs.label_objects import (
+    LabelGrid,
     LabelObject,
     LabelRefused,
     choose_outlines,
@@ -35,7 +29,6 @@ from medfedaug.hospital.pacs.label_objects import (
 from medfedaug.hospital.pacs.object_check import check_references, reading_objects
 from medfedaug.hospital.pacs.study_list import StudyList
 from medfedaug.hospital.pacs.volume import load_on_grid, open_volume, write_nifti
-from medfedaug.hospital.pacs.withdrawal import finish_withdrawals
 from medfedaug.utils.files import private_folder
 
 if TYPE_CHECKING:
@@ -180,10 +173,7 @@ class _Import:
         rules: list[str | None] = [*settings.channels.values()] or [settings.series]
         volumes = [
             open_volume(
-                staging / f"image{n}",
-                rule,
-                allow_burned_in=settings.allow_burned_in,
-                volume=settings.volume,
+                staging / f"image{n}", rule, allow_burned_in=settings.allow_burned_in, volume=settings.volume
             )
             for n, rule in enumerate(rules)
         ]

@@ -25,13 +25,7 @@ from medfedaug.hospital.dicom.prediction_objects import (
     object_kinds,
 )
 from medfedaug.hospital.dicom.series import scan
-from medfedaug.hospital.pacs.archive import (
-    Archive,
-    ArchiveError,
-    ArchiveSeries,
-    Patience,
-    StudyQuery,
-)
+from medfedaug.hospital.pacs.archive import Archive, ArchiveError, ArchiveSeries, Patience, StudyQuery
 from medfedaug.hospital.pacs.choice import StudyPlan, plan_import
 from medfedaug.hospital.pacs.import_settings import ImportSettings
 from medfedaug.hospital.pacs.object_check import reading_objects

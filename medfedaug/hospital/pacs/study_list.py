@@ -50,11 +50,7 @@ class StudyList:
         self._content["settings"] = choices
 
     def enter(
-        self,
-        plan: StudyPlan,
-        images: Sequence[ArchiveSeries],
-        units: Sequence[str],
-        shown: Sequence[str],
+        self, plan: StudyPlan, images: Sequence[ArchiveSeries], units: Sequence[str], shown: Sequence[str]
     ) -> None:
         """Enter an imported study."""
         with self._lock:

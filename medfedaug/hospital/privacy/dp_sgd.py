@@ -145,10 +145,7 @@ class PrivateTraining(LocalTraining):
         return _CaseDraws(training, dataset, self.task.collate, self.config.batch_size, self.random)
 
     def run(
-        self,
-        loader: Any,
-        round_: LocalRound,
-        should_stop: Callable[[], bool] = lambda: False,
+        self, loader: Any, round_: LocalRound, should_stop: Callable[[], bool] = lambda: False
     ) -> list[float]:
         """Enter the round in the ledger, then train; return no loss: a case's influence on it has no bound.
 

@@ -1,6 +1,8 @@
-"""Key agreement and encrypted messages, by the library `cryptography`."""
+"""Key agreement and encrypted messages, by the library `cryptography`, and shares of secrets."""
 
 import os
+import secrets
+from collections.abc import Mapping
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -53,3 +55,49 @@ def opened(key: bytes, message: bytes, reason: str) -> bytes:
         return ChaCha20Poly1305(key).decrypt(message[:_NONCE_BYTES], message[_NONCE_BYTES:], None)
     except InvalidTag:
         raise ValueError(reason) from None
+
+
+SECRET_BYTES = 32
+SHARE_BYTES = 66
+
+_PRIME = 2**521 - 1
+
+
+def split(secret: bytes, count: int, threshold: int) -> list[bytes]:
+    """Split a secret: any `threshold` of the shares give it, and fewer reveal nothing of it.
+
+    Shares are values at 1, 2, ... of a random polynomial with the secret at 0 (Shamir, "How to share a
+    secret", Communications of the ACM 22, 1979), over the prime field of 2^521 − 1, so that shares that do
+    not belong together give a secret of 32 bytes only once in 2^265.
+    """
+    polynomial = [int.from_bytes(secret, "big"), *(secrets.randbelow(_PRIME) for _ in range(threshold - 1))]
+    shares = []
+    for x in range(1, count + 1):
+        value = 0
+        for coefficient in reversed(polynomial):
+            value = (value * x + coefficient) % _PRIME
+        shares.append(value.to_bytes(SHARE_BYTES, "big"))
+    return shares
+
+
+def join(shares: Mapping[int, bytes]) -> bytes:
+    """Return the secret, from at least `threshold` shares by number, from 1 on; else `ValueError`.
+
+    Example:
+        >>> shares = split(b"-" * 32, count=5, threshold=3)
+        >>> join({1: shares[0], 3: shares[2], 4: shares[3]}) == b"-" * 32
+        True
+    """
+    secret = 0
+    for x, share in shares.items():
+        above, below = 1, 1
+        for other in shares:
+            if other != x:
+                above = above * other % _PRIME
+                below = below * (other - x) % _PRIME
+        # Lagrange's interpolation at 0.
+        secret = (secret + int.from_bytes(share, "big") * above * pow(below, -1, _PRIME)) % _PRIME
+    try:
+        return secret.to_bytes(SECRET_BYTES, "big")
+    except OverflowError:
+        raise ValueError("the shares do not belong together") from None

@@ -16,9 +16,8 @@ from medfedaug.hospital.secure.agreement import (
     request_digest,
     require,
 )
-from medfedaug.hospital.secure.keys import KeyPair, derived
+from medfedaug.hospital.secure.keys import SHARE_BYTES, KeyPair, derived, join
 from medfedaug.hospital.secure.secure_random import Words, stream
-from medfedaug.hospital.secure.sharing import SHARE_BYTES, join
 from medfedaug.methods.base import Payload
 
 

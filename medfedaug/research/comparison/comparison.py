@@ -10,8 +10,14 @@ from medfedaug.errors import ConfigError
 from medfedaug.metrics.base import Metric
 from medfedaug.metrics.registry import UNSEEN as UNSEEN_SITE
 from medfedaug.metrics.significance import PairedTest, paired_t_test, patient_means
-from medfedaug.research.comparison.crossed import CrossedTest, crossed_test, holm
-from medfedaug.research.comparison.patient_tests import PatientTest, compare_patients, rare_loss_test
+from medfedaug.research.comparison.paired_tests import (
+    CrossedTest,
+    PatientTest,
+    compare_patients,
+    crossed_test,
+    holm,
+    rare_loss_test,
+)
 from medfedaug.research.comparison.verdict import Elsewhere, Verdict, chance, judge, lacks
 from medfedaug.runs.run import BASELINE, Run, compared_metric
 

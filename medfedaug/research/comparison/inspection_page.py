@@ -15,8 +15,7 @@ from medfedaug.analysis.plots import WIDTH, add_legend, colours_by_name, plain_l
 from medfedaug.data.base import SPLITS, plain_name
 from medfedaug.errors import ConfigError
 from medfedaug.research.comparison.inspection import SiteInspection
-from medfedaug.research.comparison.odd_sites import Measure, OddSite, odd_sites
-from medfedaug.research.comparison.shift import Shift, site_shift
+from medfedaug.research.comparison.shift import Measure, OddSite, Shift, odd_sites, site_shift
 from medfedaug.runs.leftovers import is_json_with
 from medfedaug.runs.prediction.prediction_image import INK, PAPER
 from medfedaug.utils.files import write_json

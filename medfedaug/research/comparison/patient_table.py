@@ -13,12 +13,7 @@ from medfedaug.analysis.score_table import (
     marked,
 )
 from medfedaug.analysis.text_table import TextTable
-from medfedaug.research.comparison.comparison import (
-    MIN_PATIENTS,
-    Comparison,
-    compare_groups,
-    unlike_notes,
-)
+from medfedaug.research.comparison.comparison import MIN_PATIENTS, Comparison, compare_groups, unlike_notes
 from medfedaug.research.comparison.verdict import rule
 from medfedaug.runs.run import BASELINE, MODEL, OTHER_INPUT, Run, compared_metric
 from medfedaug.utils.printable import counted
@@ -43,7 +38,7 @@ def patient_table(runs: Sequence[Run], reference: str = BASELINE) -> TextTable:
 
     Pairs are made as in `compare_groups`. If each site was left out in turn, the run without it scores its
     patients. The table has the mean difference over the patients, its 95% interval and p-value
-    (`medfedaug.research.comparison.patient_tests.sign_flip_test`), the smallest detectable difference, and
+    (`medfedaug.research.comparison.paired_tests.sign_flip_test`), the smallest detectable difference, and
     the verdict (`medfedaug.research.comparison.verdict.judge`), which also depends on the seeds.
 
     Args:

@@ -14,7 +14,7 @@ from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.class_features import FeatureSite
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
-from medfedaug.methods.gathered import GatheredServer
+from medfedaug.methods.exchanges import GatheredServer
 from medfedaug.methods.own_loss import RoundMeans
 from medfedaug.models.substitution import call_with
 
@@ -135,10 +135,7 @@ class FedDGSite(FeatureSite, SiteExchange):
         """Return θ̂, with copies of the buffers, so that passes of counterparts do not change them."""
         parameters = {name: p for name, p in step.network.named_parameters() if p.requires_grad}
         gradients = torch.autograd.grad(
-            step.task_loss,
-            list(parameters.values()),
-            retain_graph=True,
-            allow_unused=True,
+            step.task_loss, list(parameters.values()), retain_graph=True, allow_unused=True
         )
         moved = {
             name: p if g is None else p - self.method.beta * g

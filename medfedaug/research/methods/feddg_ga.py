@@ -16,7 +16,7 @@ from medfedaug.methods.base import (
     shared_parameters,
 )
 from medfedaug.methods.contexts import Payload, RoundMean, ServerContext, SiteContext, SiteUpdate
-from medfedaug.methods.kept import AggregatorExchange, KeptUpdates, weighted_mean
+from medfedaug.methods.exchanges import AggregatorExchange, KeptUpdates, weighted_mean
 
 _LEAST = 1e-3
 

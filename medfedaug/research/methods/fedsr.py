@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from medfedaug import functional as F
 from medfedaug.methods.arguments import NotNegative, Positive
-from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.class_features import linear_head
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
+from medfedaug.methods.exchanges import AverageServer
 from medfedaug.methods.own_loss import RoundMeans
 
 _SMALLEST = 1e-6  # deviation: the logarithm of one that rounds to zero would be no number
@@ -74,10 +74,7 @@ class FedSR(Method):
     excludes = frozenset({"counted_patients"})
 
     def __init__(
-        self,
-        l2: NotNegative = 0.01,
-        cmi: NotNegative = 0.001,
-        learning_rate: Positive = 0.01,
+        self, l2: NotNegative = 0.01, cmi: NotNegative = 0.001, learning_rate: Positive = 0.01
     ) -> None:
         self.l2, self.cmi, self.learning_rate = l2, cmi, learning_rate
         self._representation: Representation | None = None

@@ -51,10 +51,7 @@ class FPL(Method):
     requires = frozenset({"labels"})
 
     def __init__(
-        self,
-        temperature: Positive = 0.02,
-        contrastive: NotNegative = 1.0,
-        consistency: NotNegative = 1.0,
+        self, temperature: Positive = 0.02, contrastive: NotNegative = 1.0, consistency: NotNegative = 1.0
     ) -> None:
         self.temperature, self.contrastive, self.consistency = temperature, contrastive, consistency
 

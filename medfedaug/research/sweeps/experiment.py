@@ -34,8 +34,7 @@ from medfedaug.research.datasets.benchmarks import OWN_DATA, find_benchmark, ope
 from medfedaug.research.papers.axes import Axis, Comparison, axis_value, parse_axis
 from medfedaug.research.papers.papers import find_entry
 from medfedaug.research.papers.presets import Preset, find_preset
-from medfedaug.research.sweeps.planned import PlannedRun
-from medfedaug.research.sweeps.run_list import check_axes, parse_methods_list, plan
+from medfedaug.research.sweeps.run_list import PlannedRun, check_axes, parse_methods_list, plan
 from medfedaug.utils.files import write_atomic
 from medfedaug.utils.validation import check_keys
 

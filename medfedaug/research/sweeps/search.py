@@ -23,7 +23,7 @@ from medfedaug.methods.registry import parse_methods
 from medfedaug.metrics.registry import METRICS, metric_names
 from medfedaug.research.datasets.benchmarks import open_benchmark
 from medfedaug.research.sweeps.experiment import Experiment, read_yaml
-from medfedaug.research.sweeps.planned import PlannedRun
+from medfedaug.research.sweeps.run_list import PlannedRun
 from medfedaug.research.sweeps.sweep import run_all
 from medfedaug.research.sweeps.workers import ThisProcess, Workers, needed
 from medfedaug.utils.validation import check_keys, is_number

@@ -15,7 +15,7 @@ from medfedaug.research.comparison import patient_table
 from medfedaug.research.datasets.benchmarks import find_benchmark
 from medfedaug.research.papers.presets import Preset
 from medfedaug.research.papers.published import PrintedScore, Published, published_rows
-from medfedaug.research.sweeps.planned import PlannedRun
+from medfedaug.research.sweeps.run_list import PlannedRun
 from medfedaug.research.sweeps.sweep import difference
 from medfedaug.runs.load_results import load_run
 from medfedaug.runs.run import MODEL, Run

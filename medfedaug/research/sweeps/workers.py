@@ -31,7 +31,7 @@ from filelock import FileLock
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.errors import ConfigError, RunFailed, first_line
 from medfedaug.federation.job_folder import STATE
-from medfedaug.research.sweeps.planned import PlannedRun
+from medfedaug.research.sweeps.run_list import PlannedRun
 
 Make = Callable[..., str]
 """Makes one run, and returns the reason if it failed."""
