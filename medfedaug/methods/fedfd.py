@@ -8,8 +8,8 @@ from torch import nn
 from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
-from medfedaug.methods.diversification import DiversifiedSite, Reduction
 from medfedaug.methods.exchanges import AverageServer, check_variances
+from medfedaug.methods.site_parts import DiversifiedSite, Reduction
 from medfedaug.models import adaptation
 
 _STATISTICS = ("running_mean", "running_var")
