@@ -19,7 +19,7 @@ from medfedaug.cli.progress import CaseProgress, resumable
 from medfedaug.config.machine import Machine
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access
-from medfedaug.hospital.pacs.import_settings import ImportSettings
+from medfedaug.hospital.pacs.settings import ImportSettings
 from medfedaug.utils.files import write_json
 from medfedaug.utils.printable import counted
 

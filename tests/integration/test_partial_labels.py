@@ -18,7 +18,7 @@ from medfedaug.federation.planning.fingerprint import fingerprint
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy import PrivacyLedger, PrivacyPolicy
 from medfedaug.hospital.privacy.guard import SitePrivacy
-from medfedaug.hospital.privacy.job_summary import summary
+from medfedaug.hospital.privacy.job_log import summary
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.kit.kit import open_kit

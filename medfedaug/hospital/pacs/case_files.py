@@ -16,7 +16,7 @@ from medfedaug.data.preparation.cache import remove_prepared
 from medfedaug.data.splits import split_patients
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import ArchiveStudy, StudyQuery
-from medfedaug.hospital.pacs.import_settings import ImportSettings
+from medfedaug.hospital.pacs.settings import ImportSettings
 from medfedaug.hospital.pacs.study_list import StudyList
 from medfedaug.utils.files import parse_json, private_folder, remove_unfinished, write_json
 

@@ -17,7 +17,6 @@ from medfedaug.hospital.dicom.series import DicomSeries
 from medfedaug.hospital.pacs.archive import Archive, ArchiveError, ArchiveSeries, Patience, require_pacs
 from medfedaug.hospital.pacs.case_files import CaseFiles, finish_withdrawals
 from medfedaug.hospital.pacs.choice import StudyPlan
-from medfedaug.hospital.pacs.import_settings import ImportSettings
 from medfedaug.hospital.pacs.label_objects import (
     LabelGrid,
     LabelObject,
@@ -27,6 +26,7 @@ from medfedaug.hospital.pacs.label_objects import (
     possible_outlines,
 )
 from medfedaug.hospital.pacs.object_check import check_references, reading_objects
+from medfedaug.hospital.pacs.settings import ImportSettings
 from medfedaug.hospital.pacs.study_list import StudyList
 from medfedaug.hospital.pacs.volume import load_on_grid, open_volume, write_nifti
 from medfedaug.utils.files import private_folder

@@ -25,8 +25,8 @@ from medfedaug.hospital.dicom.headers import first_item, items_of
 from medfedaug.hospital.dicom.identity import is_own_object
 from medfedaug.hospital.dicom.segmentation import SegmentFrame, described_segments, segment_frames
 from medfedaug.hospital.dicom.volumes import DicomSeries
-from medfedaug.hospital.pacs.import_settings import BACKGROUND, NEWEST, ImportSettings
 from medfedaug.hospital.pacs.object_check import reading_objects, referenced_series
+from medfedaug.hospital.pacs.settings import BACKGROUND, NEWEST, ImportSettings
 from medfedaug.utils.printable import counted
 
 _LARGE = "64 KB"  # larger values, such as pixels, are read on access

@@ -11,7 +11,7 @@ from typing import Any
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import ArchiveSeries, StudyQuery
 from medfedaug.hospital.pacs.choice import StudyPlan
-from medfedaug.hospital.pacs.import_settings import ImportSettings
+from medfedaug.hospital.pacs.settings import ImportSettings
 from medfedaug.utils.files import parse_versioned, write_versioned
 
 _FILE, _KIND, _VERSION = "studies.json", "imported-studies", 1

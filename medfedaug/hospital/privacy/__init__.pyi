@@ -1,4 +1,3 @@
-from .accountant import epsilon_spent as epsilon_spent
 from .job_log import JOBS_FOLDER as JOBS_FOLDER
 from .job_log import JobBook as JobBook
 from .job_log import JobEntry as JobEntry
@@ -6,6 +5,7 @@ from .job_log import Origin as Origin
 from .ledger import LEDGER_FILE as LEDGER_FILE
 from .ledger import PrivacyLedger as PrivacyLedger
 from .ledger import Release as Release
+from .ledger import epsilon_spent as epsilon_spent
 from .policy import PrivacyPolicy as PrivacyPolicy
 from .pseudonyms import Pseudonyms as Pseudonyms
 from .pseudonyms import public_text as public_text
