@@ -128,7 +128,6 @@ class FedRDNServer(GatheredServer):
 
 
 def _pairs(payload: Payload) -> dict[str, ChannelStatistics]:
-    """Return the pair of each site in the server's payload."""
     sites = sorted(key.removeprefix("mean/") for key in payload if key.startswith("mean/"))
     return {
         site: _statistics(payload[f"mean/{site}"], payload[f"std/{site}"], payload[f"count/{site}"])

@@ -77,7 +77,6 @@ def read_slices(slices: Sequence[DicomSlice]) -> np.ndarray:
 
 
 def _intensities(file: Path, slices: Sequence[DicomSlice]) -> np.ndarray:
-    """Read slices of one file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of values that break the standard
         try:
@@ -235,7 +234,6 @@ def _by_pydicom(dataset: Dataset, syntax: UID) -> np.ndarray:
 
 
 def _decompressed(image: bytes, form: PixelFormat, syntax: UID) -> np.ndarray:
-    """Decode one compressed image to its stored values."""
     dataset = _image_object(image, form, syntax)
     try:
         if syntax in _BY_GDCM:
@@ -250,7 +248,6 @@ def _decompressed(image: bytes, form: PixelFormat, syntax: UID) -> np.ndarray:
 
 
 def _image_object(image: bytes, form: PixelFormat, syntax: UID) -> Dataset:
-    """Make an object of one compressed image and its description."""
     dataset = Dataset()
     dataset.file_meta = FileMetaDataset()
     dataset.file_meta.TransferSyntaxUID = syntax

@@ -146,7 +146,6 @@ class CaseFiles:
     def _split(
         self, cases: Sequence[Case], studies: Mapping[str, Mapping[str, Any]], before: Mapping[str, Any]
     ) -> dict[str, str]:
-        """Return the split of each patient."""
         known = {entry["patient"]: entry["split"] for entry in studies.values() if "split" in entry}
         if before.get("training"):
             known |= {row["patient"]: part for part in SPLITS for row in before.get(part, ())}

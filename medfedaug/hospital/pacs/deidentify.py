@@ -290,7 +290,6 @@ def _code(value: str, scheme: str, meaning: str) -> Dataset:
 
 
 def _may_hold_text(dataset: Dataset) -> bool:
-    """Return whether pixels may identify the patient."""
     annotation = str(dataset.get("BurnedInAnnotation", "")).strip().upper()
     return annotation == "YES" or (annotation != "NO" and str(dataset.SOPClassUID) in SECONDARY_CAPTURES)
 

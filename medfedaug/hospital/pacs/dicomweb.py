@@ -118,7 +118,6 @@ class _Body:
         return getattr(self._raw, name)
 
     def stream(self, amount: int = _CHUNK, decode_content: bool | None = None) -> Iterator[bytes]:
-        """Yield the body in pieces."""
         total = 0
         for piece in self._raw.stream(amount, decode_content=decode_content):
             total += len(piece)

@@ -89,7 +89,6 @@ class _Import:
         self.outcome = ImportOutcome()
 
     def run(self, plans: Sequence[StudyPlan]) -> ImportOutcome:
-        """Import the studies."""
         settings, files, studies = self.settings, self.files, self.studies
         studies.settle(settings)
         finish_withdrawals(studies, files)
@@ -125,7 +124,6 @@ class _Import:
         return self.outcome
 
     def _take_out(self, plan: StudyPlan) -> None:
-        """Take a case with a refused study out of the data folder."""
         if plan.case in self.studies.studies and self.files.whole(plan.case, self.settings):
             self.outcome.taken_out.append(plan.case)
         self.files.remove(plan.case)
@@ -219,7 +217,6 @@ class _Import:
 
 
 def _referred(images: Sequence[ArchiveSeries], references: set[str]) -> ArchiveSeries:
-    """Return the image to which label objects refer."""
     referred = [series for series in images if series.uid in references]
     if len(referred) != 1:
         raise ReaderError(

@@ -125,7 +125,6 @@ def _segments(dataset: Dataset) -> Sequence[Segment]:
 
 
 def _date(dataset: Dataset) -> str:
-    """Return the first date of an object, with its time."""
     for kind in ("Content", "StructureSet", "InstanceCreation", "Series"):
         if day := dataset.get(f"{kind}Date"):
             return f"{day}{dataset.get(f'{kind}Time') or '':0<6}"

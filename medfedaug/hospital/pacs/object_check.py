@@ -112,7 +112,6 @@ def check_references(label: Dataset, image: DicomSeries) -> None:
 
 
 def _frames_of_reference(label: Dataset, series: str) -> Iterator[str]:
-    """Yield the frames of reference in which a label object lies."""
     if label.get("Modality") != "RTSTRUCT":
         yield str(label.get("FrameOfReferenceUID") or "")
         return
@@ -130,7 +129,6 @@ def referenced_series(label: Dataset) -> list[Dataset]:
 
 
 def _instances(label: Dataset, series: str) -> Iterator[str]:
-    """Yield the objects of a series to which a label object refers."""
     for item in referenced_series(label):
         if item.get("SeriesInstanceUID") == series:
             for name in ("ReferencedInstanceSequence", "ContourImageSequence"):

@@ -195,7 +195,6 @@ class _Job:
         return True
 
     def fetch(self, todo: Sequence[str], tell: Event) -> list[str]:
-        """Fetch cases, and return those whose images are there."""
         for path in [path for part in (_IMAGES, _FETCHING) for path in (self.state / part).glob("*")]:
             if path.name not in todo:  # of other cases, or a list of them
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

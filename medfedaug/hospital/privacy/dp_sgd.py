@@ -218,7 +218,6 @@ class PrivateTraining(LocalTraining):
 
     @contextmanager
     def _own_buffers(self) -> Iterator[None]:
-        """Restore the network's buffers on exit."""
         before = {name: value.clone() for name, value in self.network.named_buffers()}
         try:
             yield
@@ -236,7 +235,6 @@ def _training(samples: SiteSamples) -> TrainingSamples:
 
 @contextmanager
 def _own_global_random_numbers() -> Iterator[None]:
-    """Restore the states of NumPy's and Python's global generators on exit."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     try:
         yield
@@ -263,7 +261,6 @@ class _CaseDraws:
         self._steps = -(-cases // size)
 
     def __len__(self) -> int:
-        """Return the number of steps of an epoch."""
         return self._steps
 
     def draw(self) -> list[Callable[[], Sample]]:

@@ -71,7 +71,6 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _forms(text: str) -> Iterator[str]:
-    """Yield the forms in which messages quote a text."""
     yield text
     yield repr(text)[1:-1]
     yield json.dumps(text)[1:-1]

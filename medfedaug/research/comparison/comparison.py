@@ -229,7 +229,6 @@ def _by_seed(seeds: Sequence[Tested], baseline: Sequence[Tested], trained: bool)
 
 
 def _vary(pairs: Sequence[tuple[float, float]]) -> bool:
-    """Return whether the differences of the pairs vary."""
     differences = [one - other for one, other in pairs]
     return max(differences) - min(differences) > 1e-12
 

@@ -198,7 +198,6 @@ def _compare_cases(inspection: SiteInspection, measures: Sequence[tuple[Case, Ca
 
 
 def _check_channel_names(inspection: SiteInspection) -> None:
-    """Check that the list of channels and the images have equally many."""
     number, names = len(inspection.channel_names), ", ".join(inspection.channel_names)
     others = [f"{count} with {n}" for n, count in sorted(inspection.channels.items()) if n != number]
     if number and others:

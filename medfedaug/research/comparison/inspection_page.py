@@ -72,7 +72,6 @@ def _structures(sites: Sequence[SiteInspection]) -> dict[str, dict[str, int]]:
 
 
 def _by_patient(owners: Sequence[Hashable], values: np.ndarray) -> np.ndarray:
-    """Return the mean of each patient's known values."""
     by_owner: dict[Hashable, list[float]] = {}
     for owner, value in zip(owners, values.tolist(), strict=True):
         if not np.isnan(value):
@@ -282,7 +281,6 @@ def _odd(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
 
 
 def _thumbnails(parent: ET.Element, pictures: dict[str, np.ndarray]) -> None:
-    """Append small pictures with their names, if any."""
     if pictures:
         alt = f"Images of {', '.join(pictures)}"
         page.figure(parent, thumbnail_picture(pictures), alt, photo=True)

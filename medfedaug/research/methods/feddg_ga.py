@@ -126,7 +126,6 @@ class _Adjusted(KeptUpdates):
         self._losses[update.site] = (received, trained)
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
-        """Adjust the weights to the gaps of the last round, and average."""
         models, losses, self._losses = self.take(), self._losses, {}
         for site in models:
             self.weights.setdefault(site, 1 / max(len(self.context.weights()), 1))

@@ -103,7 +103,6 @@ def _several(value: Any) -> list[Any]:
 
 @cache
 def _published() -> dict[str, tuple[Published, ...]]:
-    """Return the printed rows by paper and table."""
     rows: dict[str, tuple[Published, ...]] = {}
     for preset in PRESETS.values():
         for row in published_rows(preset):

@@ -206,7 +206,6 @@ class Experiment(Settings):
         return entries
 
     def _plain(self) -> dict[str, Any]:
-        """Return the settings without ``plan``."""
         return {name: value for name, value in self.settings.items() if name != _PLAN}
 
     def _arguments(self) -> dict[str, dict[str, Any]]:
@@ -313,7 +312,6 @@ def write_experiment(experiment: Experiment, preset: Preset) -> Path:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in the types of YAML."""
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

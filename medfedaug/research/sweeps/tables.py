@@ -172,7 +172,6 @@ def _published(loaded: _Loaded, preset: Preset) -> TextTable:
 
 
 def _of_run(run: PlannedRun, preset: Preset) -> Iterator[Published]:
-    """Yield the papers' rows of the same methods and settings."""
     for published in published_rows(preset):
         same = published.variant == run.variant and published.held_out == bool(run.held_out)
         # Folds test other patients than the papers' split.

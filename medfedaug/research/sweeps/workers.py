@@ -186,7 +186,6 @@ class Job:
     memory: int
 
     def __call__(self) -> str:
-        """Make the run; return the reason if it failed."""
         self.lock.parent.mkdir(parents=True, exist_ok=True)
         with _turn, FileLock(self.lock), keep_decoded(self.memory):
             if "SLURM_JOB_ID" in os.environ:
