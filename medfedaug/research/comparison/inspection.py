@@ -37,68 +37,51 @@ _DARK = 0.5  # share of the foreground without signal from which it is odd
 
 @dataclass(frozen=True)
 class Finding:
-    """Problem for a user to look at.
+    """Problem for a user to look at."""
 
-    Attributes:
-        kind: ``"file"``, ``"label"``, ``"spacing"``, ``"channels"``, ``"intensity"`` or ``"split"``.
-        case: name of the case; empty for the whole site.
-        reason: one line, which may name files.
-    """
-
-    kind: str
-    case: str
-    reason: str
+    kind: str  # "file", "label", "spacing", "channels", "intensity" or "split"
+    case: str  # name of the case; empty for the whole site
+    reason: str  # one line, which may name files
 
 
 @dataclass
 class SiteInspection:
-    """Findings at a site.
-
-    Attributes:
-        task: ``"segmentation"`` or ``"classification"``; empty for a site that cannot be opened.
-        splits: number of cases by split.
-        patients: number of patients; a case without a patient's name stands for one.
-        shapes: number of images by shape.
-        edges: number of images by voxel size, mm, rounded; empty without geometry.
-        axes: number of images by directions of the axes; empty without geometry.
-        channels: number of images by number of channels.
-        voxels: share of the voxels of each class, mean over the cases that have annotated it; of photographs,
-            share of the images.
-        present: number of cases with each class.
-        pairs: mean and standard deviation of each channel of each training image as a run sees it, (N, C, 2);
-            of test images for an unseen site.
-        stored: quantiles of these images as stored, (N, C, Q).
-        owners: patient of each of these images.
-        labelled: patient of each case with a label map.
-        shares: share of the voxels of each class in these cases, (M, K); NaN without annotation.
-        contrasts: mean of each class but the background minus mean of the background's voxels with signal, in
-            standard deviations of the image, (M, C, K - 1); NaN in a case without the class.
-        annotated: the classes that the site has annotated for training; ``None`` for all.
-        thumbnails: a small picture of each readable case, (H, W) or (H, W, 3), uint8: of a volume the slice
-            with most foreground.
-    """
+    """Findings at a site."""
 
     name: str
-    task: str = ""
+    task: str = ""  # "segmentation" or "classification"; empty for a site that cannot be opened
     classes: tuple[str, ...] = ()
     scaling: str = ""
-    splits: dict[str, int] = field(default_factory=dict)
-    patients: int = 0
-    shapes: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    splits: dict[str, int] = field(default_factory=dict)  # number of cases by split
+    patients: int = 0  # number of patients; a case without a patient's name stands for one
+    shapes: Counter[tuple[int, ...]] = field(default_factory=Counter)  # number of images by shape
+    # Number of images by voxel size, mm, rounded; empty without geometry.
     edges: Counter[tuple[float, ...]] = field(default_factory=Counter)
+    # Number of images by directions of the axes; empty without geometry.
     axes: Counter[str] = field(default_factory=Counter)
-    channels: Counter[int] = field(default_factory=Counter)
+    channels: Counter[int] = field(default_factory=Counter)  # number of images by number of channels
     channel_names: tuple[str, ...] = ()
+    # Share of the voxels of each class, mean over the cases that have annotated it; of photographs, share of
+    # the images.
     voxels: dict[str, float] = field(default_factory=dict)
-    present: dict[str, int] = field(default_factory=dict)
+    present: dict[str, int] = field(default_factory=dict)  # number of cases with each class
+    # Mean and standard deviation of each channel of each training image as a run sees it, (N, C, 2); of test
+    # images for an unseen site.
     pairs: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 2)))
+    # Quantiles of these images as stored, (N, C, Q).
     stored: np.ndarray = field(default_factory=lambda: np.empty((0, 0, len(QUANTILES))))
-    owners: list[Hashable] = field(default_factory=list)
-    labelled: list[Hashable] = field(default_factory=list)
+    owners: list[Hashable] = field(default_factory=list)  # patient of each of these images
+    labelled: list[Hashable] = field(default_factory=list)  # patient of each case with a label map
+    # Share of the voxels of each class in these cases, (M, K); NaN without annotation.
     shares: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
+    # Mean of each class but the background minus mean of the background's voxels with signal, in standard
+    # deviations of the image, (M, C, K - 1); NaN in a case without the class.
     contrasts: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0)))
     odd: list[Finding] = field(default_factory=list)
+    # The classes that the site has annotated for training; `None` for all.
     annotated: tuple[str, ...] | None = None
+    # A small picture of each readable case, (H, W) or (H, W, 3), uint8: of a volume the slice with most
+    # foreground.
     thumbnails: dict[str, np.ndarray] = field(default_factory=dict)
 
 

@@ -12,19 +12,12 @@ from medfedaug.metrics.significance import detectable_difference, t_quantile, t_
 
 @dataclass(frozen=True)
 class CrossedTest:
-    """Result of `crossed_test`.
+    """Result of `crossed_test`."""
 
-    Attributes:
-        difference: mean over the patients of their mean differences.
-        low: lower end of its 95% interval.
-        high: upper end.
-        p: two-sided p-value, at most 0.05 if and only if the interval excludes 0.
-    """
-
-    difference: float
-    low: float
-    high: float
-    p: float
+    difference: float  # mean over the patients of their mean differences
+    low: float  # lower end of its 95% interval
+    high: float  # upper end
+    p: float  # two-sided p-value, at most 0.05 if and only if the interval excludes 0
     trainings: int
     patients: int
 
@@ -232,26 +225,17 @@ def rare_loss_test(differences: Sequence[float], worst: float) -> float:
 
 @dataclass(frozen=True)
 class PatientTest:
-    """Comparison of two methods on the same patients.
+    """Comparison of two methods on the same patients."""
 
-    Attributes:
-        difference: mean difference over the patients.
-        low: lower end of its 95% interval (`sign_flip_test`), minus infinity for five patients or fewer.
-        high: upper end.
-        p: two-sided p-value of the same test; at most 0.05 if and only if the interval excludes 0.
-        better: patients whose score is better than the baseline's.
-        worse: patients whose score is worse.
-        detectable: the smallest true difference that the test detects with probability 0.8, for the number of
-            patients and the spread of the differences (`detectable_difference`).
-    """
-
-    difference: float
-    low: float
-    high: float
-    p: float
+    difference: float  # mean difference over the patients
+    low: float  # lower end of its 95% interval (`sign_flip_test`), minus infinity for five patients or fewer
+    high: float  # upper end
+    p: float  # two-sided p-value of the same test; at most 0.05 if and only if the interval excludes 0
     patients: int
-    better: int
-    worse: int
+    better: int  # patients whose score is better than the baseline's
+    worse: int  # patients whose score is worse
+    # The smallest true difference that the test detects with probability 0.8, for the number of patients and
+    # the spread of the differences (`detectable_difference`).
     detectable: float
 
 

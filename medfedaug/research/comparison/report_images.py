@@ -199,25 +199,16 @@ _SIDE = WIDTH / _COLUMNS  # inches of a panel
 
 @dataclass(frozen=True)
 class CaseView:
-    """The content of the picture of one case.
-
-    Attributes:
-        rank: ``"worst"``, ``"best"`` or ``"only"``; empty for another case.
-        score: Dice of the volume.
-        image: slice (X, Y), or photograph (X, Y, 3), from 0 to 1.
-        truth: label map (X, Y).
-        prediction: the predicted label map.
-        downwards: the second axis points down, as in photographs.
-    """
+    """The content of the picture of one case."""
 
     site: str
     case: str
-    rank: str
-    score: float
-    image: np.ndarray
-    truth: np.ndarray
-    prediction: np.ndarray
-    downwards: bool = False
+    rank: str  # "worst", "best" or "only"; empty for another case
+    score: float  # Dice of the volume
+    image: np.ndarray  # slice (X, Y), or photograph (X, Y, 3), from 0 to 1
+    truth: np.ndarray  # label map (X, Y)
+    prediction: np.ndarray  # the predicted label map
+    downwards: bool = False  # the second axis points down, as in photographs
 
 
 def extreme_cases(site: SiteModel, scores: Mapping[str, float | None], also: str = "") -> list[CaseView]:

@@ -13,16 +13,11 @@ _CHANCE = 1.5  # times the shift by chance; below it, sites do not differ
 
 @dataclass(frozen=True)
 class PairShift:
-    """Distance between two sites.
-
-    Attributes:
-        statistics: distance of the means of their images' pairs (mean, standard deviation).
-        chance: expected `statistics` of sites that do not differ.
-    """
+    """Distance between two sites."""
 
     sites: tuple[str, str]
-    statistics: float
-    chance: float
+    statistics: float  # distance of the means of their images' pairs (mean, standard deviation)
+    chance: float  # expected `statistics` of sites that do not differ
 
 
 @dataclass(frozen=True)
@@ -114,32 +109,21 @@ _LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of each patient, by site.
+    """A number of each patient, by site."""
 
-    Attributes:
-        what: its name, or of a sign the structure that is brighter or darker than the background.
-        by_site: one value for each patient.
-        sign: whether only the sign counts.
-    """
-
-    what: str
-    by_site: Mapping[str, np.ndarray]
-    sign: bool = False
+    what: str  # its name, or of a sign the structure that is brighter or darker than the background
+    by_site: Mapping[str, np.ndarray]  # one value for each patient
+    sign: bool = False  # whether only the sign counts
 
 
 @dataclass(frozen=True)
 class OddSite:
-    """A site that differs from the others in a measure, by more than chance.
-
-    Attributes:
-        others: those that it differs from, as text.
-        text: the numbers of the site and of the others.
-    """
+    """A site that differs from the others in a measure, by more than chance."""
 
     site: str
-    others: str
+    others: str  # those that it differs from, as text
     what: str
-    text: str
+    text: str  # the numbers of the site and of the others
 
     def __str__(self) -> str:
         return f"{self.site} differs from {self.others}: {self.text}."

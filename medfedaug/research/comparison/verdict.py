@@ -16,33 +16,22 @@ LEVEL = 0.05
 
 
 class Elsewhere(NamedTuple):
-    """The patients of all sites but one.
+    """The patients of all sites but one."""
 
-    Attributes:
-        difference: their mean difference.
-        test: the comparison over seeds and these patients; ``None`` without variation.
-    """
-
-    difference: float
-    test: CrossedTest | None
+    difference: float  # their mean difference
+    test: CrossedTest | None  # the comparison over seeds and these patients; `None` without variation
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of a comparison.
+    """The verdict of a comparison."""
 
-    Attributes:
-        word: ``"better"``, ``"worse"``, ``"no difference shown"`` or ``"open"``.
-        lacking: missing evidence, if the verdict is open.
-        carried: sites without which the difference is not shown, each with the mean difference of the
-            patients elsewhere; ``None`` if all patients are of that site.
-        unconfirmed: the reason, if only rare losses or gains could undo the difference.
-    """
-
-    word: str
-    lacking: tuple[str, ...] = ()
+    word: str  # "better", "worse", "no difference shown" or "open"
+    lacking: tuple[str, ...] = ()  # missing evidence, if the verdict is open
+    # Sites without which the difference is not shown, each with the mean difference of the patients
+    # elsewhere; `None` if all patients are of that site.
     carried: Mapping[str, float | None] = field(default_factory=dict)
-    unconfirmed: str = ""
+    unconfirmed: str = ""  # the reason, if only rare losses or gains could undo the difference
 
     def __str__(self) -> str:
         if self.unconfirmed:

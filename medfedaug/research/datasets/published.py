@@ -31,20 +31,14 @@ OPTION_TEXTS = {
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A published data set.
+    """A published data set."""
 
-    Args:
-        open: function of folder and options that returns the sites; raises `FileNotFoundError`.
-        source: address at which its owners publish it.
-        layout: content of the folder, in one line.
-        in_folds: whether it has the options `FOLDS`, too.
-    """
-
+    # Function of folder and options that returns the sites; raises `FileNotFoundError`.
     open: Callable[..., list[SiteFolder]]
     description: str
-    source: str
-    layout: str
-    in_folds: bool = False
+    source: str  # address at which its owners publish it
+    layout: str  # content of the folder, in one line
+    in_folds: bool = False  # whether it has the options `FOLDS`, too
 
     @property
     def options(self) -> dict[str, Any]:

@@ -27,22 +27,16 @@ BASE = "base"  # name of the preset without other settings
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Run of a sweep.
-
-    Args:
-        settings: names and values, as text, of the settings that differ from the preset; sorted.
-        data: the options of the data set.
-        reduced: reductions of the preset (a share of the rounds, a limit of cases), in words.
-        fold: number of the tested fold; 0 without folds.
-    """
+    """Run of a sweep."""
 
     methods: str
+    # Names and values, as text, of the settings that differ from the preset; sorted.
     settings: tuple[tuple[str, str], ...]
     config: RunConfig
-    data: Mapping[str, Any]
-    reduced: str = ""
+    data: Mapping[str, Any]  # the options of the data set
+    reduced: str = ""  # reductions of the preset (a share of the rounds, a limit of cases), in words
     held_out: str = ""
-    fold: int = 0
+    fold: int = 0  # number of the tested fold; 0 without folds
     folds: int = 0
 
     @property

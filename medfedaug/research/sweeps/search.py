@@ -40,17 +40,11 @@ Choices = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Searched:
-    """Result of a search.
+    """Result of a search."""
 
-    Args:
-        experiment: the winner, ready for all seeds and the test.
-        chosen: its settings.
-        score: its validation score.
-    """
-
-    experiment: Experiment
-    chosen: dict[str, Any]
-    score: float
+    experiment: Experiment  # the winner, ready for all seeds and the test
+    chosen: dict[str, Any]  # its settings
+    score: float  # its validation score
     metric: str
     trials: int
 
