@@ -22,9 +22,8 @@ from pydicom.pixels.utils import get_expected_length
 from pydicom.uid import UID, ImplicitVRLittleEndian, RLELossless, SecondaryCaptureImageStorage, generate_uid
 
 from medfedaug.errors import ReaderError, first_line
-from medfedaug.hospital.dicom.bounds import require
+from medfedaug.hospital.dicom.checks import PixelFormat, require
 from medfedaug.hospital.dicom.headers import DicomInstance, DicomSlice, units_of
-from medfedaug.hospital.dicom.pixel_format import PixelFormat
 
 # Syntaxes of JPEG, lossless JPEG, JPEG-LS and JPEG 2000, which SimpleITK's GDCM decodes.
 _BY_GDCM = {f"1.2.840.10008.1.2.4.{number}" for number in (50, 51, 57, 70, 80, 81, 90, 91)}

@@ -17,7 +17,7 @@ from pydicom import Dataset
 from pydicom.valuerep import CUSTOMIZABLE_CHARSET_VR
 
 from medfedaug.errors import ConfigError, DataError, ReaderError, first_line
-from medfedaug.hospital.dicom.bounds import require
+from medfedaug.hospital.dicom.checks import require
 from medfedaug.hospital.dicom.headers import first_item, items_of
 from medfedaug.hospital.dicom.identity import ModelIdentity, ObjectKind
 from medfedaug.hospital.dicom.pixels import stored_frames

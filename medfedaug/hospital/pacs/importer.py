@@ -15,8 +15,8 @@ import numpy as np
 from medfedaug.errors import ReaderError
 from medfedaug.hospital.dicom.series import DicomSeries
 from medfedaug.hospital.pacs.archive import Archive, ArchiveError, ArchiveSeries, Patience, require_pacs
-from medfedaug.hospital.pacs.case_files import CaseFiles, finish_withdrawals
 from medfedaug.hospital.pacs.choice import StudyPlan
+from medfedaug.hospital.pacs.import_folder import CaseFiles, StudyList, finish_withdrawals
 from medfedaug.hospital.pacs.label_objects import (
     LabelGrid,
     LabelObject,
@@ -27,7 +27,6 @@ from medfedaug.hospital.pacs.label_objects import (
 )
 from medfedaug.hospital.pacs.object_check import check_references, reading_objects
 from medfedaug.hospital.pacs.settings import ImportSettings
-from medfedaug.hospital.pacs.study_list import StudyList
 from medfedaug.hospital.pacs.volume import load_on_grid, open_volume, write_nifti
 from medfedaug.utils.files import private_folder
 

@@ -20,7 +20,7 @@ import shapely
 from pydicom import Dataset
 
 from medfedaug.errors import ReaderError
-from medfedaug.hospital.dicom.bounds import require
+from medfedaug.hospital.dicom.checks import require
 from medfedaug.hospital.dicom.headers import first_item, items_of
 from medfedaug.hospital.dicom.identity import is_own_object
 from medfedaug.hospital.dicom.segmentation import SegmentFrame, described_segments, segment_frames

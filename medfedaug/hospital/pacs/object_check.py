@@ -14,7 +14,7 @@ import pydicom
 from pydicom import Dataset
 
 from medfedaug.errors import MedFedAugError, ReaderError
-from medfedaug.hospital.dicom.bounds import check_bounds, require
+from medfedaug.hospital.dicom.checks import check_bounds, require
 from medfedaug.hospital.dicom.headers import items_of
 from medfedaug.hospital.dicom.series import DicomSeries
 from medfedaug.hospital.pacs.archive import ArchiveSeries, FetchError

@@ -11,7 +11,7 @@ import pydicom
 from pydicom import Dataset
 
 from medfedaug.errors import ConfigError
-from medfedaug.hospital.dicom.bounds import check_bounds
+from medfedaug.hospital.dicom.checks import check_bounds
 from medfedaug.hospital.dicom.headers import is_dicom_file
 from medfedaug.hospital.pacs.archive import (
     SERIES_FIELDS,

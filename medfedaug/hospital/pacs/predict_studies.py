@@ -27,9 +27,9 @@ from medfedaug.hospital.dicom.prediction_objects import (
 from medfedaug.hospital.dicom.series import scan
 from medfedaug.hospital.pacs.archive import Archive, ArchiveError, ArchiveSeries, Patience, StudyQuery
 from medfedaug.hospital.pacs.choice import StudyPlan, plan_import
+from medfedaug.hospital.pacs.import_folder import read_list
 from medfedaug.hospital.pacs.object_check import reading_objects
 from medfedaug.hospital.pacs.settings import ImportSettings, StudyOptions
-from medfedaug.hospital.pacs.study_list import read_list
 from medfedaug.hospital.pacs.volume import choose_volume, load_on_grid, open_volume, write_nifti
 from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
 from medfedaug.runs.finished_run import FinishedRun

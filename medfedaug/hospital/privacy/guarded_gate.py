@@ -26,7 +26,7 @@ from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy import JobBook, JobEntry, JobRules, Origin, PrivacyPolicy, Pseudonyms
 from medfedaug.hospital.privacy.guard import own_privacy
 from medfedaug.hospital.privacy.job_log import APPROVED, REFUSED
-from medfedaug.hospital.privacy.job_text import without_job_text
+from medfedaug.hospital.privacy.pseudonyms import without_job_text
 from medfedaug.hospital.privacy.release_log import Account, enter_message
 from medfedaug.hospital.privacy.score_release import sent_numbers
 from medfedaug.hospital.secure.delivery import MaskedDelivery

@@ -25,8 +25,17 @@ from medfedaug.hospital.secure.agreement import (
 )
 from medfedaug.hospital.secure.history import ModelSketch, OpenedSum, SumHistory, SumRules
 from medfedaug.hospital.secure.identity import Identity
-from medfedaug.hospital.secure.keys import SECRET_BYTES, SHARE_BYTES, KeyPair, derived, opened, sealed, split
-from medfedaug.hospital.secure.secure_random import Words, stream
+from medfedaug.hospital.secure.primitives import (
+    SECRET_BYTES,
+    SHARE_BYTES,
+    KeyPair,
+    Words,
+    derived,
+    opened,
+    sealed,
+    split,
+    stream,
+)
 from medfedaug.methods.base import Payload
 
 

@@ -16,8 +16,7 @@ from medfedaug.hospital.secure.agreement import (
     request_digest,
     require,
 )
-from medfedaug.hospital.secure.keys import SHARE_BYTES, KeyPair, derived, join
-from medfedaug.hospital.secure.secure_random import Words, stream
+from medfedaug.hospital.secure.primitives import SHARE_BYTES, KeyPair, Words, derived, join, stream
 from medfedaug.methods.base import Payload
 
 

@@ -43,7 +43,7 @@ class Comparison:
     num_patients: int  # the number of common patients; a case without a named patient counts as one
     # The comparison of the patients' mean scores; `None` for fewer than six, and if all differences are 0.
     patients: PatientTest | None
-    # Like `rare`, `without` and `adjusted` as for `medfedaug.research.comparison.verdict.judge`.
+    # This, `rare`, `without` and `adjusted` are those of `medfedaug.research.comparison.verdict.judge`.
     crossed: CrossedTest | None
     rare: float
     without: Mapping[str, Elsewhere | None]
