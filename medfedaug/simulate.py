@@ -49,7 +49,7 @@ from medfedaug.runs.folder import (
     remove_workspaces,
     sites_lock,
 )
-from medfedaug.runs.prediction.loaded_run import LoadedRun
+from medfedaug.runs.prediction.predict import LoadedRun
 from medfedaug.runs.results_schema import check_finished
 from medfedaug.statistics import save_statistics
 from medfedaug.utils.files import parse_json, remove_unfinished, write_json

@@ -18,8 +18,8 @@ from medfedaug.hospital.dicom.series import open_series
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.model_score import ModelScore
+from medfedaug.runs.prediction.case_writer import SeriesObjects
 from medfedaug.runs.prediction.options import PredictionOptions
-from medfedaug.runs.prediction.series_objects import SeriesObjects
 
 
 class DicomObjects(SeriesObjects):
