@@ -21,8 +21,8 @@ from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig, asked_settings, task_defaults
 from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import SiteFolder, is_own_data
+from medfedaug.data.checks import check_same_files, fingerprint_sites
 from medfedaug.data.federation import arrange, federation_settings
-from medfedaug.data.file_hashes import check_same_files, fingerprint_sites
 from medfedaug.data.folders import is_federation
 from medfedaug.data.sites import check_voxels, find_sites
 from medfedaug.errors import ConfigError, RunFailed, first_line, warn

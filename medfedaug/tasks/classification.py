@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.checks.site_checks import check_known_classes
+from medfedaug.data.checks import check_known_classes
 from medfedaug.data.preparation.preparation import Preparation, resize_in_plane
 from medfedaug.errors import ConfigError, withheld
 from medfedaug.metrics.classification import ClassifiedImages, image_scores

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.checks.site_checks import check_classes
+from medfedaug.data.checks import check_classes
 from medfedaug.data.preparation.cache import StoredCase
 from medfedaug.data.preparation.preparation import Placement, Preparation, resize_in_plane
 from medfedaug.data.volumes import VolumeFolder

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from medfedaug.data.base import Case, plain_name
 from medfedaug.data.io.base import Segments as Classes
-from medfedaug.data.io.formats import is_dicom
-from medfedaug.data.io.label_maps import write_whole
+from medfedaug.data.io.formats import is_dicom, write_whole
 from medfedaug.hospital.dicom.identity import ModelIdentity, ObjectKind
 from medfedaug.hospital.dicom.segmentation import Segments, check_highdicom
 from medfedaug.hospital.dicom.series import open_series

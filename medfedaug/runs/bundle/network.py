@@ -11,8 +11,8 @@ from monai.bundle import ConfigParser
 from torch import Tensor, nn
 
 from medfedaug.data.base import SPLITS
-from medfedaug.data.io.label_maps import label_bits
-from medfedaug.data.preparation.normalisation import ModalityNormalisation
+from medfedaug.data.io.formats import label_bits
+from medfedaug.data.preparation.preparation import ModalityNormalisation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.messages.run_definition import network_arguments

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.base import Segments
-from medfedaug.data.io.formats import format_of
-from medfedaug.data.io.label_maps import write_label_map, write_probabilities
+from medfedaug.data.io.formats import format_of, write_label_map, write_probabilities
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from medfedaug.config.bundle_reference import PREDICTS
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.checks.site_checks import check_classes, check_files_alone, check_known_classes
+from medfedaug.data.checks import check_classes, check_files_alone, check_known_classes
 from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, device_of, plain_tensor
