@@ -17,7 +17,7 @@ from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.messages.run_definition import network_arguments
 from medfedaug.federation.site.model import SiteModel
-from medfedaug.models.memory_format import is_faster_last
+from medfedaug.models.execution import is_faster_last
 from medfedaug.models.networks import network_definition
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
