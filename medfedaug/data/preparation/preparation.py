@@ -1,4 +1,4 @@
-"""Turn and resample a volume by a plan, and return results to the grid of its file."""
+"""Turn, normalise and resample a volume by a plan, and return results to the grid of its file."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from torch import Tensor
 
 from medfedaug.config.plan import Plan
 from medfedaug.statistics import image_moments
+
+MOST_NUMBERS = 2**29
+"""Limit on the numbers of a resampled image, 2 GiB; 512 x 512 x 2,000 voxels of a CT are fewer."""
+
+_NEAREST = "nearest-exact"
+_PREFIXES = {"image": "", "foreground": "foreground_"}
 
 
 class ModalityNormalisation:
@@ -68,13 +74,6 @@ class ModalityNormalisation:
         darkest, brightest = image.flatten(1).aminmax(dim=1)
         normalised[darkest == brightest] = 0
         return normalised
-
-
-MOST_NUMBERS = 2**29
-"""Limit on the numbers of a resampled image, 2 GiB; 512 x 512 x 2,000 voxels of a CT are fewer."""
-
-_NEAREST = "nearest-exact"
-_PREFIXES = {"image": "", "foreground": "foreground_"}
 
 
 @dataclass(frozen=True)
