@@ -11,8 +11,8 @@ from medfedaug import functional as F
 from medfedaug.functional.passes import per_channel
 from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
+from medfedaug.methods.condist import TeacherGuidedSite
 from medfedaug.models.substitution import trained_entries
-from medfedaug.research.methods.condist import TeacherGuidedSite
 
 
 class Teacher(Method):
