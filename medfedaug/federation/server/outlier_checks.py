@@ -17,9 +17,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from medfedaug.errors import UpdateRefused
-from medfedaug.federation.messages.participation import LEAST_SITES
-from medfedaug.methods.base import (
+from medfedaug.config.kinds import (
     FEATURE_MEAN,
     FEATURE_STD,
     INTENSITY_MEAN,
@@ -27,9 +25,10 @@ from medfedaug.methods.base import (
     STEPS,
     VARIANCE,
     WEIGHTS,
-    Payload,
-    ServerExchange,
 )
+from medfedaug.errors import UpdateRefused
+from medfedaug.federation.messages.participation import LEAST_SITES
+from medfedaug.methods.base import Payload, ServerExchange
 
 # Far above real differences between sites: stored intensities have other units at every scanner, numbers of
 # steps follow the sites' sizes, and a running average of few batches is still near its start.

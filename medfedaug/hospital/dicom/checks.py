@@ -13,8 +13,7 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from medfedaug.errors import ReaderError
 
-MOST_INFLATED = 2**29
-"""Bytes of the largest deflated object, inflated."""
+MOST_INFLATED = 2**29  # bytes of the largest deflated object, inflated
 
 
 def require(condition: object, fault: str) -> None:
