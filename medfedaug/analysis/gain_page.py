@@ -193,7 +193,7 @@ def _explained(record: Mapping[str, Any]) -> Iterator[str]:
     yield (
         "Gain: the mean difference on the validation patients of each site, positive where the method is "
         "better; sites count alike, test cases are not read. The interval covers other seeds and other "
-        "patients of these sites, each method by itself (medfedaug.metrics.gains)."
+        "patients of these sites, each method by itself (medfedaug.metrics.significance)."
     )
     yield (
         f"After rounds {', '.join(map(str, budget['stages']))}, each training's best model so far is "

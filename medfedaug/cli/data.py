@@ -122,9 +122,8 @@ def statistics(
 ) -> None:
     """Compute the channel statistics of a site's training images."""
     from medfedaug.data.federation import arrange
-    from medfedaug.data.folders import is_federation, is_site
     from medfedaug.data.preparation.preparation import Preparation
-    from medfedaug.data.sites import find_sites, open_site, site_statistics
+    from medfedaug.data.sites import find_sites, is_federation, is_site, open_site, site_statistics
     from medfedaug.statistics import save_statistics
 
     target = out or Path("statistics.json")

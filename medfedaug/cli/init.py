@@ -41,8 +41,8 @@ def init(
     """
     names = _classes(labels.split(",")) if labels else ()
     from medfedaug.data.dataset_json import find_layout
-    from medfedaug.data.folders import is_site
     from medfedaug.data.layouts import LISTING, check_same_classes, propose, write_proposal
+    from medfedaug.data.sites import is_site
 
     inside = sorted(path for path in folder.iterdir() if path.is_dir())
     folders = [folder] if find_layout(folder) else [path for path in inside if find_layout(path)]
@@ -75,7 +75,7 @@ def init(
 
 def _welcome(folders: Sequence[Path], data: Path) -> None:
     """Check sites with a folder of images for each class, which need no list."""
-    from medfedaug.data.folders import open_folder
+    from medfedaug.data.sites import open_folder
 
     sites = [open_folder(path) for path in folders]
     _check(sites)

@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from medfedaug.data.base import SPLITS, Case, by_patient, plain_name, reading
+from medfedaug.data.base import SPLITS, Case, by_patient, plain_name, reading, shuffled, split_patients
 from medfedaug.data.checks import check_classes
 from medfedaug.data.dataset_json import IGNORE, LARGEST_VALUE, LAYOUTS, UNNAMED, find_layout, unseen_note
 from medfedaug.data.io.formats import format_of, image_suffix, is_lossy, without_suffix
-from medfedaug.data.splits import shuffled, split_patients
 from medfedaug.data.volumes import VolumeFolder, is_black_and_white
 from medfedaug.errors import DataError, first_line
 from medfedaug.utils.files import parse_json, write_json
@@ -68,7 +67,7 @@ def propose(
 ) -> Proposal:
     """Find the cases of a folder, and split them by patient.
 
-    A site without a test folder is split 60/20/20 (`medfedaug.data.splits.split_patients`); with one, a fifth
+    A site without a test folder is split 60/20/20 (`medfedaug.data.base.split_patients`); with one, a fifth
     of the other patients validates. The classes follow from all label maps.
 
     Args:

@@ -31,7 +31,7 @@ from monai.transforms import (
 )
 from numpy.typing import ArrayLike
 
-from medfedaug.data.folders import MANIFEST
+from medfedaug.data.sites import MANIFEST
 
 CLASSES = ("background", "lesion", "ventricles", "deep grey matter", "white matter")
 """Classes of the label maps, in the order of the labels."""

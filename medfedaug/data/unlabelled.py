@@ -9,7 +9,6 @@ from pathlib import Path
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.dataset_json import read_test_images
-from medfedaug.data.folders import is_federation
 from medfedaug.data.images import ImageFolder, visible_folders
 from medfedaug.data.io.formats import (
     SERIES,
@@ -20,6 +19,7 @@ from medfedaug.data.io.formats import (
     without_suffix,
 )
 from medfedaug.data.io.series import LeftOut, Series
+from medfedaug.data.sites import is_federation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 from medfedaug.utils.printable import counted

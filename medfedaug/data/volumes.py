@@ -19,7 +19,7 @@ from medfedaug.data.checks import check_copies, compare_axes
 from medfedaug.data.dataset_json import read_listing
 from medfedaug.data.io.base import Header
 from medfedaug.data.io.formats import format_of, is_lossy, is_photograph, label_bits, read_header
-from medfedaug.data.preparation.decoded_cache import decoded
+from medfedaug.data.preparation.cache import decoded
 from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from medfedaug.data.folders import is_federation, is_site
-from medfedaug.data.sites import find_sites
+from medfedaug.data.sites import find_sites, is_federation, is_site
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.site.gate import all_scores
 from medfedaug.federation.site.model import SiteModel

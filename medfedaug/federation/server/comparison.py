@@ -11,14 +11,13 @@ from medfedaug.config.comparison import REFERENCE, ComparisonConfig, Training
 from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.messages.checkpoint import server_checkpoint
+from medfedaug.federation.job_folder import server_checkpoint
 from medfedaug.federation.messages.messages import SCORE, Reply, Request, raise_error, refusal
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics, is_count
 from medfedaug.federation.server.server import FederationServer
-from medfedaug.metrics.gains import Difference, Gain, mean_gain
 from medfedaug.metrics.nothing_learned import nothing_learned_at, nothing_learned_in
 from medfedaug.metrics.registry import METRICS
-from medfedaug.metrics.significance import is_converged, t_quantile
+from medfedaug.metrics.significance import Difference, Gain, is_converged, mean_gain, t_quantile
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import parse_versioned, write_versioned
 from medfedaug.utils.validation import is_number
@@ -51,9 +50,9 @@ class Comparison:
     the best model of each training on their validation cases, and compare it patient by patient with the
     model of FedAvg of the same seed. Test cases are not read.
 
-    A method stops if the upper end of its gain over FedAvg (`medfedaug.metrics.gains.mean_gain`) lies below
-    the lower end of the method with the largest gain; FedAvg's own gain is 0. A later stage is shortened for
-    all methods alike, or left out, if the budget does not suffice for it.
+    A method stops if the upper end of its gain over FedAvg (`medfedaug.metrics.significance.mean_gain`) lies
+    below the lower end of the method with the largest gain; FedAvg's own gain is 0. A later stage is
+    shortened for all methods alike, or left out, if the budget does not suffice for it.
 
     A new object with the same folder continues: a training from its last round, with the same results.
 

@@ -10,9 +10,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from medfedaug.data.base import SPLITS, Case
+from medfedaug.data.base import SPLITS, Case, split_patients
 from medfedaug.data.dataset_json import LABELLED
-from medfedaug.data.splits import split_patients
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.import_settings import ImportSettings
 from medfedaug.hospital.pacs.study_list import StudyList

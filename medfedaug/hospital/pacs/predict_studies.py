@@ -39,9 +39,8 @@ from medfedaug.hospital.pacs.study_list import read_list
 from medfedaug.hospital.pacs.study_options import StudyOptions
 from medfedaug.hospital.pacs.volume import choose_volume, load_on_grid, open_volume, write_nifti
 from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
-from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.folder import only_process
-from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predict import Event, predict_images, uses_given_images
 from medfedaug.runs.prediction.predictions_file import Predictions

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from medfedaug.data.base import Case, SiteFolder, reading
+from medfedaug.data.base import Case, SiteFolder, reading, split_by_class
 from medfedaug.data.images import ImageFolder, cases_of_classes, published_split, visible_folders
-from medfedaug.data.splits import split_by_class
 from medfedaug.research.datasets.pickles import load_arrays
 from medfedaug.research.datasets.published import Benchmark, base_folder
 from medfedaug.utils.files import parse_json

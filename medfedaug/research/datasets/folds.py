@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
-from medfedaug.data.base import Case, SiteFolder, by_patient
-from medfedaug.data.splits import shuffled, split_patients
+from medfedaug.data.base import Case, SiteFolder, by_patient, shuffled, split_patients
 from medfedaug.errors import ConfigError
 
 

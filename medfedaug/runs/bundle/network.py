@@ -19,8 +19,7 @@ from medfedaug.federation.messages.run_definition import network_arguments
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.models.execution import is_faster_last
 from medfedaug.models.networks import network_definition
-from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.tasks.segmentation import SegmentationTask
 from medfedaug.transforms import FedRDNd
 

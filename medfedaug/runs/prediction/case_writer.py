@@ -14,8 +14,7 @@ from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.base import Segments
 from medfedaug.data.io.formats import format_of, write_label_map, write_probabilities
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.prediction_image import draw_classified, draw_label_map, write_picture
 from medfedaug.tasks import Prediction

@@ -13,18 +13,16 @@ from monai.transforms import Compose
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.formats import SERIES, files_of, is_dicom
-from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.data.preparation.cache import keep_decoded
 from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
 from medfedaug.federation.engine import check_device
 from medfedaug.federation.job_folder import STATISTICS
 from medfedaug.federation.site.model import SiteModel
-from medfedaug.runs.annotated import Annotated
-from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.folder import only_process
-from medfedaug.runs.input_statistics import Origin
-from medfedaug.runs.model_score import ModelScore
+from medfedaug.runs.model_score import Annotated, ModelScore
 from medfedaug.runs.prediction.case_writer import CaseWriter, SeriesObjects, series_objects
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.options import PredictionOptions
