@@ -333,11 +333,7 @@ def cells_note(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _notes(
-    runs: Sequence[Run],
-    rows: Sequence[Row],
-    unseen: Sequence[str],
-    uncompared: str,
-    reference: str,
+    runs: Sequence[Run], rows: Sequence[Row], unseen: Sequence[str], uncompared: str, reference: str
 ) -> tuple[str, ...]:
     metric, name = find_metric(runs[0].metric), runs[0].title
     name += "" if metric.higher_is_better else " (lower is better)"

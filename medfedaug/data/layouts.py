@@ -246,10 +246,7 @@ def _looks_grouped(cases: Sequence[Case]) -> str:
 
 
 def _classes(
-    cases: Sequence[Case],
-    names: Sequence[str] | Mapping[int, str],
-    site: str,
-    notes: list[str],
+    cases: Sequence[Case], names: Sequence[str] | Mapping[int, str], site: str, notes: list[str]
 ) -> dict[int, str]:
     """Return the classes by value, with names by value or in the order of values; note those without one."""
     holders: dict[float, Path] = {}

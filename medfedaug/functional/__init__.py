@@ -20,17 +20,9 @@ Sources:
       "Can You Really Backdoor Federated Learning?".
 """
 
-from medfedaug.functional.features import (
-    augment_features,
-    augmentation_spread,
-    perturb_features,
-)
+from medfedaug.functional.features import augment_features, augmentation_spread, perturb_features
 from medfedaug.functional.histogram import soft_histogram, symmetric_kl
-from medfedaug.functional.means import (
-    clip_factor,
-    coordinate_median,
-    trimmed_mean,
-)
+from medfedaug.functional.means import clip_factor, coordinate_median, trimmed_mean
 from medfedaug.functional.moments import (
     across_site_variance,
     feature_statistics,
@@ -38,10 +30,7 @@ from medfedaug.functional.moments import (
     student_t_modulation,
 )
 from medfedaug.functional.passes import working_precision
-from medfedaug.functional.prototypes import (
-    gaussian_mmd,
-    ramp_up,
-)
+from medfedaug.functional.prototypes import gaussian_mmd, ramp_up
 
 __all__ = [
     "across_site_variance",

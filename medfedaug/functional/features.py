@@ -82,12 +82,7 @@ def perturb_features(
 
 
 def augment_features(
-    x: Tensor,
-    gamma_mean: Tensor,
-    gamma_std: Tensor,
-    noise_mean: Tensor,
-    noise_std: Tensor,
-    eps: float = 0.0,
+    x: Tensor, gamma_mean: Tensor, gamma_std: Tensor, noise_mean: Tensor, noise_std: Tensor, eps: float = 0.0
 ) -> Tensor:
     """Federated feature augmentation of one batch (FedFA+ Eq. 2, 4, 8, 9, 10).
 

@@ -7,11 +7,7 @@ from medfedaug.functional.passes import check_shape, working_precision
 
 
 def soft_histogram(
-    z: Tensor,
-    bins: int = 8,
-    tau: float = 0.01,
-    low: Tensor | None = None,
-    high: Tensor | None = None,
+    z: Tensor, bins: int = 8, tau: float = 0.01, low: Tensor | None = None, high: Tensor | None = None
 ) -> Tensor:
     """Differentiable histogram of every channel (FedFA+ Eq. 11 and 12).
 

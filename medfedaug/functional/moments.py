@@ -3,13 +3,7 @@
 import torch
 from torch import Tensor
 
-from medfedaug.functional.passes import (
-    check_shape,
-    moments,
-    safe_sqrt,
-    visible_variance,
-    working_precision,
-)
+from medfedaug.functional.passes import check_shape, moments, safe_sqrt, visible_variance, working_precision
 
 
 def feature_statistics(x: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:

@@ -63,7 +63,7 @@ _ROUND = entries(
         "methods": map_of(map_of(anything)),
         "shares": map_of(number),
         "cosines": map_of(number),
-    },
+    }
 )
 _SCORES = entries(
     {
