@@ -88,7 +88,7 @@ def _welcome(folders: Sequence[Path], data: Path) -> None:
 
 def _check(sites: Sequence[SiteFolder]) -> None:
     """Check sites as a run does, and name all files that it would refuse."""
-    from medfedaug.data.federation import check_before_listing, unusable_cases
+    from medfedaug.data.sites import check_before_listing, unusable_cases
 
     with err_console.status("reading every image and label map"):
         errors = list(unusable_cases(sites))

@@ -34,8 +34,7 @@ from medfedaug.data.checks import check_classes, check_files_alone, check_known_
 from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, device_of, plain_tensor
-from medfedaug.tasks.bundle.metrics import BundleMetrics
-from medfedaug.tasks.bundle.parser import BundleConfiguration, reason_of
+from medfedaug.tasks.bundle.parser import BundleConfiguration, BundleMetrics, reason_of
 from medfedaug.tasks.losses import Loss
 
 _AT_LEAST = 2**32 - 1
