@@ -105,7 +105,6 @@ class ClassifierBuilder:
         self.build, self.cls, self.names, self.defaults = build, cls or build, names, defaults
 
     def __call__(self, **args: Any) -> nn.Module:
-        """Build the network."""
         arguments = {**self.defaults, **args}
         return self.build(**{self.names.get(name, name): value for name, value in arguments.items()})
 

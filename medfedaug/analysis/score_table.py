@@ -166,8 +166,10 @@ def _records(rows: Sequence[Row], sites: Sequence[str]) -> list[dict[str, Any]]:
             "held_out": row.held_out,
             "input": str(row.input),
         }
-        columns = {_column(site): row.sites.get(site, Score()) for site in sites}
-        for name, score in {"mean": row.mean, **columns}.items():
+        # A site's column is never one of the others.
+        columns = {f"site {s}" if s.removesuffix("_std") in _COLUMNS else s: s for s in sites}
+        scores = {name: row.sites.get(site, Score()) for name, site in columns.items()}
+        for name, score in {"mean": row.mean, **scores}.items():
             record |= {name: score.mean, f"{name}_std": score.std}
         record |= {"difference": row.difference} if judged else {}
         record |= {name: getattr(row.test, name, None) for name in _TESTED} if tested else {}
@@ -394,8 +396,3 @@ def _counts(runs: Sequence[Run]) -> dict[str, int]:
         if testing:
             counts[site] = len(named) or max(run.cases.get(site, 0) for run in testing)
     return counts
-
-
-def _column(site: str) -> str:
-    """Return the column of a site in CSV, apart from all other columns."""
-    return f"site {site}" if site.removesuffix("_std") in _COLUMNS else site

@@ -115,7 +115,6 @@ class VolumeFolder(SiteFolder):
         return replace(image, channels=sum(header.channels for header in headers))
 
     def _check_grid(self, path: Path, header: Header, image: Header, file: str, other: str) -> None:
-        """Check that a file of a case lies on the grid of its image."""
         problem = ""
         apart = image.distance(header) if self.compares_axes and image.shape == header.shape else 0.0
         if header.white != image.white and file != "the label map":

@@ -137,7 +137,6 @@ def evaluate_sites(
 
 
 def _check(run: FinishedRun, alone: FinishedRun) -> None:
-    """Check that the runs go together."""
     for each in (run, alone):
         each.check_whole()
         each.composition.check_apart("an evaluation")

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from medfedaug.config.bundle_reference import PREDICTS
 from medfedaug.config.machine import KIT_STATE, STATE_VARIABLE, Machine
-from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SPLITS, SiteFolder
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.volumes import VolumeFolder
@@ -155,7 +154,8 @@ class FinishedRun(RecordedRun):
         the site's statistics are computed from its images.
         """
         self.check_whole()
-        model = SiteModel(self._limited(limit), data, device, machine=_machine(), statistics=statistics)
+        config = replace(self.config, limit=limit)
+        model = SiteModel(config, data, device, machine=_machine(), statistics=statistics)
         model.open(name)
         return self._received(model)
 
@@ -164,7 +164,8 @@ class FinishedRun(RecordedRun):
     ) -> SiteTrainer:
         """Open the model at a site that may train it further before its test; otherwise as `at_site`."""
         self.check_whole()
-        trainer = SiteTrainer(self._limited(limit), data, device, self.state / name, machine=_machine())
+        config = replace(self.config, limit=limit)
+        trainer = SiteTrainer(config, data, device, self.state / name, machine=_machine())
         trainer.open(name)
         trainer.enter_run(self.record["run"])
         return self._received(trainer)
@@ -175,9 +176,6 @@ class FinishedRun(RecordedRun):
         except MedFedAugError as error:  # of a model that somebody changed and recorded
             raise ConfigError(f"{self.model}: {error}") from error
         return model
-
-    def _limited(self, limit: int | None) -> RunConfig:
-        return replace(self.config, limit=limit)
 
 
 def _find_state(folder: Path, state: str | Path | None) -> Path:

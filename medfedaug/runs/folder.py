@@ -146,23 +146,16 @@ def only_process(out: Path) -> Iterator[None]:
     file = out / LOCK
     with locked(file, f"{out}: another process is making this run"):
         try:
-            _wait_for_sites(out)
+            if (sites := sites_lock(out)).exists():  # those of a killed process, which end soon
+                busy = f"{out}: sites of an earlier process are still at work on this run"
+                with locked(sites, busy, timeout=_WAIT_FOR_SITES):
+                    sites.unlink(missing_ok=True)
             yield
         finally:
             file.unlink(missing_ok=True)
             if new:
                 with suppress(OSError):  # not empty
                     out.rmdir()
-
-
-def _wait_for_sites(out: Path) -> None:
-    """Wait until the sites of a killed process have ended, too."""
-    file = sites_lock(out)
-    if not file.exists():
-        return
-    busy = f"{out}: sites of an earlier process are still at work on this run"
-    with locked(file, busy, timeout=_WAIT_FOR_SITES):
-        file.unlink(missing_ok=True)
 
 
 def is_json_with(path: Path, *keys: str) -> bool:

@@ -111,7 +111,6 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
 
 
 def _content(file: Path) -> dict[str, Any]:
-    """Read a file, and check its structure."""
     content: Any = None
     try:
         content = parse_json(file.read_text(encoding="utf-8"))

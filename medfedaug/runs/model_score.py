@@ -58,7 +58,6 @@ class ModelScore:
 
 
 def _warning(test: Mapping[str, Any], metric: str, value: float, entries: Sequence[Mapping[str, Any]]) -> str:
-    """Return the reason to warn of a model with a score."""
     if reason := nothing_learned_in(test):
         return f"the model learned nothing: {reason}"
     if metric != _DICE:

@@ -180,7 +180,6 @@ class MonaiAugmentation(Randomizable):
         return self
 
     def __call__(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return new samples."""
         return [self._augmented(sample) for sample in samples]
 
     def _augmented(self, sample: Sample) -> Sample:

@@ -118,7 +118,6 @@ def _of_photographs(run: FinishedRun) -> bool:
 
 
 def _plain_network(content: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
-    """Build MONAI's network from a bundle's configuration."""
     parser = ConfigParser({**content, "device": torch.device("cpu")})
     plain: nn.Module = parser.get_parsed_content("network")
     plain.load_state_dict(weights)

@@ -26,7 +26,7 @@ from medfedaug.runs.model_score import Annotated, ModelScore
 from medfedaug.runs.prediction.case_writer import CaseWriter, SeriesObjects, series_objects
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.options import PredictionOptions
-from medfedaug.runs.prediction.predictions_file import Predictions
+from medfedaug.runs.prediction.predictions_file import PREDICTIONS, Predictions
 from medfedaug.statistics import save_statistics
 from medfedaug.tasks import Prediction
 from medfedaug.transforms import FedRDNd
@@ -107,7 +107,6 @@ class _Predictor:
 
     @classmethod
     def prepare(cls, run: FinishedRun, origin: Origin, folder: SiteFolder, device: str) -> _Predictor:
-        """Build the network, with the statistics and layers of the images' place."""
         model = run.at_site(origin.site, folder, device, statistics=origin.pair)
         if not model.recall(run.local_state(origin.site)):
             raise ConfigError(
@@ -188,7 +187,7 @@ class _Job:
             self.tell({"event": "left_out", "left_out": record.details["left_out"]})
         states = {name: _state(case) for name, case in cases.items()}
         if self.options.overwrite:
-            record.remove(known)
+            record.delete((*known, PREDICTIONS))
         else:
             record.resume(earlier, states)
         good = self.readable(record, cases)
