@@ -22,7 +22,6 @@ from medfedaug.runs.run import (
     Input,
     Run,
     compared_metric,
-    input_note,
 )
 from medfedaug.utils.layers import added_modules
 from medfedaug.utils.printable import counted
@@ -295,15 +294,16 @@ def marked(label: str, other_input: bool) -> str:
     return f"{label} {OTHER_INPUT}" if other_input else label
 
 
-def input_notes(groups: Groups, baselines: Mapping[str, str]) -> tuple[str, ...]:
-    """Return notes on methods whose input was scaled differently from their reference's."""
-    methods: dict[str, list[str]] = {}
-    for label, baseline in baselines.items():
-        methods.setdefault(baseline, []).append(label)
-    return tuple(
-        input_note(baseline, {label: groups[label][0].input for label in (baseline, *labels)})
-        for baseline, labels in methods.items()
-    )
+def input_notes(groups: Groups, baselines: Mapping[str, str]) -> Iterator[str]:
+    """Yield notes on methods whose input was scaled differently from their reference's."""
+    for baseline in dict.fromkeys(baselines.values()):
+        labels = [baseline, *(label for label, reference in baselines.items() if reference == baseline)]
+        inputs = "; ".join(f"{label}: {groups[label][0].input}" for label in labels)
+        yield (
+            f"{OTHER_INPUT} Not the same input as {baseline} ({inputs}): a difference may come of the "
+            "scaling and not of the method. Runs that all have --intensity scale, or all raw, differ only by "
+            "their methods."
+        )
 
 
 def _untrained(label: str, members: Sequence[Run], reason: str) -> str:

@@ -59,7 +59,7 @@ def init(
     _show(proposals)
     if len(proposals) == 1 and folders != [folder]:
         say(f"note: {folders[0].name} is the only site of {folder}: simulate and compare need two", "yellow")
-    existing = [path for proposal in proposals if (path := proposal.folder / LISTING).exists()]
+    existing = [path for proposal in proposals if (path := proposal.site.path / LISTING).exists()]
     if existing and not replace:
         raise ConfigError(
             f"{existing[0]} exists already; nothing is written. --replace keeps it as dataset.before.json"
@@ -109,7 +109,7 @@ def _show(proposals: Sequence[Proposal]) -> None:
         rows = [row for split in proposal.counts for row in proposal.content[split]]
         files = rows[0]["image"]
         table.add_row(
-            proposal.folder.resolve().name,
+            proposal.site.path.resolve().name,
             proposal.layout,
             *map(str, proposal.counts.values()),
             str(len(files) if isinstance(files, list) else 1),
@@ -119,9 +119,9 @@ def _show(proposals: Sequence[Proposal]) -> None:
     for proposal in proposals:
         for split in proposal.counts:
             for row in proposal.content[split][:_ROWS]:
-                say(f"{proposal.folder.name}: {split}: {json.dumps(row)}")
+                say(f"{proposal.site.path.name}: {split}: {json.dumps(row)}")
         for note in proposal.notes:
-            say(f"note: {proposal.folder.name}: {note}")
+            say(f"note: {proposal.site.path.name}: {note}")
 
 
 def _classes(parts: Sequence[str]) -> Sequence[str] | Mapping[int, str]:

@@ -48,11 +48,6 @@ class Proposal:
     notes: tuple[str, ...]
 
     @property
-    def folder(self) -> Path:
-        """The site's folder."""
-        return self.site.path
-
-    @property
     def counts(self) -> dict[str, int]:
         """The number of cases of each split."""
         return {split: len(self.content[split]) for split in SPLITS}
@@ -130,7 +125,7 @@ def check_same_classes(proposals: Sequence[Proposal]) -> None:
 
 def write_proposal(proposal: Proposal) -> Path:
     """Write ``dataset.json``, and keep an existing one as ``dataset.before.json``, which must not exist."""
-    target, kept = proposal.folder / LISTING, proposal.folder / _BEFORE
+    target, kept = proposal.site.path / LISTING, proposal.site.path / _BEFORE
     if target.exists():
         if kept.exists():
             raise DataError("exists already", path=kept, hint="Move it away first.")

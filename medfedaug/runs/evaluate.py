@@ -13,8 +13,6 @@ from medfedaug.metrics.registry import GLOBAL, LOCAL, PERSONAL, described, over_
 from medfedaug.metrics.significance import difference, paired_by_patient
 from medfedaug.runs.finished_run import FinishedRun
 
-__all__ = ["evaluate_model", "evaluate_sites", "open_model"]
-
 
 def open_model(
     model: str | Path,

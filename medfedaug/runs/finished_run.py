@@ -32,8 +32,6 @@ from medfedaug.statistics import ChannelStatistics, load_statistics
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["FinishedRun", "Origin"]
-
 _Model = TypeVar("_Model", bound=SiteModel)
 
 

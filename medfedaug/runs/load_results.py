@@ -33,8 +33,6 @@ from medfedaug.utils.structure import (
 )
 from medfedaug.utils.versions import other_version
 
-__all__ = ["check_evaluation", "check_finished", "check_record", "find_runs", "load_run"]
-
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """Return the folders of runs: each path that is a run's folder, otherwise all runs below it, sorted."""

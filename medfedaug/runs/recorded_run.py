@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from medfedaug.statistics import ChannelStatistics
 
-__all__ = ["RecordedRun"]
-
 _MOST_SHOWN = 16  # rows and columns of a screen
 
 

@@ -70,15 +70,6 @@ def recorded_input(content: Mapping[str, Any]) -> Input:
     )
 
 
-def input_note(reference: str, inputs: Mapping[str, Input]) -> str:
-    """Return the note on rows whose input differs from the reference row's."""
-    text = "; ".join(f"{label}: {entry}" for label, entry in inputs.items())
-    return (
-        f"{OTHER_INPUT} Not the same input as {reference} ({text}): a difference may come of the scaling and "
-        "not of the method. Runs that all have --intensity scale, or all raw, differ only by their methods."
-    )
-
-
 @dataclass(frozen=True)
 class Scores:
     """Test scores by one metric, of all classes together or of one class.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 
@@ -35,11 +35,11 @@ def file_state(file: Path) -> FileState:
     return str(file.absolute()), status.st_mtime_ns, status.st_size
 
 
-class Segments(Protocol):
-    """The classes of a label map; a format that records more has a class of its own."""
+@dataclass(frozen=True)
+class Segments:
+    """The classes of a label map; a format that records more adds its fields."""
 
-    @property
-    def classes(self) -> tuple[str, ...]: ...
+    classes: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)

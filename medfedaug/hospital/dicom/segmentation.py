@@ -16,6 +16,7 @@ import pydicom
 from pydicom import Dataset
 from pydicom.valuerep import CUSTOMIZABLE_CHARSET_VR
 
+from medfedaug.data.io import base
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.hospital.dicom.identity import ModelIdentity, ObjectKind
 from medfedaug.hospital.dicom.series import open_series
@@ -31,10 +32,9 @@ _PLACED = ("ImageOrientationPatient", "PixelSpacing")
 
 
 @dataclass(frozen=True)
-class Segments:
+class Segments(base.Segments):
     """Segments of a label map; ``notes`` are descriptions, by class."""
 
-    classes: tuple[str, ...]
     model: ModelIdentity
     notes: Mapping[str, str] = field(default_factory=dict)
 

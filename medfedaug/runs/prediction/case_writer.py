@@ -21,13 +21,6 @@ from medfedaug.tasks import Prediction
 from medfedaug.utils.layers import added_module, added_modules
 
 
-@dataclass(frozen=True)
-class PlainSegments:
-    """The classes of a label map."""
-
-    classes: tuple[str, ...]
-
-
 @dataclass(frozen=True, eq=False)
 class SeriesObjects:
     """Writes nothing else; `medfedaug.hospital.dicom.prediction_objects.DicomObjects` does for DICOM.
@@ -54,7 +47,7 @@ class SeriesObjects:
 
     def segments(self, case: Case, classes: tuple[str, ...], notes: Mapping[str, str]) -> Segments:
         """Return the classes of a label map, with notes by class, for the format of the image."""
-        return PlainSegments(classes)
+        return Segments(classes)
 
     def write(self, out: Path, case: Case, label: Tensor, file: str, segments: Segments) -> None:
         """Write the objects of a case to a folder, given its label map, (1, X, Y, Z), and the map's file."""

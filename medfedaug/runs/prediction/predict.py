@@ -33,8 +33,6 @@ from medfedaug.transforms import FedRDNd
 from medfedaug.utils.printable import counted
 from medfedaug.utils.versions import software_versions
 
-__all__ = ["Event", "LoadedRun", "load_run", "predict_images", "uses_given_images"]
-
 Event = Callable[[dict[str, Any]], None]
 """Receives events, case by case."""
 
