@@ -110,8 +110,9 @@ class FinishedRun(RecordedRun):
             keeping = [m.name for m in self.composition.methods if m.local_entries(model.network)]
             sites = ", ".join(self.sites_with_layers)
             raise ConfigError(
-                f"{' and '.join(keeping)}: layers of the model stay at the sites"
-                + (f"; name one with --site ({sites})" if sites else f", and {self.state} has none")
+                f"{' and '.join(keeping)}: layers of the model stay at the sites; name one with --site "
+                f"({sites or 'none'} in {self.state}, and --state names another folder), or train with the "
+                "method's argument unseen"
             )
         with model.scoring():
             model.network.eval()

@@ -14,6 +14,7 @@ from monai.transforms import Compose
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.formats import SERIES, files_of, is_dicom
 from medfedaug.data.preparation.cache import keep_decoded
+from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
@@ -28,7 +29,6 @@ from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predictions_file import PREDICTIONS, Predictions
 from medfedaug.statistics import save_statistics
-from medfedaug.tasks import Prediction
 from medfedaug.transforms import FedRDNd
 from medfedaug.utils.printable import counted
 from medfedaug.utils.versions import software_versions
@@ -95,48 +95,6 @@ def uses_given_images(run: FinishedRun, origin: Origin) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Predictor:
-    """The model of a run with its statistics and layers at the images' place."""
-
-    run: FinishedRun
-    origin: Origin
-    model: SiteModel
-    transform: Compose
-
-    @classmethod
-    def prepare(cls, run: FinishedRun, origin: Origin, folder: SiteFolder, device: str) -> _Predictor:
-        model = run.at_site(origin.site, folder, device, statistics=origin.pair)
-        if not model.recall(run.local_state(origin.site)):
-            raise ConfigError(
-                "the model needs layers that each site keeps, and a place that did not train has none: give "
-                f"--site NAME, one of {', '.join(run.sites_with_layers) or 'none'} in {run.state} (--state "
-                "names another folder), or train with the method's argument unseen"
-            )
-        return cls(run, origin, model, model.evaluation_transform())
-
-    def statistics(self, count: int) -> dict[str, Any] | None:
-        """Return the pair that normalises the images, and its source; ``None`` where no method normalises."""
-        normalizer = next((t.normalizer for t in self.transform.transforms if isinstance(t, FedRDNd)), None)
-        if normalizer is None or normalizer.pair is None:
-            return None
-        mean, std = (values.tolist() for values in normalizer.pair)
-        statistics = {"mean": mean, "std": std, "intensity": self.run.composition.intensity}
-        if normalizer.average:
-            return {"of": "the average of the federation's sites", **statistics}
-        if self.origin.pair is not None:
-            return {"of": self.origin.source, **statistics}
-        return {"of": f"the {counted(count, 'image')} given", **statistics, "file": STATISTICS}
-
-    def predict(self, folder: SiteFolder, case: Case, *, probabilities: bool) -> Prediction:
-        """Predict a case within `SiteModel.scoring`, in evaluation mode."""
-        model = self.model
-        prepared = model.task.evaluation_case(folder, case, labelled=False)
-        return model.task.predict_case(
-            model.network, prepared, self.transform, model.config.batch_size, probabilities
-        )
-
-
-@dataclass(frozen=True, eq=False)
 class _Job:
     """Cases, settings and destination of one call."""
 
@@ -196,24 +154,36 @@ class _Job:
             record.write()
             return record
         folder = replace(self.folder, cases={**self.folder.cases, "test": tuple(good.values())})
-        predictor = _Predictor.prepare(run, self.origin, folder, self.options.device)
-        reference = DriftReference.of(run)
-        used = predictor.statistics(len(good))
-        record.agree("statistics", used)
-        if used and "file" in used:
-            pair = {"images": predictor.model.statistics(reference.over)}
-            save_statistics(self.out / STATISTICS, pair, run.composition.intensity)
-        record.details["notes"] = self.notes(reference, used)
-        record.details["compared_with_the_sites"] = reference.sources
-        try:
-            record.write()
-            with predictor.model.scoring():
-                predictor.model.network.eval()
+        model = run.at_site(self.origin.site, folder, self.options.device, statistics=self.origin.pair)
+        with run.scoring(model):
+            transform, reference = model.evaluation_transform(), DriftReference.of(run)
+            used = self.statistics(transform, len(good))
+            record.agree("statistics", used)
+            if used and "file" in used:
+                pair = {"images": model.statistics(reference.over)}
+                save_statistics(self.out / STATISTICS, pair, run.composition.intensity)
+            record.details["notes"] = self.notes(reference, used)
+            record.details["compared_with_the_sites"] = reference.sources
+            try:
+                record.write()
                 for name in todo:
-                    self.predict(record, good[name], states[name], predictor, reference)
-        finally:
-            record.write()  # also when somebody stops it
+                    self.predict(record, good[name], states[name], model, transform, reference)
+            finally:
+                record.write()  # also when somebody stops it
         return record
+
+    def statistics(self, transform: Compose, count: int) -> dict[str, Any] | None:
+        """Return the pair that normalises the images, and its source; ``None`` where no method normalises."""
+        normalizer = next((t.normalizer for t in transform.transforms if isinstance(t, FedRDNd)), None)
+        if normalizer is None or normalizer.pair is None:
+            return None
+        mean, std = (values.tolist() for values in normalizer.pair)
+        statistics = {"mean": mean, "std": std, "intensity": self.run.composition.intensity}
+        if normalizer.average:
+            return {"of": "the average of the federation's sites", **statistics}
+        if self.origin.pair is not None:
+            return {"of": self.origin.source, **statistics}
+        return {"of": f"the {counted(count, 'image')} given", **statistics, "file": STATISTICS}
 
     def check_apart(self) -> None:
         """Refuse two cases with the same name or file."""
@@ -332,16 +302,24 @@ class _Job:
         record: Predictions,
         case: Case,
         state: Sequence[Any],
-        predictor: _Predictor,
+        model: SiteModel,
+        transform: Compose,
         reference: DriftReference,
     ) -> None:
         """Predict a case and write its files, or record its failure."""
         self.tell({"event": "case", "case": case.name})
         try:
             with keep_decoded(_ONE_CASE):
-                unlike = self.unlike(case, predictor, reference)
-                shares = self.options.probabilities or not self.dense
-                entry = self.writer.write(case, predictor.predict(self.folder, case, probabilities=shares))
+                unlike = self.unlike(case, model.task.preparation, reference)
+                prepared = model.task.evaluation_case(self.folder, case, labelled=False)
+                prediction = model.task.predict_case(
+                    model.network,
+                    prepared,
+                    transform,
+                    model.config.batch_size,
+                    probabilities=self.options.probabilities or not self.dense,
+                )
+                entry = self.writer.write(case, prediction)
                 entry["warnings"] = unlike
         except StorageError:  # every further case would fail alike
             raise
@@ -359,10 +337,9 @@ class _Job:
         self.on_case(case.name)
         self.tell({"event": "predicted", "case": case.name})
 
-    def unlike(self, case: Case, predictor: _Predictor, reference: DriftReference) -> list[str]:
+    def unlike(self, case: Case, preparation: Preparation, reference: DriftReference) -> list[str]:
         warnings = []
         if "intensity" in reference.sources:
-            preparation = predictor.model.task.preparation
             image = self.folder.prepared_image(case, self.run.composition.intensity, preparation)
             moments = preparation.moments(image, reference.over)
             warnings += reference.intensity_warnings(moments, self.run.config.channel_names)
