@@ -20,6 +20,7 @@ Sources:
       "Can You Really Backdoor Federated Learning?".
 """
 
+from medfedaug.functional.distances import gaussian_mmd, ramp_up, soft_histogram, symmetric_kl
 from medfedaug.functional.features import (
     across_site_variance,
     augment_features,
@@ -29,10 +30,8 @@ from medfedaug.functional.features import (
     perturb_features,
     student_t_modulation,
 )
-from medfedaug.functional.histogram import soft_histogram, symmetric_kl
 from medfedaug.functional.means import clip_factor, coordinate_median, trimmed_mean
 from medfedaug.functional.passes import working_precision
-from medfedaug.functional.prototypes import gaussian_mmd, ramp_up
 
 __all__ = [
     "across_site_variance",

@@ -292,10 +292,6 @@ class Gain:
     low: float | None = None
     high: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the gain as JSON types."""
-        return {"mean": self.mean, "low": self.low, "high": self.high}
-
 
 BySite = Mapping[str, Difference]
 """The differences of one training, by site."""

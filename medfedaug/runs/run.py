@@ -41,13 +41,9 @@ class Input:
     scaling: str = "each volume"
     normalised_by: str | None = None
 
-    @property
-    def scaled(self) -> str:
-        """Describe the scaling of the images."""
-        return _SCALED.get(self.scaling, self.scaling)
-
     def __str__(self) -> str:
-        return f"{self.scaled}, normalised by {self.normalised_by}" if self.normalised_by else self.scaled
+        scaled = _SCALED.get(self.scaling, self.scaling)
+        return f"{scaled}, normalised by {self.normalised_by}" if self.normalised_by else scaled
 
     def differs(self, other: Input) -> bool:
         """Return whether two runs scaled images differently; normalisation cancels a fixed factor."""

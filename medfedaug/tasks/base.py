@@ -20,7 +20,7 @@ from medfedaug.data.preparation.cache import StoredCase
 from medfedaug.data.preparation.preparation import Placement, Preparation
 from medfedaug.data.sites import checked_statistics
 from medfedaug.errors import ConfigError, DataError, warn
-from medfedaug.sampling.augmentation import PAPERS_ANGLE, Augmentation, FlipRotate, MonaiAugmentation, Sample
+from medfedaug.sampling import PAPERS_ANGLE, Augmentation, FlipRotate, MonaiAugmentation, Sample
 from medfedaug.statistics import ChannelStatistics, average_moments
 from medfedaug.tasks.losses import Loss
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -278,7 +278,7 @@ class Comparison:
             "metric": self.task.metric,
             "methods": order,
             "recommended": recommended(gains),
-            "gains": {name: gain.to_dict() for name, gain in gains.items()},
+            "gains": {name: asdict(gain) for name, gain in gains.items()},
             "sites": self._of_sites(after),
             "budget": {
                 "seconds": self.config.budget,
@@ -323,7 +323,7 @@ class Comparison:
                 if all(by_site[site].error is None for by_site in alone[name]):
                     gain = Gain(gain.mean)  # nothing shows the chance of its patients
                 entry = sites.setdefault(site, {"patients": 0, "gains": {}})
-                entry["gains"][name] = gain.to_dict()
+                entry["gains"][name] = asdict(gain)
                 entry["patients"] = max(entry["patients"], *(d[site].patients for d in alone[name]))
         for site, entry in sites.items():
             scores = self._stages_of(Training(REFERENCE, 0)).get(str(after[REFERENCE]), {})
