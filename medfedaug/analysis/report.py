@@ -55,9 +55,6 @@ def write_report(
         evaluations: contents of ``evaluation.json``, which come first; with them no run is needed.
         reference: the methods that all others are compared with, joined by commas.
 
-    Returns:
-        ``out_html``.
-
     Raises:
         DataError: when a ``results.json`` is missing or malformed, or data cannot be used.
         ConfigError: when runs cannot be compared, or ``out_html`` exists and is not a page of this kind.

@@ -185,10 +185,7 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
     with the reference's under otherwise equal settings: mean difference, its 95% confidence interval,
     the p-value of a two-sided paired t-test, not corrected for the number of rows, and the smallest
     difference that the test would detect (`medfedaug.metrics.significance.detectable_difference`). The
-    verdict is that of `medfedaug.research`.
-
-    Args:
-        reference: the methods that all others are compared with, joined by commas.
+    verdict is that of `medfedaug.research`. The reference is methods, joined by commas.
     """
     groups = group_runs(runs)
     runs = [run for members in groups.values() for run in members]

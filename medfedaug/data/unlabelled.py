@@ -57,16 +57,12 @@ def open_given(
     the folder is a case, and so is each DICOM series with files of any name. Of several series of a study in
     one folder, `medfedaug.data.io.series.SeriesFormat.select` chooses one. A DICOM file stands for its
     series.
+    They are listed by their names, or the headers of DICOM, without further checks; see `check_given`.
 
     Args:
-        images: the file or folder.
-        config: configuration of the model's run.
         name: name of the images' site; empty for none.
         leave_out: a folder below that is skipped.
         series: identity of the DICOM series to predict, or a regular expression; for a folder without a list.
-
-    Returns:
-        The cases by their names, or the headers of DICOM, without further checks; see `check_given`.
     """
     images = Path(images)
     if not os.path.lexists(images):

@@ -89,14 +89,8 @@ def evaluate_sites(
     A site scores its local model; the global model, with the statistics of its images as its only own part;
     and its personal model, if sites keep entries or state of the run.
 
-    Args:
-        model: see `medfedaug.runs.finished_run.FinishedRun.open`, also for ``state``.
-        data_dir: the folder that holds the sites' folders.
-        local: the folder of a run in which each site trained by itself (``single``).
-        device: the sites' device.
-
-    Returns:
-        The content of ``evaluation.json``.
+    `medfedaug.runs.finished_run.FinishedRun.open` describes ``model`` and ``state``. In the run ``local``
+    each site trained by itself (``single``). The result is the content of ``evaluation.json``.
     """
     run, alone = FinishedRun.open(model, state=state), FinishedRun.open(local)
     _check(run, alone)

@@ -54,11 +54,9 @@ def predict_images(
     A folder with finished cases is continued if model and options are the same.
 
     Args:
-        run: the run of the model.
         images: a file or a folder, see `medfedaug.data.unlabelled.open_given`.
         out: the folder to write to: a label map for each case (``NAME`` with the suffix of its image),
             ``previews/NAME.png``, ``probabilities/NAME``, and ``predictions.json``.
-        options: settings; ``None`` for the defaults.
         further: see `medfedaug.runs.prediction.case_writer.SeriesObjects`; by default they are read from
             the files.
         on_event: called with a small dictionary for each event that a user may want to see.
@@ -388,8 +386,5 @@ class LoadedRun(FinishedRun):
 
         Returns:
             The content of ``predictions.json``.
-
-        Raises:
-            MedFedAugError: naming the error and its place.
         """
         return predict_images(self, images, out, PredictionOptions(**options))

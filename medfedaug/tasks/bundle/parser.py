@@ -44,9 +44,6 @@ class BundleConfiguration:
     and data set are never made, nor parts that only they need. ``bundle_root`` is a private copy of the
     allowed content (`AllowedBundle.verified`), and ``device`` the CPU.
 
-    Args:
-        bundle: the Bundle.
-
     Attributes:
         config: the whole configuration, with macros and relative identifiers resolved.
     """
@@ -163,11 +160,7 @@ class BundleMetrics:
     """Computes the metrics of a Bundle's evaluator.
 
     Names lose the prefix ``val_`` of Bundles. The score of a site is the metric of all cases together, and
-    the score of a case the metric of only the case.
-
-    Args:
-        configuration: the Bundle's configuration.
-        cases: unit of the cases, for readers: ``"patients"`` or ``"images"``.
+    the score of a case the metric of only the case. ``cases`` names these for readers, as ``"patients"``.
 
     Attributes:
         names: the metrics, the key metric first.

@@ -249,9 +249,6 @@ def _floats(image: Any) -> Tensor:
 class Parts:
     """The transforms of training samples, split as by MONAI's `CacheDataset`.
 
-    Args:
-        transforms: a `Compose`, a list of transforms, or one.
-
     Attributes:
         once: transforms before the first random one; a site keeps their result.
         drawn: all others, for training.
@@ -311,11 +308,7 @@ def plain_sample(sample: Any) -> Any:
 
 
 class BundleAugmentation(Randomizable):
-    """The random transforms of a Bundle, image by image, with all transforms after the first of them.
-
-    Args:
-        transforms: `Parts.drawn`.
-    """
+    """The random transforms of a Bundle (`Parts.drawn`), image by image, and all after the first of them."""
 
     def __init__(self, transforms: Sequence[Any]) -> None:
         self.transform = Compose(transforms)
