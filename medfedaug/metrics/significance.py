@@ -155,11 +155,7 @@ class PairedTest:
 
 
 def paired_t_test(values: Sequence[float], baseline: Sequence[float]) -> PairedTest:
-    """Test whether ``values`` and ``baseline`` differ, pair by pair.
-
-    Args:
-        values: scores, for example one per seed; two or more.
-        baseline: scores of the same seeds.
+    """Test whether two or more ``values``, for example one per seed, differ from a baseline, pair by pair.
 
     Example:
         >>> round(paired_t_test([0.71, 0.74, 0.72], [0.70, 0.71, 0.70]).p, 3)
@@ -210,14 +206,7 @@ def difference(differences: Sequence[float], unit: str = "cases") -> dict[str, A
 def patient_means(
     pairs: Mapping[K, tuple[float, float]], patient: Callable[[K], P]
 ) -> dict[P, tuple[float, float]]:
-    """Return a pair of scores of each patient: the means over the patient's cases.
-
-    Args:
-        pairs: a score and the baseline's score by case.
-        patient: returns the patient of a case.
-
-    Returns:
-        The pairs by patient, in the order of the patients' first cases.
+    """Return a score and the baseline's of each patient, means over the cases, in the order of first cases.
 
     Example:
         >>> patient_means({"a1": (0.5, 0.25), "a2": (1.0, 0.75), "b1": (0.5, 0.5)}, lambda case: case[0])
@@ -316,9 +305,7 @@ def mean_gain(trainings: Sequence[BySite], others: Sequence[Sequence[BySite]] = 
     has the variance of the other sites' patients; if all are such, the variance between the sites counts as
     that of the patients.
 
-    Args:
-        trainings: the differences of the method, by seed.
-        others: those of the other methods that were trained as long.
+    ``trainings`` are the differences of the method, by seed, ``others`` those of methods trained as long.
 
     Example:
         >>> alike = {site: Difference(0.1, error=0.02, patients=10) for site in "ABCD"}
