@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,24 @@ class DicomObjects(SeriesObjects):
         kinds = object_kinds(self.options) if is_dicom(case.image) else ()
         return [_object_file(label.removesuffix(".dcm"), kind) for kind in kinds]
 
-    def segments(self, case: Case, classes: tuple[str, ...], notes: Mapping[str, str]) -> Segments:
-        """Return the segments of a DICOM SEG."""
-        return Segments(classes, self.identity(case), notes)
+    def segments(
+        self, case: Case, classes: tuple[str, ...], notes: Mapping[str, str], controlled: str = ""
+    ) -> Segments:
+        """Return the segments of a DICOM SEG; ``controlled`` names the structure of a controlled map."""
+        identity = self.identity(case)
+        if not controlled:
+            return Segments(classes, identity, notes)
+        settings = hashlib.sha256(f"{identity.settings} {controlled}".encode()).hexdigest()
+        return Segments(classes, replace(identity, settings=settings), notes, ObjectKind.CONTROLLED)
 
     def identity(self, case: Case) -> ModelIdentity:
         """Return the identity of the objects of a case."""
         further = self.further.get(case.name) or further_series(case, self.folder.channel_names)
-        return object_identity(self.run, self.origin, further=further)
+        return object_identity(self.run, self.origin, further=further, calibration=self.calibration)
 
-    def write(self, out: Path, case: Case, label: Tensor, file: str, segments: Classes) -> None:
+    def write(
+        self, out: Path, case: Case, label: Tensor, file: str, segments: Classes, comment: str = ""
+    ) -> None:
         """Write the objects of a series.
 
         Raises:
@@ -65,7 +74,9 @@ class DicomObjects(SeriesObjects):
             if kind is ObjectKind.RTSTRUCT:
                 write_whole(out / name, lambda path: write_rtstruct(path, image, voxels, model))
             else:
-                write_whole(out / name, lambda path: write_report(path, image, voxels, out / file, model))
+                write_whole(
+                    out / name, lambda path: write_report(path, image, voxels, out / file, model, comment)
+                )
 
 
 def channel_keys(names: Sequence[str], count: int) -> list[str]:
@@ -80,14 +91,15 @@ def further_series(case: Case, names: Sequence[str]) -> dict[str, str]:
 
 
 def object_identity(
-    run: FinishedRun, origin: Origin, *, further: Mapping[str, str] | None = None
+    run: FinishedRun, origin: Origin, *, further: Mapping[str, str] | None = None, calibration: str = ""
 ) -> ModelIdentity:
     """Return the identity of a case's objects, which depends on settings and further series.
 
     A site's pair follows from model and site, and a pair of the images themselves does not count. ``further``
-    has the SeriesInstanceUIDs of the image's series after the first, by channel.
+    has the SeriesInstanceUIDs of the image's series after the first, by channel; ``calibration`` is the hash
+    of an applied calibration.
     """
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, Any] = {"calibration": calibration} if calibration else {}
     if origin.pair is not None and not origin.site:
         chosen["statistics"] = [origin.pair.mean.tolist(), origin.pair.std.tolist()]
     if further:

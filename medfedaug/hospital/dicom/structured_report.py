@@ -17,13 +17,13 @@ from medfedaug.hospital.dicom.series import open_series
 
 
 def write_report(
-    path: Path, series: Path, voxels: np.ndarray, segmentation: Path, segments: Segments
+    path: Path, series: Path, voxels: np.ndarray, segmentation: Path, segments: Segments, comment: str = ""
 ) -> None:
-    """Write a report (PS3.16, TID 1500): volume of each class, in millilitres."""
+    """Write a report (PS3.16, TID 1500): volume of each class, in millilitres, and a comment."""
     with writing("report", series, "Leave out --report."):
         seg = pydicom.dcmread(segmentation, stop_before_pixels=True)
         slices = [pydicom.dcmread(file, stop_before_pixels=True) for file in open_series(series).files]
-        save_object(_report(series, voxels, seg, slices, segments), slices[0], path)
+        save_object(_report(series, voxels, seg, slices, segments, comment), slices[0], path)
 
 
 def _report(
@@ -32,6 +32,7 @@ def _report(
     seg: pydicom.Dataset,
     slices: Sequence[pydicom.Dataset],
     segments: Segments,
+    more: str,
 ) -> Any:
     import highdicom as hd
     from pydicom.sr.codedict import codes
@@ -88,7 +89,7 @@ def _report(
         title=codes.DCM.ImagingMeasurementReport,
     )
     warning = f"DO NOT RELY ON IT: {model.warning}" if model.warning else ""
-    if text := ". ".join(filter(None, (warning, model.test))):
+    if text := ". ".join(filter(None, (warning, model.test, more))):
         comment = hd.sr.TextContentItem(
             name=codes.DCM.Comment, value=text, relationship_type=hd.sr.RelationshipTypeValues.CONTAINS
         )

@@ -45,6 +45,7 @@ from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predict import Event, predict_images, uses_given_images
 from medfedaug.runs.prediction.predictions_file import Predictions
+from medfedaug.runs.prediction.promise import Promise
 from medfedaug.utils.files import private_folder, write_json, write_versioned
 
 _LIST, _KIND, _VERSION = "studies.json", "predicted-studies", 1
@@ -77,6 +78,7 @@ def predict_studies(
     studies: StudyOptions,
     *,
     on_event: Event | None = None,
+    promise: Promise | None = None,
 ) -> StudyPredictions:
     """Fetch studies, predict them, and store the predictions with their images.
 
@@ -105,7 +107,7 @@ def predict_studies(
             state=state,
             studies=studies,
             series=options.series,
-            identity=partial(object_identity, run, origin),
+            identity=partial(object_identity, run, origin, calibration=promise.sha256 if promise else ""),
             kinds=(ObjectKind.SEGMENTATION, *object_kinds(options)),
             named=bool(run.config.channel_names),
             book=_Book(state / _LIST),
@@ -120,6 +122,7 @@ def predict_studies(
                 further={case: job.further(case) for case in fetched},
                 on_event=tell,
                 on_case=job.deliver,
+                promise=promise,
             )
             failed = predictions.failed
             job.result.problems |= {case: failed[case]["error"] for case in fetched if case in failed}

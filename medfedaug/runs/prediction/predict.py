@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from monai.transforms import Compose
+from torch import Tensor
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.formats import SERIES, files_of, is_dicom
@@ -29,14 +30,15 @@ from medfedaug.runs.prediction.case_writer import CaseWriter
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predictions_file import Predictions
+from medfedaug.runs.prediction.promise import Promise
 from medfedaug.runs.prediction.series_objects import SeriesObjects, series_objects
 from medfedaug.statistics import save_statistics
-from medfedaug.tasks import Prediction
+from medfedaug.tasks import EvaluationCase, Prediction
 from medfedaug.transforms import FedRDNd
 from medfedaug.utils.printable import counted
 from medfedaug.utils.versions import software_versions
 
-__all__ = ["Event", "predict_images", "uses_given_images"]
+__all__ = ["Event", "Predictor", "predict_images", "uses_given_images"]
 
 Event = Callable[[dict[str, Any]], None]
 """Receives events, case by case."""
@@ -53,6 +55,7 @@ def predict_images(
     further: Mapping[str, Mapping[str, str]] | None = None,
     on_event: Event | None = None,
     on_case: Callable[[str], object] | None = None,
+    promise: Promise | None = None,
 ) -> Predictions:
     """Predict images, case by case, and record the outcome of each.
 
@@ -68,6 +71,7 @@ def predict_images(
             the files.
         on_event: called with a small dictionary for each event that a user may want to see.
         on_case: called with the name of each case whose files are written.
+        promise: a calibration to apply to the images that are like the calibrated ones.
 
     Returns:
         The content of ``predictions.json``; ``failed`` has the cases that could not be predicted.
@@ -85,8 +89,11 @@ def predict_images(
         origin=origin,
         options=options,
         tell=on_event or (lambda event: None),
-        objects=series_objects(run, origin, options, given.folder, further or {}),
+        objects=series_objects(
+            run, origin, options, given.folder, further or {}, promise.sha256 if promise else ""
+        ),
         on_case=on_case or (lambda case: None),
+        promise=promise,
     )
     job.check_apart()
     with only_process(out):
@@ -100,7 +107,7 @@ def uses_given_images(run: FinishedRun, origin: Origin) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Predictor:
+class Predictor:
     """The model of a run with its statistics and layers at the images' place."""
 
     run: FinishedRun
@@ -109,7 +116,7 @@ class _Predictor:
     transform: Compose
 
     @classmethod
-    def prepare(cls, run: FinishedRun, origin: Origin, folder: SiteFolder, device: str) -> _Predictor:
+    def prepare(cls, run: FinishedRun, origin: Origin, folder: SiteFolder, device: str) -> Predictor:
         """Build the network, with the statistics and layers of the images' place."""
         model = run.at_site(origin.site, folder, device, statistics=origin.pair)
         if not model.recall(run.local_state(origin.site)):
@@ -135,11 +142,21 @@ class _Predictor:
 
     def predict(self, folder: SiteFolder, case: Case, *, probabilities: bool) -> Prediction:
         """Predict a case within `SiteModel.scoring`, in evaluation mode."""
-        model = self.model
-        prepared = model.task.evaluation_case(folder, case, labelled=False)
-        return model.task.predict_case(
-            model.network, prepared, self.transform, model.config.batch_size, probabilities
+        return self.predict_prepared(
+            self.model.task.evaluation_case(folder, case, labelled=False), probabilities=probabilities
         )
+
+    def predict_prepared(self, case: EvaluationCase, *, probabilities: bool) -> Prediction:
+        """Predict a case of `medfedaug.tasks.Task.evaluation_case`, as `predict` does."""
+        model = self.model
+        size = model.config.batch_size
+        return model.task.predict_case(model.network, case, self.transform, size, probabilities)
+
+    def moments(self, folder: SiteFolder, case: Case) -> dict[str, Tensor]:
+        """Return mean and standard deviation, (C,) each, of a case's prepared image."""
+        composition, preparation = self.run.composition, self.model.task.preparation
+        image = folder.prepared_image(case, composition.intensity, preparation)
+        return preparation.moments(image, composition.statistics_over)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,6 +171,7 @@ class _Job:
     tell: Event
     objects: SeriesObjects
     on_case: Callable[[str], object]
+    promise: Promise | None
 
     @property
     def folder(self) -> SiteFolder:
@@ -172,6 +190,7 @@ class _Job:
             self.options,
             objects=self.objects,
             borrowed=self.borrowed,
+            promise=self.promise,
         )
 
     def carry_out(self) -> Predictions:
@@ -202,10 +221,14 @@ class _Job:
             record.write()
             return record
         folder = replace(self.folder, cases={**self.folder.cases, "test": tuple(good.values())})
-        predictor = _Predictor.prepare(run, self.origin, folder, self.options.device)
+        predictor = Predictor.prepare(run, self.origin, folder, self.options.device)
         reference = DriftReference.of(run)
         used = predictor.statistics(len(good))
         record.agree("statistics", used)
+        if self.promise and self.promise.differs(used):
+            raise ConfigError(
+                "the calibration normalised its images with other statistics: give the same --statistics FILE"
+            )
         if used and "file" in used:
             pair = {"images": predictor.model.statistics(reference.over)}
             save_statistics(self.out / STATISTICS, pair, run.composition.intensity)
@@ -240,6 +263,7 @@ class _Job:
             "probabilities": self.options.probabilities,
             "previews": self.options.previews,
             **({"series": self.options.series} if self.options.series is not None else {}),
+            **({"calibration": self.promise.sha256} if self.promise else {}),
             **self.objects.settings(),
         }
         run = self.run
@@ -255,6 +279,7 @@ class _Job:
             "methods": [method["name"] for method in config.methods],
             "test": asdict(ModelScore.of(self.run.record, self.origin.site)),
             **({"borrowed": self.borrowed} if self.borrowed else {}),
+            **({"promises": dict(self.promise.sentences)} if self.promise else {}),
             "folder": os.path.abspath(self.run.model.parent),
             "versions": software_versions(),
             "images": os.path.abspath(self.folder.path),
@@ -328,7 +353,7 @@ class _Job:
                 f"the run recorded nothing of its sites' {' and '.join(missing)}, which cannot be compared: "
                 "an unusual image is not noticed"
             )
-        notes += self.borrowed.values()
+        notes += [*self.borrowed.values(), *(self.promise.notes if self.promise else ())]
         for text in notes:
             self.tell({"event": "note", "text": text})
         return notes
@@ -338,7 +363,7 @@ class _Job:
         record: Predictions,
         case: Case,
         state: Sequence[Any],
-        predictor: _Predictor,
+        predictor: Predictor,
         reference: DriftReference,
     ) -> None:
         """Predict a case and write its files, or record its failure."""
@@ -346,9 +371,11 @@ class _Job:
         try:
             with keep_decoded(_ONE_CASE):
                 unlike = self.unlike(case, predictor, reference)
-                shares = self.options.probabilities or not self.dense
-                entry = self.writer.write(case, predictor.predict(self.folder, case, probabilities=shares))
-                entry["warnings"] = unlike
+                outside = self.unlike(case, predictor, self.promise.ranges) if self.promise else []
+                shares = self.options.probabilities or not self.dense or self.promise is not None
+                prediction = predictor.predict(self.folder, case, probabilities=shares)
+                entry = self.writer.write(case, prediction, promised=not outside)
+                entry |= {"warnings": unlike, **({"no_promise": outside} if outside else {})}
         except StorageError:  # every further case would fail alike
             raise
         except (MedFedAugError, RuntimeError, ValueError, MemoryError) as error:
@@ -357,20 +384,18 @@ class _Job:
         files = [os.path.relpath(file, self.root) for file in case.files]
         remarks = [text for file in case.files if is_dicom(file) for text in SERIES.remarks(file)]
         entry |= {"remarks": remarks} if remarks else {}
-        written = self.writer.files(case)
+        written = [file for file in self.writer.files(case) if (self.out / file).exists()]
         record.finished(case.name, {"files": files, **entry, "written": written, "state": state})
-        for event, texts in (("remark", remarks), ("unlike", unlike)):
+        for event, texts in (("remark", remarks), ("unlike", unlike), ("no_promise", outside)):
             for text in texts:
                 self.tell({"event": event, "case": case.name, "text": text})
         self.on_case(case.name)
         self.tell({"event": "predicted", "case": case.name})
 
-    def unlike(self, case: Case, predictor: _Predictor, reference: DriftReference) -> list[str]:
+    def unlike(self, case: Case, predictor: Predictor, reference: DriftReference) -> list[str]:
         warnings = []
         if "intensity" in reference.sources:
-            preparation = predictor.model.task.preparation
-            image = self.folder.prepared_image(case, self.run.composition.intensity, preparation)
-            moments = preparation.moments(image, reference.over)
+            moments = predictor.moments(self.folder, case)
             warnings += reference.intensity_warnings(moments, self.run.config.channel_names)
         if isinstance(self.folder, VolumeFolder):
             warnings += reference.spacing_warnings(self.folder.affine(case))

@@ -26,7 +26,8 @@ class PlainSegments:
 class SeriesObjects:
     """Writes nothing else; `medfedaug.hospital.dicom.prediction_objects.DicomObjects` does for DICOM.
 
-    ``further`` has the identities of the images' series after the first, by case and channel.
+    ``further`` has the identities of the images' series after the first, by case and channel;
+    ``calibration`` is the hash of the calibration that is applied, if any.
     """
 
     run: FinishedRun
@@ -34,6 +35,7 @@ class SeriesObjects:
     options: PredictionOptions
     folder: SiteFolder
     further: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    calibration: str = ""
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the objects, for the record."""
@@ -46,11 +48,18 @@ class SeriesObjects:
         """Return the files of a case, given that of its label map."""
         return []
 
-    def segments(self, case: Case, classes: tuple[str, ...], notes: Mapping[str, str]) -> Segments:
-        """Return the classes of a label map, with notes by class, for the format of the image."""
+    def segments(
+        self, case: Case, classes: tuple[str, ...], notes: Mapping[str, str], controlled: str = ""
+    ) -> Segments:
+        """Return the classes of a label map, with notes by class, for the format of the image.
+
+        ``controlled`` names the structure of a controlled map.
+        """
         return PlainSegments(classes)
 
-    def write(self, out: Path, case: Case, label: Tensor, file: str, segments: Segments) -> None:
+    def write(
+        self, out: Path, case: Case, label: Tensor, file: str, segments: Segments, comment: str = ""
+    ) -> None:
         """Write the objects of a case to a folder, given its label map, (1, X, Y, Z), and the map's file."""
 
 
@@ -60,6 +69,7 @@ def series_objects(
     options: PredictionOptions,
     folder: SiteFolder,
     further: Mapping[str, Mapping[str, str]],
+    calibration: str = "",
 ) -> SeriesObjects:
     """Return what writes objects of series in this installation; see `SeriesObjects`."""
     asked = {"--rtstruct": options.rtstruct, "--report": options.report}
@@ -67,5 +77,5 @@ def series_objects(
         added_module("dicom.prediction_objects", option)
     modules = added_modules("dicom.prediction_objects")
     make = modules[0].DicomObjects if modules else SeriesObjects
-    objects: SeriesObjects = make(run, origin, options, folder, further)
+    objects: SeriesObjects = make(run, origin, options, folder, further, calibration)
     return objects
