@@ -62,7 +62,7 @@ def evaluate(
 
 def _compare(out: Path | None, model: Path, data: Path, **options: Any) -> None:
     from medfedaug.research.comparison.local_vs_global import worth_table
-    from medfedaug.runs.site_evaluation import evaluate_sites
+    from medfedaug.runs.evaluate import evaluate_sites
     from medfedaug.utils.files import write_json
 
     with err_console.status("evaluating"):

@@ -90,7 +90,7 @@ def finish(
 
 
 def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path, test: ModelScore) -> None:
-    from medfedaug.runs.prediction.case_quality import look_first
+    from medfedaug.runs.prediction.predictions_file import look_first
 
     dense = task == "segmentation"
     ranked = dense and not test.warning

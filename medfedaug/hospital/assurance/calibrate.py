@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from medfedaug.data.base import Case
-from medfedaug.data.checks.duplicates import check_copies
+from medfedaug.data.checks import check_copies
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, warn

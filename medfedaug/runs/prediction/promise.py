@@ -36,6 +36,14 @@ class Promise:
         plain = {name: re.sub(r"\W+", "_", name) for name in numbers}
         return {name: f"{_FOLDER}/{number}_{plain[name]}/{label}" for name, number in numbers.items()}
 
+    def comment(self, maps: Mapping[str, Mapping[str, Any]]) -> str:
+        """Describe the controlled maps of a case, from their entries in the record."""
+        return "; ".join(
+            f"controlled map of {name}, {entry.get('volume_ml', entry['voxels']):.4g} "
+            f"{'ml' if 'volume_ml' in entry else 'voxels'}: {self.sentences[name]}"
+            for name, entry in maps.items()
+        )
+
     def differs(self, used: Mapping[str, Any] | None) -> bool:
         """Return whether a prediction normalises images with other statistics."""
         keys = ("mean", "std")
