@@ -14,7 +14,7 @@ from medfedaug.cli.predict import Images, Model, Out, finish, open_run, predict_
 from medfedaug.cli.progress import CaseProgress, resumable
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access, require_pacs
-from medfedaug.hospital.pacs.study_options import StudyOptions
+from medfedaug.hospital.pacs.settings import StudyOptions
 from medfedaug.runs.prediction.options import PredictionOptions
 
 if TYPE_CHECKING:

@@ -25,18 +25,11 @@ from medfedaug.hospital.dicom.prediction_objects import (
     object_kinds,
 )
 from medfedaug.hospital.dicom.series import scan
-from medfedaug.hospital.pacs.archive import (
-    Archive,
-    ArchiveError,
-    ArchiveSeries,
-    Patience,
-    StudyQuery,
-)
+from medfedaug.hospital.pacs.archive import Archive, ArchiveError, ArchiveSeries, Patience, StudyQuery
 from medfedaug.hospital.pacs.choice import StudyPlan, plan_import
-from medfedaug.hospital.pacs.import_settings import ImportSettings
+from medfedaug.hospital.pacs.import_folder import read_list
 from medfedaug.hospital.pacs.object_check import reading_objects
-from medfedaug.hospital.pacs.study_list import read_list
-from medfedaug.hospital.pacs.study_options import StudyOptions
+from medfedaug.hospital.pacs.settings import ImportSettings, StudyOptions
 from medfedaug.hospital.pacs.volume import choose_volume, load_on_grid, open_volume, write_nifti
 from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
 from medfedaug.runs.finished_run import FinishedRun
@@ -205,7 +198,6 @@ class _Job:
         return True
 
     def fetch(self, todo: Sequence[str], tell: Event) -> list[str]:
-        """Fetch cases, and return those whose images are there."""
         for path in [path for part in (_IMAGES, _FETCHING) for path in (self.state / part).glob("*")]:
             if path.name not in todo:  # of other cases, or a list of them
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
