@@ -25,7 +25,7 @@ from medfedaug.data.checks import check_same_files, fingerprint_sites
 from medfedaug.data.sites import arrange, check_voxels, federation_settings, find_sites, is_federation
 from medfedaug.errors import ConfigError, RunFailed, first_line, warn
 from medfedaug.federation import FederationServer
-from medfedaug.federation.composition import Composition
+from medfedaug.federation.composition import Composition, with_open_classes
 from medfedaug.federation.engine import Engine, FederationRun, check_device, find_engine
 from medfedaug.federation.job_folder import (
     FINAL_MODEL,
@@ -70,7 +70,8 @@ def configure(sites: Sequence[SiteFolder], **options: Any) -> RunConfig:
     """Make a configuration that fits the sites' data.
 
     The task follows from the data. Network, optimiser's settings and augmentation follow from the task
-    (`medfedaug.config.run.task_defaults`), or from a Bundle.
+    (`medfedaug.config.run.task_defaults`), or from a Bundle. Without ``partial_loss``, methods for sites that
+    have outlined different structures are added (`medfedaug.federation.composition.with_open_classes`).
 
     Args:
         sites: the sites.
@@ -85,7 +86,8 @@ def configure(sites: Sequence[SiteFolder], **options: Any) -> RunConfig:
     task = from_data["task"]
     if settings.get("task", task) != task:
         raise ConfigError(f"the data are for {task}, and the setting task is {settings['task']}")
-    return RunConfig(**{**usual_settings(task, settings, own_data=is_own_data(sites)), **from_data})
+    config = RunConfig(**{**usual_settings(task, settings, own_data=is_own_data(sites)), **from_data})
+    return config if "partial_loss" in settings else with_open_classes(config, sites)
 
 
 def usual_settings(task: str, settings: Mapping[str, Any], *, own_data: bool) -> dict[str, Any]:

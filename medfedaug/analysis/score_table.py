@@ -27,7 +27,7 @@ from medfedaug.utils.layers import added_modules
 from medfedaug.utils.printable import counted
 
 MOST_SITES = 12  # in text; CSV has all of them
-STUDIES = "comparison.report_parts"
+STUDIES = "comparison.patient_table"
 """Module of a layer that compares runs."""
 
 RESOLUTION = "could see"

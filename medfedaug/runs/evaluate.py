@@ -32,12 +32,12 @@ def open_model(
         keep. One site at a time, since a model holds the site's images.
     """
     run = FinishedRun.open(model, state=state)
-    for name in _sites(run, Path(data)):
+    for name in sites_of(run, Path(data)):
         opened = run.at_site(name, data, device, limit=limit)
         yield opened, opened.recall(run.local_state(name))
 
 
-def _sites(run: FinishedRun, data: Path) -> list[str]:
+def sites_of(run: FinishedRun, data: Path) -> list[str]:
     """List the sites of a folder, or the folder's site; refuse a run without its layers of the sites."""
     single = data.is_dir() and is_site(data) and not is_federation(data)
     names = [data.resolve().name] if single else [site.name for site in find_sites(data)]
@@ -66,7 +66,7 @@ def evaluate_model(
     """
     run = FinishedRun.open(model, state=state)
     sites: dict[str, Any] = {}
-    for name in _sites(run, Path(data)):
+    for name in sites_of(run, Path(data)):
         trainer = run.trainer(name, data, device, limit=limit)
         if not trainer.folder.cases.get(split):
             raise DataError(f"no case in the split {split!r}", site=name, path=trainer.folder.path)

@@ -15,8 +15,7 @@ from medfedaug.data.base import Case, SiteFolder, reading, split_patients
 from medfedaug.data.preparation.cache import decoded
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.research.datasets.folds import fold_patients
-from medfedaug.research.datasets.published import Benchmark, base_folder
+from medfedaug.research.datasets.published import Benchmark, base_folder, fold_patients
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
 

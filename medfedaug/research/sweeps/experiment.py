@@ -33,8 +33,7 @@ from medfedaug.research.datasets.benchmarks import OWN_DATA, find_benchmark, ope
 from medfedaug.research.papers.axes import Axis, Comparison, axis_value, parse_axis
 from medfedaug.research.papers.papers import find_entry
 from medfedaug.research.papers.presets import Preset, find_preset
-from medfedaug.research.sweeps.planned import PlannedRun
-from medfedaug.research.sweeps.run_list import check_axes, parse_methods_list, plan
+from medfedaug.research.sweeps.run_list import PlannedRun, check_axes, parse_methods_list, plan
 from medfedaug.utils.files import write_atomic
 from medfedaug.utils.validation import check_keys
 
@@ -206,7 +205,6 @@ class Experiment(Settings):
         return entries
 
     def _plain(self) -> dict[str, Any]:
-        """Return the settings without ``plan``."""
         return {name: value for name, value in self.settings.items() if name != _PLAN}
 
     def _arguments(self) -> dict[str, dict[str, Any]]:
@@ -313,7 +311,6 @@ def write_experiment(experiment: Experiment, preset: Preset) -> Path:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in the types of YAML."""
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -20,7 +20,7 @@ from medfedaug.federation.engine import check_device, find_engine
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.research.datasets.benchmarks import find_benchmark, find_root, write_federation
 from medfedaug.research.papers.presets import Preset
-from medfedaug.research.sweeps.planned import PlannedRun
+from medfedaug.research.sweeps.run_list import PlannedRun
 from medfedaug.research.sweeps.workers import ThisProcess, Workers
 from medfedaug.simulate import Simulation, run_simulation
 

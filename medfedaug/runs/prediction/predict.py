@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from monai.transforms import Compose
+from torch import Tensor
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.formats import SERIES, files_of, is_dicom
 from medfedaug.data.preparation.cache import keep_decoded
-from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
@@ -28,7 +28,9 @@ from medfedaug.runs.prediction.case_writer import CaseWriter, SeriesObjects, ser
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predictions_file import PREDICTIONS, Predictions
+from medfedaug.runs.prediction.promise import Promise
 from medfedaug.statistics import save_statistics
+from medfedaug.tasks import EvaluationCase, Prediction
 from medfedaug.transforms import FedRDNd
 from medfedaug.utils.printable import counted
 from medfedaug.utils.versions import software_versions
@@ -48,6 +50,7 @@ def predict_images(
     further: Mapping[str, Mapping[str, str]] | None = None,
     on_event: Event | None = None,
     on_case: Callable[[str], object] | None = None,
+    promise: Promise | None = None,
 ) -> Predictions:
     """Predict images, case by case, and record the outcome of each.
 
@@ -61,6 +64,7 @@ def predict_images(
             the files.
         on_event: called with a small dictionary for each event that a user may want to see.
         on_case: called with the name of each case whose files are written.
+        promise: a calibration to apply to the images that are like the calibrated ones.
 
     Returns:
         The content of ``predictions.json``; ``failed`` has the cases that could not be predicted.
@@ -78,8 +82,11 @@ def predict_images(
         origin=origin,
         options=options,
         tell=on_event or (lambda event: None),
-        objects=series_objects(run, origin, options, given.folder, further or {}),
+        objects=series_objects(
+            run, origin, options, given.folder, further or {}, promise.sha256 if promise else ""
+        ),
         on_case=on_case or (lambda case: None),
+        promise=promise,
     )
     job.check_apart()
     with only_process(out):
@@ -90,6 +97,58 @@ def uses_given_images(run: FinishedRun, origin: Origin) -> bool:
     """Return whether the result depends on statistics of all images given, so that none may be damaged."""
     composition = run.composition
     return bool((composition.needs_statistics and origin.pair is None) or composition.kept_keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """The model of a run with its statistics and layers at the images' place."""
+
+    run: FinishedRun
+    origin: Origin
+    model: SiteModel
+    transform: Compose
+
+    @classmethod
+    def prepare(cls, run: FinishedRun, origin: Origin, folder: SiteFolder, device: str) -> Predictor:
+        model = run.at_site(origin.site, folder, device, statistics=origin.pair)
+        if not model.recall(run.local_state(origin.site)):
+            raise ConfigError(
+                "the model needs layers that each site keeps, and a place that did not train has none: give "
+                f"--site NAME, one of {', '.join(run.sites_with_layers) or 'none'} in {run.state} (--state "
+                "names another folder), or train with the method's argument unseen"
+            )
+        return cls(run, origin, model, model.evaluation_transform())
+
+    def statistics(self, count: int) -> dict[str, Any] | None:
+        """Return the pair that normalises the images, and its source; ``None`` where no method normalises."""
+        normalizer = next((t.normalizer for t in self.transform.transforms if isinstance(t, FedRDNd)), None)
+        if normalizer is None or normalizer.pair is None:
+            return None
+        mean, std = (values.tolist() for values in normalizer.pair)
+        statistics = {"mean": mean, "std": std, "intensity": self.run.composition.intensity}
+        if normalizer.average:
+            return {"of": "the average of the federation's sites", **statistics}
+        if self.origin.pair is not None:
+            return {"of": self.origin.source, **statistics}
+        return {"of": f"the {counted(count, 'image')} given", **statistics, "file": STATISTICS}
+
+    def predict(self, folder: SiteFolder, case: Case, *, probabilities: bool) -> Prediction:
+        """Predict a case within `SiteModel.scoring`, in evaluation mode."""
+        return self.predict_prepared(
+            self.model.task.evaluation_case(folder, case, labelled=False), probabilities=probabilities
+        )
+
+    def predict_prepared(self, case: EvaluationCase, *, probabilities: bool) -> Prediction:
+        """Predict a case of `medfedaug.tasks.Task.evaluation_case`, as `predict` does."""
+        model = self.model
+        size = model.config.batch_size
+        return model.task.predict_case(model.network, case, self.transform, size, probabilities)
+
+    def moments(self, folder: SiteFolder, case: Case) -> dict[str, Tensor]:
+        """Return mean and standard deviation, (C,) each, of a case's prepared image."""
+        composition, preparation = self.run.composition, self.model.task.preparation
+        image = folder.prepared_image(case, composition.intensity, preparation)
+        return preparation.moments(image, composition.statistics_over)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +163,7 @@ class _Job:
     tell: Event
     objects: SeriesObjects
     on_case: Callable[[str], object]
+    promise: Promise | None
 
     @property
     def folder(self) -> SiteFolder:
@@ -122,6 +182,7 @@ class _Job:
             self.options,
             objects=self.objects,
             borrowed=self.borrowed,
+            promise=self.promise,
         )
 
     def carry_out(self) -> Predictions:
@@ -152,36 +213,28 @@ class _Job:
             record.write()
             return record
         folder = replace(self.folder, cases={**self.folder.cases, "test": tuple(good.values())})
-        model = run.at_site(self.origin.site, folder, self.options.device, statistics=self.origin.pair)
-        with run.scoring(model):
-            transform, reference = model.evaluation_transform(), DriftReference.of(run)
-            used = self.statistics(transform, len(good))
-            record.agree("statistics", used)
-            if used and "file" in used:
-                pair = {"images": model.statistics(reference.over)}
-                save_statistics(self.out / STATISTICS, pair, run.composition.intensity)
-            record.details["notes"] = self.notes(reference, used)
-            record.details["compared_with_the_sites"] = reference.sources
-            try:
-                record.write()
+        predictor = Predictor.prepare(run, self.origin, folder, self.options.device)
+        reference = DriftReference.of(run)
+        used = predictor.statistics(len(good))
+        record.agree("statistics", used)
+        if self.promise and self.promise.differs(used):
+            raise ConfigError(
+                "the calibration normalised its images with other statistics: give the same --statistics FILE"
+            )
+        if used and "file" in used:
+            pair = {"images": predictor.model.statistics(reference.over)}
+            save_statistics(self.out / STATISTICS, pair, run.composition.intensity)
+        record.details["notes"] = self.notes(reference, used)
+        record.details["compared_with_the_sites"] = reference.sources
+        try:
+            record.write()
+            with predictor.model.scoring():
+                predictor.model.network.eval()
                 for name in todo:
-                    self.predict(record, good[name], states[name], model, transform, reference)
-            finally:
-                record.write()  # also when somebody stops it
+                    self.predict(record, good[name], states[name], predictor, reference)
+        finally:
+            record.write()  # also when somebody stops it
         return record
-
-    def statistics(self, transform: Compose, count: int) -> dict[str, Any] | None:
-        """Return the pair that normalises the images, and its source; ``None`` where no method normalises."""
-        normalizer = next((t.normalizer for t in transform.transforms if isinstance(t, FedRDNd)), None)
-        if normalizer is None or normalizer.pair is None:
-            return None
-        mean, std = (values.tolist() for values in normalizer.pair)
-        statistics = {"mean": mean, "std": std, "intensity": self.run.composition.intensity}
-        if normalizer.average:
-            return {"of": "the average of the federation's sites", **statistics}
-        if self.origin.pair is not None:
-            return {"of": self.origin.source, **statistics}
-        return {"of": f"the {counted(count, 'image')} given", **statistics, "file": STATISTICS}
 
     def check_apart(self) -> None:
         """Refuse two cases with the same name or file."""
@@ -202,6 +255,7 @@ class _Job:
             "probabilities": self.options.probabilities,
             "previews": self.options.previews,
             **({"series": self.options.series} if self.options.series is not None else {}),
+            **({"calibration": self.promise.sha256} if self.promise else {}),
             **self.objects.settings(),
         }
         run = self.run
@@ -217,6 +271,7 @@ class _Job:
             "methods": [method["name"] for method in config.methods],
             "test": asdict(ModelScore.of(self.run.record, self.origin.site)),
             **({"borrowed": self.borrowed} if self.borrowed else {}),
+            **({"promises": dict(self.promise.sentences)} if self.promise else {}),
             "folder": os.path.abspath(self.run.model.parent),
             "versions": software_versions(),
             "images": os.path.abspath(self.folder.path),
@@ -290,7 +345,7 @@ class _Job:
                 f"the run recorded nothing of its sites' {' and '.join(missing)}, which cannot be compared: "
                 "an unusual image is not noticed"
             )
-        notes += self.borrowed.values()
+        notes += [*self.borrowed.values(), *(self.promise.notes if self.promise else ())]
         for text in notes:
             self.tell({"event": "note", "text": text})
         return notes
@@ -300,25 +355,19 @@ class _Job:
         record: Predictions,
         case: Case,
         state: Sequence[Any],
-        model: SiteModel,
-        transform: Compose,
+        predictor: Predictor,
         reference: DriftReference,
     ) -> None:
         """Predict a case and write its files, or record its failure."""
         self.tell({"event": "case", "case": case.name})
         try:
             with keep_decoded(_ONE_CASE):
-                unlike = self.unlike(case, model.task.preparation, reference)
-                prepared = model.task.evaluation_case(self.folder, case, labelled=False)
-                prediction = model.task.predict_case(
-                    model.network,
-                    prepared,
-                    transform,
-                    model.config.batch_size,
-                    probabilities=self.options.probabilities or not self.dense,
-                )
-                entry = self.writer.write(case, prediction)
-                entry["warnings"] = unlike
+                unlike = self.unlike(case, predictor, reference)
+                outside = self.unlike(case, predictor, self.promise.ranges) if self.promise else []
+                shares = self.options.probabilities or not self.dense or self.promise is not None
+                prediction = predictor.predict(self.folder, case, probabilities=shares)
+                entry = self.writer.write(case, prediction, promised=not outside)
+                entry |= {"warnings": unlike, **({"no_promise": outside} if outside else {})}
         except StorageError:  # every further case would fail alike
             raise
         except (MedFedAugError, RuntimeError, ValueError, MemoryError) as error:
@@ -327,19 +376,18 @@ class _Job:
         files = [os.path.relpath(file, self.root) for file in case.files]
         remarks = [text for file in case.files if is_dicom(file) for text in SERIES.remarks(file)]
         entry |= {"remarks": remarks} if remarks else {}
-        written = self.writer.files(case)
+        written = [file for file in self.writer.files(case) if (self.out / file).exists()]
         record.finished(case.name, {"files": files, **entry, "written": written, "state": state})
-        for event, texts in (("remark", remarks), ("unlike", unlike)):
+        for event, texts in (("remark", remarks), ("unlike", unlike), ("no_promise", outside)):
             for text in texts:
                 self.tell({"event": event, "case": case.name, "text": text})
         self.on_case(case.name)
         self.tell({"event": "predicted", "case": case.name})
 
-    def unlike(self, case: Case, preparation: Preparation, reference: DriftReference) -> list[str]:
+    def unlike(self, case: Case, predictor: Predictor, reference: DriftReference) -> list[str]:
         warnings = []
         if "intensity" in reference.sources:
-            image = self.folder.prepared_image(case, self.run.composition.intensity, preparation)
-            moments = preparation.moments(image, reference.over)
+            moments = predictor.moments(self.folder, case)
             warnings += reference.intensity_warnings(moments, self.run.config.channel_names)
         if isinstance(self.folder, VolumeFolder):
             warnings += reference.spacing_warnings(self.folder.affine(case))

@@ -177,11 +177,13 @@ def _result_check(content: Mapping[str, Any]) -> Check:
     classes = content["classes"]
     if content["task"] != "segmentation":
         shares = both(map_of(number), entries({}, needed=classes))
-        return entries({"class": one_of(classes), "probabilities": shares}, needed=("class", "probabilities"))
+        of_image = {"class": one_of(classes), "probabilities": shares, "set": list_of(one_of(classes))}
+        return entries(of_image, needed=("class", "probabilities"))
     results = {
         "voxels": both(map_of(count), entries({}, needed=classes)),
         "volume_ml": both(map_of(number), entries({}, needed=classes[1:])),
         "confidence": map_of(number),
+        "controlled": map_of(entries({"file": text, "voxels": count, "volume_ml": number})),
     }
     return entries(results, needed=("voxels",))
 
@@ -193,6 +195,7 @@ _CASE = entries(
         "state": list_of(list_of(count)),
         "warnings": list_of(text),
         "remarks": list_of(text),
+        "no_promise": list_of(text),
     },
     finite,
     needed=("written", "state", "warnings"),
@@ -211,6 +214,7 @@ _CONTENT = entries(
         "pending": map_of(list_of(_file)),
         "notes": list_of(text),
         "borrowed": map_of(text),
+        "promises": map_of(text),
         "compared_with_the_sites": list_of(text),
         "failed": map_of(entries({"error": text}, needed=("error",))),
         "test": entries({"score": text, "warning": text}, needed=("score", "warning")),

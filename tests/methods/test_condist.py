@@ -3,7 +3,7 @@
 import pytest
 from open_classes import ALL, FIRST, NONE, SECOND, SHAPES, batch, softmax, voxels
 
-from medfedaug.research.methods.condist import ConDist, conditional_distillation
+from medfedaug.methods.condist import ConDist, conditional_distillation
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -1,7 +1,9 @@
-"""Features of a network and their sums by class, for methods with prototypes."""
+"""Halves of a site that several methods share: features of the head, sums by class, means over steps."""
 
+from abc import abstractmethod
 from collections import deque
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -93,3 +95,74 @@ def linear_head(network: nn.Module, method: str) -> nn.Linear:
     if not isinstance(layer, nn.Linear):
         raise ConfigError(f"{method}: the network's last layer is not fully connected")
     return layer
+
+
+Reduction = Literal["mean", "sum"]
+
+
+class DiversifiedSite(FeatureSite):
+    """A site whose loss compares a batch with its diversified version (FedFD Eq. 3-5)."""
+
+    def __init__(
+        self, network: nn.Module, lambda1: float, lambda2: float, distance: Reduction = "mean"
+    ) -> None:
+        super().__init__(network)
+        self.network, self.lambda1, self.lambda2, self.distance = network, lambda1, lambda2, distance
+        self.ready = False  # until the server has sent the federation's values
+
+    def _keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if module.training:
+            super()._keep(module, args)
+        else:
+            self._seen = None
+
+    @abstractmethod
+    def diversified(self) -> AbstractContextManager[Any]:
+        """A context in which the network computes diversified features."""
+
+    def loss(self, step: Step) -> Tensor | None:
+        """Return the term that turns the task's loss into (1 − λ₁)·CE + λ₁·CACL + λ₂·CAFL."""
+        features, self._features = self._features, None
+        if not self.ready or not (self.lambda1 or self.lambda2):
+            return None
+        with self.diversified():
+            outputs = step.network(step.inputs)
+        diversified = self.last_features()
+        assert features is not None
+        classification = self.lambda1 * (step.criterion(outputs, step.targets) - step.task_loss)
+        # CAFL (Eq. 3): ‖f − f_Δ‖² over the channels, averaged over images and voxels of feature maps.
+        distance = (features - diversified).square().sum(dim=1).mean()
+        if self.distance == "mean":
+            distance = distance / features.shape[1]
+        return classification + self.lambda2 * distance
+
+
+class MeasuredSite(SitePart):
+    """A site's half whose metrics are means over the steps of a round.
+
+    They are read once, at the end of the round, since reading a number makes a GPU wait. ``measured`` has a
+    name for each number of a step.
+    """
+
+    measured: tuple[str, ...]
+    _one: Tensor | None = None
+    _sums: Tensor | None = None  # of each number, and the number of steps
+
+    def start_round(self) -> None:
+        self._sums = None
+
+    def measure(self, *numbers: Tensor) -> None:
+        """Add the numbers of a step, of shape () each."""
+        if self._one is None:
+            self._one = numbers[0].new_ones(())
+        step = torch.stack([*(number.detach() for number in numbers), self._one])
+        if self._sums is None:
+            self._sums = torch.zeros_like(step, dtype=torch.float64)
+        self._sums += step
+
+    def metrics(self) -> dict[str, float]:
+        """Return the means by name; none before the first step."""
+        if self._sums is None:
+            return {}
+        *sums, steps = self._sums.tolist()
+        return {name: total / steps for name, total in zip(self.measured, sums, strict=True)}

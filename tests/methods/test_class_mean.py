@@ -3,7 +3,7 @@
 import torch
 
 from medfedaug.methods.base import RoundMean, ServerContext, SiteUpdate
-from medfedaug.research.methods.class_mean import ClassMean
+from medfedaug.methods.class_mean import ClassMean
 
 
 def test_the_last_layer_is_averaged_over_the_sites_that_have_the_class():

@@ -1,4 +1,4 @@
-"""`ImportSettings`: the choices of an import."""
+"""`ImportSettings`: the choices of an import; `StudyOptions`: those of a prediction of studies."""
 
 import re
 from collections.abc import Mapping
@@ -23,8 +23,7 @@ class ImportSettings(Settings):
     PANEL: ClassVar[str] = "The choice"
 
     series: str | None = setting(
-        None,
-        "Series of the image: its UID, or a regular expression for number, description and modality.",
+        None, "Series of the image: its UID, or a regular expression for number, description and modality."
     )
     volume: str | None = setting(
         None,
@@ -75,10 +74,7 @@ class ImportSettings(Settings):
         flags=("--anonymise",),
     )
     allow_burned_in: bool = setting(
-        False,
-        "Take images that may hold text in their pixels.",
-        flags=("--allow-burned-in",),
-        rare=True,
+        False, "Take images that may hold text in their pixels.", flags=("--allow-burned-in",), rare=True
     )
     parallel: int = setting(2, "Series and studies at a time.", at_least=1, rare=True)
     refresh: bool = setting(
@@ -135,3 +131,30 @@ class ImportSettings(Settings):
     def outlined(self) -> bool:
         """Return whether cases have label maps."""
         return self.labels != "none"
+
+
+@settings
+class StudyOptions(Settings):
+    """Settings of a prediction of studies in a DICOM archive."""
+
+    PANEL: ClassVar[str] = "The archive"
+
+    store: bool = setting(
+        False,
+        "Store DICOM SEG, contours and report in the archive. Studies that already have this model's objects "
+        "are left out.",
+        flags=("--store",),
+    )
+    channels: Mapping[str, str] = setting(
+        dict,
+        "By name, the series of each channel of the image. The objects refer to the first series, and the "
+        "others are resampled to its grid.",
+        flags=None,
+    )
+    volume: str | None = setting(
+        None,
+        "Volume of a series that holds several, such as 'b-value 800', 'echo time 80' or 'phase 2': a "
+        "regular expression for what distinguishes them.",
+        rare=True,
+    )
+    parallel: int = setting(2, "Studies that are fetched at a time.", at_least=1, rare=True)
