@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from typer import Option
+
 from medfedaug.cli.archive_options import DicomWeb, Dimse, archive_access, archive_option
 from medfedaug.cli.console import say
-from medfedaug.cli.options import Config, Given, State, named_pairs, takes
+from medfedaug.cli.options import Config, Given, State, existing_file, named_pairs, takes
 from medfedaug.cli.predict import Images, Model, Out, finish, open_run, predict_files
 from medfedaug.cli.progress import CaseProgress, resumable
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access, require_pacs
-from medfedaug.hospital.pacs.study_options import StudyOptions
+from medfedaug.hospital.pacs.settings import StudyOptions
 from medfedaug.runs.prediction.options import PredictionOptions
 
 if TYPE_CHECKING:
@@ -34,6 +36,14 @@ def predict(
     channel: Annotated[
         list[str] | None,
         archive_option(metavar="NAME=REGEX|UID", help="A channel's series, instead of --series; repeatable."),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            callback=existing_file,
+            help="File of medfedaug calibrate, by default calibration.json of the run, if any.",
+        ),
     ] = None,
     dicomweb: DicomWeb = None,
     dimse: Dimse = None,
@@ -61,8 +71,14 @@ def predict(
         if value and not in_archive:
             raise ConfigError(f"{option} needs an archive: --dicomweb URL or --dimse AET@HOST:PORT")
     run, options = open_run(model, out, state), PredictionOptions(**given[PredictionOptions])
+    from medfedaug.hospital.assurance.calibration import find_promise
+    from medfedaug.runs.finished_run import Origin
+
+    promise = find_promise(run, calibration, Origin.of(run, options.site, options.statistics))
+    for name, text in (promise.sentences if promise else {}).items():
+        say(f"promise, {name}: {text}")
     if images is not None:
-        finish(run, out, options, *predict_files(run, images, out, options))
+        finish(run, out, options, *predict_files(run, images, out, options, promise))
         return
     assert studies is not None
     require_pacs("shapely", "highdicom")
@@ -76,7 +92,9 @@ def predict(
         resumable(),
         open_archive(dicomweb=dicomweb, dimse=dimse, access=access) as source,
     ):
-        result = predict_studies(run, source, wanted, out, options, of_studies, on_event=progress.show)
+        result = predict_studies(
+            run, source, wanted, out, options, of_studies, on_event=progress.show, promise=promise
+        )
     _print_stored(result, out)
     finish(run, out, options, result.cases, result.problems)
 

@@ -1,0 +1,1 @@
+"""What a site may promise of a model, and whether it is still true."""
