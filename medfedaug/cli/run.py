@@ -87,6 +87,9 @@ def simulate(
     # In a process that has computed before, OpenMP may have threads, and a fork would hang.
     prepares = engine == "nvflare" and not check and "torch" not in sys.modules
     with starting():
+        if prepares:
+            import nvflare  # noqa: F401, first, since it looks through all modules that are imported before it
+
         from medfedaug.data.sites import describe_federation, num_patients
         from medfedaug.federation.job_folder import REPORT
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
