@@ -15,10 +15,9 @@ import torch
 from typing_extensions import Unpack
 
 from medfedaug.config.bundle_reference import allow
-from medfedaug.config.keywords import RunKeywords
 from medfedaug.config.machine import Machine
 from medfedaug.config.plan import Plan
-from medfedaug.config.run import Execution, RunConfig, asked_settings, task_defaults
+from medfedaug.config.run import Execution, RunConfig, RunKeywords, asked_settings, task_defaults
 from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import SiteFolder, is_own_data
 from medfedaug.data.federation import arrange, federation_settings
@@ -27,13 +26,12 @@ from medfedaug.data.folders import is_federation
 from medfedaug.data.sites import check_voxels, find_sites
 from medfedaug.errors import ConfigError, RunFailed, first_line, warn
 from medfedaug.federation import FederationServer
-from medfedaug.federation.composition import Composition
+from medfedaug.federation.composition import Composition, bundle_run_settings, define
 from medfedaug.federation.engine import Engine, FederationRun, check_device, find_engine
+from medfedaug.federation.in_process import PooledEngine
 from medfedaug.federation.job_folder import FINAL_MODEL, HASHES, RESULTS, STATE, STATISTICS, file_hashes
 from medfedaug.federation.messages.checkpoint import server_checkpoint
 from medfedaug.federation.messages.initial_weights import InitialWeights
-from medfedaug.federation.messages.run_definition import bundle_run_settings, define
-from medfedaug.federation.pooled import PooledEngine
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.methods.registry import parse_methods
 from medfedaug.runs.folder import (
@@ -53,7 +51,7 @@ from medfedaug.runs.prediction.loaded_run import LoadedRun
 from medfedaug.runs.results_schema import check_finished
 from medfedaug.statistics import save_statistics
 from medfedaug.utils.files import parse_json, remove_unfinished, write_json
-from medfedaug.utils.layers import added_module
+from medfedaug.utils.plugins import added_module
 from medfedaug.utils.validation import check_choice
 
 __all__ = ["Simulation", "configure", "run_simulation", "simulate"]

@@ -20,7 +20,7 @@ from medfedaug.analysis.text_table import number
 from medfedaug.metrics.registry import find_metric
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
-from medfedaug.utils.layers import added_modules
+from medfedaug.utils.plugins import added_modules
 from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import is_number
 

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 from typer import Option
 
 from medfedaug.cli.catalogue import describe_method
-from medfedaug.cli.console import Table, err_console, out_console, say, starting
+from medfedaug.cli.console import RoundProgress, Table, err_console, out_console, say, starting
 from medfedaug.cli.options import JsonFile
-from medfedaug.cli.progress import RoundProgress
 from medfedaug.errors import ConfigError
 
 BASELINE, REMEDY = "fedavg", "fedrdn"

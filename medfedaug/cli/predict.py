@@ -10,9 +10,8 @@ import typer
 from rich.text import Text
 from typer import Option
 
-from medfedaug.cli.console import Table, out_console, say
+from medfedaug.cli.console import CaseProgress, Table, out_console, say
 from medfedaug.cli.options import Config, Given, State, existing_run, takes
-from medfedaug.cli.progress import CaseProgress
 from medfedaug.errors import ConfigError
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.utils.printable import counted

@@ -14,7 +14,7 @@ import typer
 from typer import Option
 
 from medfedaug.cli.catalogue import check_methods, check_network
-from medfedaug.cli.console import err_console, print_scores, say, starting
+from medfedaug.cli.console import RoundProgress, err_console, print_scores, resumable, say, starting
 from medfedaug.cli.options import (
     Assignments,
     Bundle,
@@ -32,7 +32,6 @@ from medfedaug.cli.options import (
     is_given,
     takes,
 )
-from medfedaug.cli.progress import RoundProgress, resumable
 from medfedaug.config.bundle_reference import content_hash, described_data, locate
 from medfedaug.config.comparison import REFERENCE, REMEDIES, ComparisonConfig, choose_methods, parse_budget
 from medfedaug.config.machine import Machine

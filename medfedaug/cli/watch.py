@@ -15,8 +15,7 @@ from rich.live import Live
 from rich.text import Text
 from typer import Argument, Option
 
-from medfedaug.cli.console import Table, err_console, out_console, say, wrapped
-from medfedaug.cli.progress import duration
+from medfedaug.cli.console import Table, duration, err_console, out_console, say, wrapped
 from medfedaug.errors import ConfigError
 from medfedaug.nvflare_jobs.kit.kit import Kit, open_kit
 
@@ -88,7 +87,7 @@ def watch(
 
 
 def _write_metrics(kit: Kit, file: Path, *, once: bool) -> None:
-    from medfedaug.nvflare_jobs.kit.kit_metrics import write_metrics
+    from medfedaug.nvflare_jobs.kit.job_states import write_metrics
 
     while True:
         write_metrics(kit, file)

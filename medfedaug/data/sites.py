@@ -10,7 +10,7 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.data.folders import MARKER, is_federation, open_folder, site_folders
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
-from medfedaug.utils.layers import added_module
+from medfedaug.utils.plugins import added_module
 from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import first_of
 

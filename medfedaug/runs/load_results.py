@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from medfedaug._version import other_version
 from medfedaug.config.run import RunConfig, asked_settings
 from medfedaug.errors import DataError, first_line
 from medfedaug.federation.job_folder import RESULTS
@@ -17,7 +18,6 @@ from medfedaug.metrics.registry import add_recorded
 from medfedaug.runs.results_schema import check_finished
 from medfedaug.runs.run import Run, Scores, recorded_input
 from medfedaug.utils.files import parse_json
-from medfedaug.utils.versions import other_version
 
 __all__ = ["find_runs", "load_run"]
 

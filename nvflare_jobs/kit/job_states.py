@@ -1,6 +1,13 @@
-"""Jobs of a kit: at the server from NVFlare's job store, at a site from its processes and its book."""
+"""Jobs of a kit: at the server from NVFlare's job store, at a site from its processes and its book.
 
+Their states, and those of the kit itself, are metrics for Prometheus. None is about a case.
+"""
+
+import contextlib
+import os
+import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,8 +18,10 @@ from nvflare.app_common.storages.filesystem_storage import META, FilesystemStora
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER
 from medfedaug.nvflare_jobs.kit.kit import Kit
+from medfedaug.nvflare_jobs.kit.kit_process import ProcessRecord, find_process
 from medfedaug.nvflare_jobs.kit.watched import Watched, find_events, has_process
 from medfedaug.utils.event_text import follow
+from medfedaug.utils.files import write_text
 
 STATES = ("submitted", "approval", "running", "stalled", "finished", "aborted", "abnormal")
 """States of a job. ``"approval"`` waits for the site's administrator, ``"stalled"`` for a process."""
@@ -112,3 +121,46 @@ def _of_site(kit: Kit) -> dict[str, str]:
         job, watched = found
         states.setdefault(job, "stalled" if watched.stalled else _OF_EVENTS.get(watched.state, "abnormal"))
     return states
+
+
+METRICS = {
+    "kit_up": "1 while the process of the kit runs.",
+    "kit_disk_free_bytes": "Free space where the kit is.",
+    "server_heard_timestamp_seconds": "Last answer of the server to this site.",
+    "job_state": "1 for the state of a job.",
+    "job_refusals_total": "Refused updates of the latest job at a server; refused requests at a site.",
+    "written_timestamp_seconds": "Time of writing of these numbers.",
+}
+"""The metrics, without their prefix, and what each is."""
+
+
+def _samples(kit: Kit) -> Iterator[tuple[str, float, dict[str, str]]]:
+    """Yield name, value and labels of each number, the numbers of a metric together."""
+    record = ProcessRecord.load(kit.path)
+    alive = find_process(kit.path) is not None or (record is not None and record.is_alive())
+    yield "kit_up", alive, {}
+    yield "kit_disk_free_bytes", shutil.disk_usage(kit.path).free, {}
+    if record is not None and record.heard is not None:
+        yield "server_heard_timestamp_seconds", record.heard, {}
+    for job, found in job_states(kit).items():
+        for state in STATES:
+            yield "job_state", state == found, {"job": job, "state": state}
+    if (latest := watched_job(kit.path)) is not None:
+        yield "job_refusals_total", latest[1].refusals, {"job": latest[0]}
+    yield "written_timestamp_seconds", time.time(), {}
+
+
+def write_metrics(kit: Kit, path: str | Path) -> None:
+    """Write a kit's numbers in Prometheus' text format, which node_exporter's textfile collector reads."""
+    lines, last = [], ""
+    for name, value, labels in _samples(kit):
+        if name != last:
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP medfedaug_{name} {METRICS[name]}", f"# TYPE medfedaug_{name} {kind}"]
+            last = name
+        # Names of kits and jobs have no quotes, backslashes or line breaks: NVFlare checks them.
+        text = ",".join(f'{key}="{label}"' for key, label in {"kit": kit.name, **labels}.items())
+        lines.append(f"medfedaug_{name}{{{text}}} {float(value):.15g}")
+    write_text(path, "\n".join(lines) + "\n")
+    with contextlib.suppress(OSError):  # a collector is another user, and the file has no secret
+        os.chmod(path, 0o644)

@@ -21,9 +21,9 @@ from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.hospital.privacy import PrivacyPolicy
 from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
 from medfedaug.nvflare_jobs.job.events import WARNING
+from medfedaug.nvflare_jobs.job.messages import VARIABLE, identifiers
 from medfedaug.nvflare_jobs.job.recipe import MedFedAugRecipe
-from medfedaug.nvflare_jobs.job.site_names import VARIABLE, identifiers
-from medfedaug.nvflare_jobs.kit.allowed import allowed_classes
+from medfedaug.nvflare_jobs.kit.kit import allowed_classes
 from medfedaug.nvflare_jobs.simulator.simulator_process import SimulatorProcess, Start, no_fast_start
 from medfedaug.utils import plugins
 from medfedaug.utils.event_text import OnEvent, follow

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from medfedaug.data.io.base import FileState, Header, ImageFormat, file_state
 from medfedaug.data.io.series import NoSeries, SeriesFormat
-from medfedaug.utils.layers import added_modules
+from medfedaug.utils.plugins import added_modules
 
 
 def image_suffix(name: str) -> str:

@@ -17,13 +17,13 @@ FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST = "fingerprint", "prepare", "train",
 KEYS, SHARES, CONFIRM, OPEN = "keys", "shares", "confirm", "open"
 
 MASK_TASKS = (KEYS, SHARES, CONFIRM, OPEN)
-"""The tasks before and after each round under secure aggregation (`medfedaug.hospital.secure`)."""
+"""The tasks before and after each round in which the server learns only a sum of masked updates."""
 
 TASKS = (FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST, *MASK_TASKS)
 """The tasks of a federation."""
 
 MASKED = "sum"
-"""The entry of `Reply.masks` with the masked numbers of an update under secure aggregation."""
+"""The entry of `Reply.masks` with the masked numbers of an update."""
 
 UNSCORED = "val_note"
 """The entry of `Reply.metrics` with the reason for an update without a validation score."""
@@ -59,7 +59,7 @@ class Request:
         run: the identity of the run, which a resumed run keeps; sites find their state by it.
         planned: settings of the run from the sites' fingerprints, as JSON types.
         training: in a comparison, the name of the training to which the request belongs.
-        masks: under secure aggregation, the messages of the round's sites to each other.
+        masks: in rounds with masks, the messages of the round's sites to each other.
     """
 
     task: str
@@ -87,8 +87,8 @@ class Reply:
             case below ``cases``. `medfedaug.hospital.privacy.sent_numbers` lists those that leave a real
             site.
         error: one line, if the request failed; the server then ignores all other fields.
-        masks: under secure aggregation, the site's messages to other sites; in an update the masked numbers
-            of weights and payload, below `MASKED`.
+        masks: the site's messages to other sites about masks; in an update the masked numbers of weights and
+            payload, below `MASKED`.
         contributors: the patients behind each entry of weights and payload, and behind ``num_samples``; empty
             once it leaves the site.
     """

@@ -27,6 +27,8 @@ class Participation:
     def __init__(self, config: RunConfig, execution: Execution) -> None:
         self.config, self.execution = config, execution
         self.least = 1
+        self.capped = True
+        """Whether the server lowers shares; where it learns only sums, the sites do."""
 
     def weight(self, samples: int) -> float:
         """See `site_weight`."""
@@ -46,7 +48,7 @@ class Participation:
         share = self.config.max_share
         # The default would weigh two sites alike: it applies from three sites on.
         unlimited = share == MAX_SHARE and sites < LEAST_SITES
-        return None if unlimited or share == 1 or self.config.secure_aggregation else share
+        return None if unlimited or share == 1 or not self.capped else share
 
     def needed(self, sites: int) -> int:
         """Return the number of good updates that a round needs: ``min_sites``, or all of the round."""

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medfedaug._version import software_versions
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, RunFailed, UpdateRefused
-from medfedaug.federation.composition import Composition
+from medfedaug.federation.composition import Composition, masking
 from medfedaug.federation.messages.checkpoint import check_same_run, load_checkpoint, save_checkpoint
 from medfedaug.federation.messages.initial_weights import INITIAL, InitialWeights
 from medfedaug.federation.messages.messages import (
@@ -34,8 +35,7 @@ from medfedaug.federation.messages.participation import LEAST_SITES, Participati
 from medfedaug.federation.messages.tensor_checks import StateDictValidator
 from medfedaug.federation.planning.plan_request import Planning
 from medfedaug.federation.server.aggregation import Aggregation
-from medfedaug.federation.server.history import RunHistory
-from medfedaug.federation.server.model_selection import Selection
+from medfedaug.federation.server.history import RunHistory, Selection
 from medfedaug.federation.server.reply_checks import ReplyChecks
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.convergence import has_stalled
@@ -43,8 +43,6 @@ from medfedaug.metrics.registry import METRICS
 from medfedaug.models.substitution import shared_by_name
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.utils.event_text import OnEvent
-from medfedaug.utils.layers import added_module
-from medfedaug.utils.versions import software_versions
 
 
 class FederationServer:
@@ -113,9 +111,10 @@ class FederationServer:
         self.state: dict[str, Tensor] = {k: v.clone() for k, v in composition.network.state_dict().items()}
         self.shared, self.scored, self.sent = composition.shared, composition.scored, composition.sent
         context = composition.server_context(lambda: self.participation.weights(dict(self.sites)))
-        if composition.sums is not None:
-            secure = added_module("secure.aggregation", "secure_aggregation")
-            self.aggregation: Aggregation = secure.SecureAggregation(composition, context, config)
+        masks = masking(config)
+        self.participation.capped = masks is None
+        if masks is not None:
+            self.aggregation: Aggregation = masks.MaskedAggregation(composition, context, config)
         else:
             model = StateDictValidator(composition.network, composition.sent)
             self.aggregation = Aggregation(

@@ -1,22 +1,19 @@
 """`Gate`: hooks before and after each server request; `Delivery`: the way of an update to the server."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
+from medfedaug.federation.composition import masking
 from medfedaug.federation.messages.messages import Reply, Request
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.significance import difference
-from medfedaug.utils.layers import added_module
 
 
 class Delivery:
-    """The way of an update from its training to the server: here as it is.
-
-    `medfedaug.hospital.secure.delivery.MaskedDelivery` sends masked numbers, whose sum the server learns.
-    """
+    """The way of an update from its training to the server: here as it is."""
 
     tasks: tuple[str, ...] = ()
 
@@ -47,10 +44,8 @@ class Gate:
 
     def delivery(self, site: str, trainer: SiteTrainer) -> Delivery:
         """Return the way of the site's updates."""
-        if not trainer.config.secure_aggregation:
-            return Delivery()
-        masked: Delivery = added_module("secure.delivery", "secure_aggregation").MaskedDelivery(site, trainer)
-        return masked
+        masks = masking(trainer.config)
+        return Delivery() if masks is None else cast(Delivery, masks.MaskedDelivery(site, trainer))
 
     def admit(self, config: RunConfig, should_stop: Callable[[], bool]) -> None:
         """Admit a configuration before anything is built for it."""

@@ -36,7 +36,7 @@ from medfedaug.hospital.privacy.job_log import APPROVED, REFUSED
 from medfedaug.hospital.privacy.job_text import without_job_text
 from medfedaug.hospital.privacy.release_log import Account, enter_message
 from medfedaug.hospital.privacy.sent_numbers import sent_numbers
-from medfedaug.hospital.secure.delivery import MaskedDelivery
+from medfedaug.hospital.secure import MaskedDelivery
 from medfedaug.hospital.secure.history import SumHistory, SumRules
 from medfedaug.hospital.secure.identity import Identity
 from medfedaug.hospital.secure.masks import SiteMasks

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from medfedaug.hospital.secure.secure_random import KEY_BYTES
+from medfedaug.hospital.secret_random import KEY_BYTES
 
 _NONCE_BYTES = 12
 

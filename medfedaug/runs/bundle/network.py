@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from medfedaug.data.base import SPLITS
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, first_line
-from medfedaug.federation.messages.run_definition import network_arguments
+from medfedaug.federation.composition import network_arguments
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.models.memory_format import is_faster_last
 from medfedaug.models.networks import network_definition

@@ -11,6 +11,7 @@ from typing import Any
 
 from monai.transforms import Compose
 
+from medfedaug._version import software_versions
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.formats import SERIES, files_of, is_dicom
 from medfedaug.data.preparation.decoded_cache import keep_decoded
@@ -34,7 +35,6 @@ from medfedaug.statistics import save_statistics
 from medfedaug.tasks import Prediction
 from medfedaug.transforms import FedRDNd
 from medfedaug.utils.printable import counted
-from medfedaug.utils.versions import software_versions
 
 __all__ = ["Event", "predict_images", "uses_given_images"]
 

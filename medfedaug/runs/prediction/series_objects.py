@@ -12,7 +12,7 @@ from medfedaug.data.io.base import Segments
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.prediction.options import PredictionOptions
-from medfedaug.utils.layers import added_module, added_modules
+from medfedaug.utils.plugins import added_module, added_modules
 
 
 @dataclass(frozen=True)

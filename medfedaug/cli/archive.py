@@ -1,10 +1,11 @@
-"""The command `import` makes a site's data folder from studies of a PACS or a folder."""
+"""The commands of archives: `import` makes a site's data folder, `predict` also reads images of a PACS."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,21 +13,37 @@ import typer
 from rich.text import Text
 from typer import Option
 
-from medfedaug.cli.archive_options import DicomWeb, Dimse, archive_access
-from medfedaug.cli.console import Table, out_console, say
-from medfedaug.cli.options import Config, Given, named_pairs, takes
-from medfedaug.cli.progress import CaseProgress, resumable
+from medfedaug.cli.console import CaseProgress, Table, out_console, resumable, say
+from medfedaug.cli.options import Config, Given, State, named_pairs, takes
+from medfedaug.cli.predict import Images, Model, Out, finish, open_run, predict_files
 from medfedaug.config.machine import Machine
 from medfedaug.errors import ConfigError
-from medfedaug.hospital.pacs.archive import Access
+from medfedaug.hospital.pacs.archive import Access, read_studies, require_pacs
 from medfedaug.hospital.pacs.import_settings import ImportSettings
+from medfedaug.hospital.pacs.study_options import StudyOptions
+from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.utils.files import write_json
 from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
     from medfedaug.hospital.pacs.choice import StudyPlan
     from medfedaug.hospital.pacs.importer import ImportOutcome
+    from medfedaug.hospital.pacs.predict_studies import StudyPredictions
     from medfedaug.hospital.pacs.study_list import StudyList
+
+
+archive_option = partial(Option, rich_help_panel=Access.PANEL)
+DicomWeb = Annotated[str | None, archive_option(metavar="URL", help="DICOMweb service.")]
+Dimse = Annotated[str | None, archive_option(metavar="AET@HOST:PORT", help="DIMSE archive.")]
+
+
+def archive_access(given: Given) -> Access:
+    """Return the access to an archive, with the secrets of the environment.
+
+    They are never on the command line, which every user may see.
+    """
+    secrets = {name: os.environ.get(f"MEDFEDAUG_PACS_{name.upper()}") for name in ("password", "token")}
+    return Access(**{**given[Access], **{name: secret for name, secret in secrets.items() if secret}})
 
 
 @takes(Access, ImportSettings)
@@ -63,8 +80,6 @@ def import_(
 
     The same command continues an interrupted import.
     """
-    from medfedaug.hospital.pacs.archive import read_studies, require_pacs
-
     require_pacs("shapely")
     from medfedaug.hospital.pacs.choice import plan_import
     from medfedaug.hospital.pacs.importer import import_studies
@@ -113,7 +128,6 @@ def import_(
 
 def _withdraw(file: Path, out: Path, state: Path, cache: Path | None) -> None:
     """Remove the patients of a CSV file from a site's data and from the caches of its jobs."""
-    from medfedaug.hospital.pacs.archive import read_studies
     from medfedaug.hospital.pacs.study_list import StudyList
     from medfedaug.hospital.pacs.withdrawal import withdraw
     from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
@@ -230,3 +244,74 @@ def _print(plans: Sequence[StudyPlan]) -> None:
 
 def _row(plan: StudyPlan) -> dict[str, Any]:
     return {"case": plan.case, "series": [asdict(row) for row in plan.rows], "problem": plan.problem}
+
+
+@takes(PredictionOptions, StudyOptions, Access)
+def predict(
+    model: Model,
+    out: Out,
+    *,
+    given: Given,
+    config: Config = None,
+    images: Images = None,
+    studies: Annotated[
+        Path | None,
+        archive_option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID."),
+    ] = None,
+    channel: Annotated[
+        list[str] | None,
+        archive_option(metavar="NAME=REGEX|UID", help="A channel's series, instead of --series; repeatable."),
+    ] = None,
+    dicomweb: DicomWeb = None,
+    dimse: Dimse = None,
+    state: State = None,
+) -> None:
+    """Predict new images with a finished model: label maps, or classes, of images without labels.
+
+    The same command continues, also with more images. If an image cannot be predicted, the others are; the
+    exit code is then 1. From an archive and back: medfedaug predict --model runs/fedrdn --dicomweb URL
+    --studies studies.csv --store --out predicted
+    """
+    in_archive = bool(dicomweb or dimse)
+    if (images is None) != in_archive or (studies is None) == in_archive:
+        raise ConfigError(
+            "give --images PATH, or --studies FILE with --dicomweb URL or --dimse AET@HOST:PORT"
+        )
+    if channel:
+        given[StudyOptions]["channels"] = named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True)
+    of_studies = StudyOptions(**given[StudyOptions])
+    for option, value in (
+        ("--channel", of_studies.channels),
+        ("--volume", of_studies.volume),
+        ("--store", of_studies.store),
+    ):
+        if value and not in_archive:
+            raise ConfigError(f"{option} needs an archive: --dicomweb URL or --dimse AET@HOST:PORT")
+    run, options = open_run(model, out, state), PredictionOptions(**given[PredictionOptions])
+    if images is not None:
+        finish(run, out, options, *predict_files(run, images, out, options))
+        return
+    assert studies is not None
+    require_pacs("shapely", "highdicom")
+    from medfedaug.hospital.pacs.open_archive import open_archive
+    from medfedaug.hospital.pacs.predict_studies import predict_studies
+
+    wanted, access = read_studies(studies), archive_access(given)
+    with (
+        CaseProgress("predicting") as progress,
+        resumable(),
+        open_archive(dicomweb=dicomweb, dimse=dimse, access=access) as source,
+    ):
+        result = predict_studies(run, source, wanted, out, options, of_studies, on_event=progress.show)
+    _print_stored(result, out)
+    finish(run, out, options, result.cases, result.problems)
+
+
+def _print_stored(result: StudyPredictions, out: Path) -> None:
+    for case, kinds in sorted(result.existing.items()):
+        if case not in result.stored:
+            say(f"already there: {case}: {', '.join(kinds)}")
+    objects = sum(map(len, result.stored.values()))
+    if result.stored:
+        say(f"stored {objects} objects of {len(result.stored)} studies")
+    say(f"who is who: {out.with_name(f'{out.name}.state')}")
