@@ -153,9 +153,9 @@ GROUPS = {
 COMMANDS: dict[str, tuple[Entry, ...]] = {
     "For researchers: methods on one machine": (
         Entry("core", "demo:demo", "demo --out demo --seed 1 --json demo.json"),
-        Entry("core", "methods:methods", "methods fedrdn"),
-        Entry("core", "methods:networks", "networks dynunet"),
-        Entry("research", "methods:datasets", "datasets prostate_mri"),
+        Entry("core", "catalogue:methods", "methods fedrdn"),
+        Entry("core", "catalogue:networks", "networks dynunet"),
+        Entry("research", "catalogue:datasets", "datasets prostate_mri"),
         Entry("core", "data:phantom", "phantom --out hospitals --sites 3"),
         Entry("core", "data:statistics", "statistics --data data/site_A --out statistics.json"),
         Entry("core", "data:plan", "plan --data data --out plan.json"),
@@ -180,7 +180,7 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
             "compare --data data --methods fedrdn ditto --budget 10min",
             in_a_row=True,
         ),
-        Entry("core", "predict:predict", "predict --model runs/fedrdn --images new --out predicted"),
+        Entry("core", "finished:predict", "predict --model runs/fedrdn --images new --out predicted"),
         Entry("hospital", "archive:predict", "predict --model runs/fedrdn --images new --out predicted"),
         Entry("hospital", "site:configure", "site configure hospital-a --data images --min-images 20"),
         Entry("hospital", "site:start", "site start hospital-a"),

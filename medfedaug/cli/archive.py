@@ -14,8 +14,8 @@ from rich.text import Text
 from typer import Option
 
 from medfedaug.cli.console import CaseProgress, Table, out_console, resumable, say
+from medfedaug.cli.finished import Images, Model, Out, finish, open_run, predict_files
 from medfedaug.cli.options import Config, Given, State, named_pairs, takes
-from medfedaug.cli.predict import Images, Model, Out, finish, open_run, predict_files
 from medfedaug.config.machine import Machine
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access, read_studies, require_pacs
@@ -111,13 +111,7 @@ def import_(
             return
         with CaseProgress("importing") as progress:
             outcome = import_studies(
-                source,
-                plans,
-                out,
-                state_folder,
-                settings,
-                pseudonyms.uid,
-                progress.show,
+                source, plans, out, state_folder, settings, pseudonyms.uid, progress.show
             )
     _print_outcome(outcome)
     say(f"{len(plans) - len(outcome.problems)} of {len(plans)} studies in {out}; who is who: {state_folder}")
@@ -255,8 +249,7 @@ def predict(
     config: Config = None,
     images: Images = None,
     studies: Annotated[
-        Path | None,
-        archive_option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID."),
+        Path | None, archive_option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID.")
     ] = None,
     channel: Annotated[
         list[str] | None,

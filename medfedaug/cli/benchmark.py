@@ -162,12 +162,7 @@ def benchmark(
                 )
             comparison, sentences = result.experiment, result.sentences()
         failures += _run(
-            comparison,
-            engine=engine,
-            device=device,
-            threads=threads,
-            pictures=pictures,
-            sentences=sentences,
+            comparison, engine=engine, device=device, threads=threads, pictures=pictures, sentences=sentences
         )
     if failures:
         raise RunFailed("; ".join(failures))

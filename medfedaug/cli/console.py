@@ -155,10 +155,7 @@ _NOW = {
 }
 """The work of a run that an event begins or ends, by kind."""
 
-_WARNINGS = {
-    "remark": "{case}: {text}",
-    "unlike": "{case}: unlike the federation's images: {text}",
-}
+_WARNINGS = {"remark": "{case}: {text}", "unlike": "{case}: unlike the federation's images: {text}"}
 """Lines about a case that a user should check."""
 
 

@@ -74,11 +74,7 @@ def demo(
     for name in (BASELINE, REMEDY):
         say(f"{name}: {describe_method(name).what}")
         config = configure(
-            folders,
-            methods=tuple(parse_methods(name)),
-            seed=seed,
-            network_args=_NETWORK,
-            **settings,
+            folders, methods=tuple(parse_methods(name)), seed=seed, network_args=_NETWORK, **settings
         )
         with RoundProgress(config.rounds) as progress:
             simulation = Simulation(

@@ -191,11 +191,7 @@ def export(
         _export_comparison(names, options, arguments, budget, execution, out, needed=bool(methods))
         return
     reference, script = loop_reference(loop) if loop is not None else (None, None)
-    from medfedaug.federation.composition import (
-        Composition,
-        check_counted,
-        with_trimmed_mean,
-    )
+    from medfedaug.federation.composition import Composition, check_counted, with_trimmed_mean
     from medfedaug.federation.messages.initial_weights import InitialWeights
     from medfedaug.nvflare_jobs import MedFedAugRecipe
     from medfedaug.simulate import usual_settings
@@ -241,11 +237,7 @@ def _export_comparison(
     *,
     needed: bool,
 ) -> None:
-    from medfedaug.federation.composition import (
-        Composition,
-        check_counted,
-        with_trimmed_mean,
-    )
+    from medfedaug.federation.composition import Composition, check_counted, with_trimmed_mean
     from medfedaug.methods import parse_methods
     from medfedaug.nvflare_jobs.job.comparison import ComparisonRecipe
     from medfedaug.simulate import usual_settings

@@ -20,7 +20,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.nvflare_jobs.kit.kit import Kit, open_kit
 
 if TYPE_CHECKING:
-    from medfedaug.nvflare_jobs.kit.watched import Watched
+    from medfedaug.nvflare_jobs.kit.job_states import Watched
 
 _BARS = "▁▂▃▄▅▆▇█"
 _PERIOD, _LAST = 1.0, 8
@@ -31,8 +31,7 @@ _QUIET = 60.0  # seconds without an event after which a note appears
 def watch(
     kit: Annotated[Path, Argument(metavar="KIT", help="An NVFlare kit, or the folder of a job in it.")],
     prometheus: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="NAME.prom to write every 15 seconds for node_exporter."),
+        Path | None, Option(metavar="FILE", help="NAME.prom to write every 15 seconds for node_exporter.")
     ] = None,
     once: Annotated[bool, Option("--once", help="Show or write the state, and end.")] = False,
 ) -> None:
@@ -45,7 +44,7 @@ def watch(
         _write_metrics(open_kit(kit), prometheus, once=once)
         return
     with err_console.status("starting"):
-        from medfedaug.nvflare_jobs.kit.watched import Watched, find_events
+        from medfedaug.nvflare_jobs.kit.job_states import Watched, find_events
         from medfedaug.utils.event_text import follow
 
     live = out_console.is_terminal and not once

@@ -50,10 +50,7 @@ class Machine(Settings):
     VARIABLES: ClassVar[str] = "MEDFEDAUG_"
 
     memory: float = setting(
-        2.0,
-        "GiB of memory for prepared images; further images stay in files.",
-        at_least=0,
-        rare=True,
+        2.0, "GiB of memory for prepared images; further images stay in files.", at_least=0, rare=True
     )
     cache: Folder = setting(
         None,

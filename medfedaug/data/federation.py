@@ -9,7 +9,7 @@ from medfedaug.data.checks.site_checks import check_classes, check_folders_of_cl
 from medfedaug.data.dataset_json import UNNAMED, named_classes
 from medfedaug.data.images import ImageFolder
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.utils.printable import is_printable
+from medfedaug.utils.printable import printable
 
 
 def federation_channels(sites: Sequence[SiteFolder]) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ def check_before_listing(sites: Sequence[SiteFolder]) -> None:
 
 
 def _check_name(site: SiteFolder) -> None:
-    if not is_printable(site.name) or site.name != site.name.strip():
+    if site.name != printable(site.name).strip():
         hint = "Rename its folder: printable characters, without a space at either end."
         raise DataError("not a name for a site", site=repr(site.name), path=site.path, hint=hint)
 

@@ -52,14 +52,10 @@ class SimulatedTime:
         self._coming: list[tuple[float, int, str, Reply]] = []
         self._sent = 0
 
-    def finishes(self, site: str) -> float:
-        """Return the hour at which a site finishes a training requested now."""
-        start = max(self.now, self._free.get(site, 0.0))
-        return start + (1 / self.speeds.get(site, 1.0) if self.speeds else 0.0)
-
     def trains(self, site: str) -> float:
         """Let a site train; return the hour at which it finishes."""
-        self._free[site] = self.finishes(site)
+        start = max(self.now, self._free.get(site, 0.0))
+        self._free[site] = start + (1 / self.speeds.get(site, 1.0) if self.speeds else 0.0)
         return self._free[site]
 
     def train_together(self, sites: Iterable[str]) -> None:
@@ -226,10 +222,7 @@ class InProcessCarrier(SitesInProcess):
     sites: dict[str, Site]  # type: ignore[assignment]
 
     def __init__(
-        self,
-        server: FederationServer,
-        trainers: Mapping[str, SiteTrainer],
-        checkpoint: Path | None = None,
+        self, server: FederationServer, trainers: Mapping[str, SiteTrainer], checkpoint: Path | None = None
     ) -> None:
         super().__init__({name: Site(name, trainer) for name, trainer in trainers.items()})
         self.server, self.trainers, self.checkpoint = server, trainers, checkpoint
@@ -267,7 +260,7 @@ class InProcessCarrier(SitesInProcess):
             server.rounds[-1]["hours"] = self.time.now
         if self.checkpoint is not None:
             for trainer in self.trainers.values():
-                trainer.save()
+                trainer.memory.save()
             server.save(self.checkpoint, self.time.state())
             self._pin()
 
@@ -289,10 +282,7 @@ class PooledCarrier(InProcessCarrier):
     travels = False
 
     def __init__(
-        self,
-        server: FederationServer,
-        trainers: Mapping[str, SiteTrainer],
-        checkpoint: Path | None = None,
+        self, server: FederationServer, trainers: Mapping[str, SiteTrainer], checkpoint: Path | None = None
     ) -> None:
         super().__init__(server, trainers, checkpoint)
         for trainer in trainers.values():

@@ -7,8 +7,8 @@ from typing import Any
 from medfedaug.data.folders import is_federation, is_site
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.federation.site.gate import all_scores
 from medfedaug.federation.site.model import SiteModel
+from medfedaug.federation.site.site import all_scores
 from medfedaug.metrics.registry import over_sites
 from medfedaug.runs.finished_run import FinishedRun
 

@@ -63,11 +63,7 @@ METHODS, NETWORKS = "medfedaug.methods", "medfedaug.networks"
 LOOPS = "medfedaug.loops"
 """The groups of entry points."""
 
-_KINDS = {
-    METHODS: "method",
-    NETWORKS: "network",
-    LOOPS: "training loop",
-}
+_KINDS = {METHODS: "method", NETWORKS: "network", LOOPS: "training loop"}
 
 JOB_GROUPS = (METHODS, NETWORKS, LOOPS)
 """The groups of names in jobs."""

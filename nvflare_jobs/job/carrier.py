@@ -258,7 +258,8 @@ class NVFlareCarrier(Carrier):
             accept(site, _reply(site, request, result))
 
         data = FLModelUtils.to_shareable(request_to_model(request))
-        timeout = _whole_seconds(self.execution.round_timeout)
+        seconds = self.execution.round_timeout
+        timeout = max(1, round(seconds)) if seconds else 0  # NVFlare has whole seconds, and 0 for no limit
         task = Task(
             name=request.task, data=data, timeout=timeout, result_received_cb=received, task_done_cb=done
         )
@@ -291,8 +292,3 @@ def _reply(site: str, request: Request, result: Shareable | None) -> Reply:
     else:
         text = f"site {site}: NVFlare delivered {code} in place of an answer"
     return Reply(request.task, request.round, error=text)
-
-
-def _whole_seconds(timeout: float) -> int:
-    """Round to NVFlare's whole seconds, where 0 means no limit."""
-    return 0 if not timeout else max(1, round(timeout))

@@ -21,8 +21,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages.messages import Reply
 from medfedaug.federation.site.comparison import ComparisonSite
-from medfedaug.federation.site.gate import Gate
-from medfedaug.federation.site.site import Site
+from medfedaug.federation.site.site import Gate, Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, Origin, Pseudonyms, public_text
 from medfedaug.hospital.privacy.guard import SitePrivacy

@@ -8,14 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.messages.messages import (
-    Reply,
-    Request,
-    by_method,
-    namespaced,
-    own_entries,
-    refusal,
-)
+from medfedaug.federation.messages.messages import Reply, Request, by_method, namespaced, own_entries, refusal
 from medfedaug.federation.messages.participation import LEAST_SITES, lowered_shares
 from medfedaug.federation.server.outlier_checks import (
     Plausibility,

@@ -176,7 +176,8 @@ class RunHistory:
     def validation(self, round_: int) -> dict[str, float]:
         """Return the validation scores of a round's model by site, and record their mean."""
         entry, name = self.rounds[round_ - 1], f"val_{self.metric}"
-        scores = self.scores_of(entry)
+        known = {site: numbers.get(name) for site, numbers in entry["sites"].items()}
+        scores = {site: score for site, score in known.items() if score is not None}
         mean = mean_score(scores.values())
         if mean is not None:
             entry[name] = mean
@@ -187,11 +188,6 @@ class RunHistory:
     def means(self) -> list[float]:
         """The mean validation scores of the validated rounds."""
         return [entry[name] for entry in self.rounds if (name := f"val_{self.metric}") in entry]
-
-    def scores_of(self, entry: Mapping[str, Any]) -> dict[str, float]:
-        """Return the validation scores in the entry of a round, by site."""
-        scores = {site: numbers.get(f"val_{self.metric}") for site, numbers in entry["sites"].items()}
-        return {site: score for site, score in scores.items() if score is not None}
 
     def finish_round(
         self,

@@ -9,8 +9,7 @@ from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import DataError
 from medfedaug.federation.messages.messages import SCORE, TEST, Reply, Request
-from medfedaug.federation.site.gate import Gate
-from medfedaug.federation.site.site import Site, Stop
+from medfedaug.federation.site.site import Gate, Site, Stop
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.significance import paired_by_patient
 from medfedaug.utils.event_text import OnEvent

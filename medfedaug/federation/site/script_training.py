@@ -170,10 +170,7 @@ class LoopTraining(LocalTraining):
         return [t for part in self.parts.values() for t in part.transforms(training=training)]
 
     def run(
-        self,
-        loader: Any,
-        round_: LocalRound,
-        should_stop: Callable[[], bool] = lambda: False,
+        self, loader: Any, round_: LocalRound, should_stop: Callable[[], bool] = lambda: False
     ) -> list[float]:
         """Let the script train."""
         self.begin(loader.dataset, should_stop)

@@ -21,7 +21,7 @@ from medfedaug.federation.messages.messages import (
 )
 from medfedaug.federation.site.data_folder import resolve_data_folder
 from medfedaug.federation.site.entry_patients import check_contributors
-from medfedaug.federation.site.gate import Delivery, Gate, cause
+from medfedaug.federation.site.site import Delivery, Gate, cause
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy import (
     JobBook,
