@@ -88,8 +88,7 @@ def compare(
     say(f"{out / PAGE}, {out / 'compare.json'}")
 
 
-_DECODED = 4 * 2**30
-"""Bytes of decoded images that each process keeps."""
+_DECODED = 4 * 2**30  # bytes of decoded images that each process keeps
 
 
 def benchmark(

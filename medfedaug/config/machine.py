@@ -12,8 +12,6 @@ from pydantic import BeforeValidator
 
 from medfedaug.config.options import Settings, hints_of, kinds_of, read_text, setting, settings
 
-__all__ = ["COMPILE", "DATA_VARIABLE", "DEVICE_VARIABLE", "KIT_STATE", "STATE_VARIABLE", "Folder", "Machine"]
-
 COMPILE = ("auto", "on", "off")
 
 DATA_VARIABLE = "MEDFEDAUG_DATA"

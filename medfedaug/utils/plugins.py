@@ -24,20 +24,6 @@ from packaging.utils import canonicalize_name
 
 from medfedaug.errors import ConfigError, first_line
 
-__all__ = [
-    "JOB_GROUPS",
-    "LOOPS",
-    "METHODS",
-    "NETWORKS",
-    "Plugin",
-    "added_module",
-    "added_modules",
-    "find",
-    "installed",
-    "names",
-    "restrict",
-]
-
 _LAYERS = ("medfedaug.hospital", "medfedaug.research")
 
 
@@ -68,8 +54,7 @@ _KINDS = {METHODS: "method", NETWORKS: "network", LOOPS: "training loop"}
 JOB_GROUPS = (METHODS, NETWORKS, LOOPS)
 """The groups of names in jobs."""
 
-_allowed: frozenset[str] | None = None
-"""Names of packages; ``None`` for all."""
+_allowed: frozenset[str] | None = None  # names of packages; ``None`` for all
 
 
 @dataclass(frozen=True)

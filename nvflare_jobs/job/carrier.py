@@ -24,8 +24,7 @@ from medfedaug.federation.server.server import FederationServer
 from medfedaug.nvflare_jobs.job.messages import SiteNames, reply_from_model, request_to_model
 from medfedaug.utils.event_text import OnEvent
 
-SILENT_AFTER = 45.0
-"""Seconds without a heartbeat after which a site counts as away."""
+SILENT_AFTER = 45.0  # seconds without a heartbeat after which a site counts as away
 
 _BEAT = "jobHeartbeat"
 

@@ -28,8 +28,7 @@ from nvflare.lighter.tool_consts import NVFLARE_PREFIX
 
 from medfedaug._version import __version__
 
-VERSION_KEY = "medfedaug"
-"""Entry of a job's configuration: the version that exported the job."""
+VERSION_KEY = "medfedaug"  # entry of a job's configuration: the version that exported the job
 
 _CONFIGURATION = ("config/config_fed_client.json", "config/config_fed_server.json")
 _CODE = "custom/"

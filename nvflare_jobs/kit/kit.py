@@ -69,8 +69,7 @@ OWN_COMPONENTS: dict[bool, dict[str, str]] = {
 
 NVFlare builds them from ``local/resources.json``, without arguments, before it takes any job."""
 
-_CONFIGURED_BY = "medfedaug"
-"""Entry of ``local/resources.json``: the version that configured the kit."""
+_CONFIGURED_BY = "medfedaug"  # entry of ``local/resources.json``: the version that configured the kit
 
 _SERVER_SETTINGS = {"plugins", "bundles"}
 """Settings of a site that a server has too: it builds the same methods and networks."""

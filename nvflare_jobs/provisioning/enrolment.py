@@ -34,8 +34,7 @@ PROFILE, CA = "project_profile.yaml", "ca"
 SIGNED = "signed_requests.txt"
 """File of the names and fingerprints of the signed requests, in the same folder."""
 
-Kind = Literal["site", "server", "lead", "admin"]
-"""Kinds of participants."""
+Kind = Literal["site", "server", "lead", "admin"]  # kinds of participants
 
 _NVFLARE_KINDS = {"site": "site", "server": "server", "lead": "user (lead)", "admin": "user (org_admin)"}
 _LARGEST = 2**20  # bytes of a part of a request or an answer

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 FAST_START_VARIABLE = "MEDFEDAUG_FAST_START"
-VERSIONS = ("2.9.0",)
-"""NVFlare's versions that `medfedaug.nvflare_jobs.simulator.short_waits` supports."""
-WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
-"""The module that NVFlare starts for each site."""
+VERSIONS = ("2.9.0",)  # NVFlare's versions that `medfedaug.nvflare_jobs.simulator.short_waits` supports
+WORKER = "nvflare.private.fed.app.simulator.simulator_worker"  # the module that NVFlare starts for each site
 
 _SIMULATOR = "nvflare.private.fed.app.simulator.simulator"
 _FORKED = "medfedaug.nvflare_jobs.simulator.forked_simulator"

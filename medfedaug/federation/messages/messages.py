@@ -19,14 +19,11 @@ KEYS, SHARES, CONFIRM, OPEN = "keys", "shares", "confirm", "open"
 MASK_TASKS = (KEYS, SHARES, CONFIRM, OPEN)
 """The tasks before and after each round in which the server learns only a sum of masked updates."""
 
-TASKS = (FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST, *MASK_TASKS)
-"""The tasks of a federation."""
+TASKS = (FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST, *MASK_TASKS)  # the tasks of a federation
 
-MASKED = "sum"
-"""The entry of `Reply.masks` with the masked numbers of an update."""
+MASKED = "sum"  # the entry of `Reply.masks` with the masked numbers of an update
 
-UNSCORED = "val_note"
-"""The entry of `Reply.metrics` with the reason for an update without a validation score."""
+UNSCORED = "val_note"  # the entry of `Reply.metrics` with the reason for an update without a validation score
 
 SCORE_EPSILON = "privacy/score_epsilon"
 """The entry of `Reply.metrics` with ε of the validation scores, if the site adds noise to them."""
@@ -34,11 +31,9 @@ SCORE_EPSILON = "privacy/score_epsilon"
 NUMBER_OF_SAMPLES = "number of samples"
 """The entry of `Reply.contributors` with the patients behind `Reply.num_samples`."""
 
-FROZEN = "frozen"
-"""The prefix of the entries in `Request.once` that no site trains."""
+FROZEN = "frozen"  # the prefix of the entries in `Request.once` that no site trains
 
-SCORE = "score"
-"""The task of a comparison that scores a model (`medfedaug.federation.server.comparison`)."""
+SCORE = "score"  # the task of a comparison that scores a model (`medfedaug.federation.server.comparison`)
 
 _LONGEST_REASON = 1_000
 

@@ -6,8 +6,7 @@ from medfedaug.config.run import MAX_SHARE, Execution, RunConfig
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.functional.weighted_mean import capped_weights
 
-LEAST_SITES = 3
-"""Least number of sites whose values or shares can be compared with one another."""
+LEAST_SITES = 3  # least number of sites whose values or shares can be compared with one another
 
 
 def site_weight(config: RunConfig, samples: int) -> float:

@@ -18,8 +18,7 @@ from medfedaug.metrics.base import mean_score
 from medfedaug.metrics.registry import described, over_sites, score_of
 from medfedaug.utils.event_text import OnEvent
 
-_SETTLED = ("none", "bundle")
-"""Scalings that do not depend on a site's images."""
+_SETTLED = ("none", "bundle")  # scalings that do not depend on a site's images
 
 _AND = " and "  # between different scalings of sites
 

@@ -56,8 +56,7 @@ _LONGEST = {"parameters": 25.0, "buffers": 100.0}
 # few images went 50 times as far, which was half to once this norm.
 _NEVER_TOO_FAR = 2.0
 
-Sizes = dict[str, tuple[float, float]]
-"""By entry, the largest magnitude and the smallest nonzero one."""
+Sizes = dict[str, tuple[float, float]]  # by entry, the largest magnitude and the smallest nonzero one
 
 
 def check_payload(site: str, method: str, exchange: ServerExchange, payload: Payload) -> None:
