@@ -201,7 +201,6 @@ def _names(group: type[Any]) -> set[str]:
 
 
 def _specified(methods: str | Sequence[str | Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Return the methods of names, and of mappings with names and arguments."""
     each = [methods] if isinstance(methods, str) else methods
     parsed = (parse_methods(method) if isinstance(method, str) else [dict(method)] for method in each)
     return tuple(chain.from_iterable(parsed))
@@ -397,7 +396,6 @@ def _earlier_results(prepared: _Prepared) -> dict[str, Any] | None:
 
 
 def _finished(prepared: _Prepared) -> dict[str, Any]:
-    """Return the results of a finished run with the same settings and data."""
     out, run = prepared.out, prepared.run
     try:
         results: dict[str, Any] = parse_json((out / RESULTS).read_text(encoding="utf-8"))

@@ -266,7 +266,6 @@ def _run(
 
 
 def _print_list(name: str | None) -> None:
-    """Print all protocols and entries, or one with its details."""
     from medfedaug.research.papers.papers import entries, find_entry
     from medfedaug.research.papers.presets import PRESETS, find_preset
 

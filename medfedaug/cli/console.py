@@ -42,7 +42,6 @@ class _Console(Console):
             yield segment if segment.control else segment._replace(text=printable_lines(segment.text))
 
     def status(self, status: RenderableType, **options: Any) -> Status:
-        """Show a spinner with a text, which has no markup."""
         return super().status(_printable(status), **options)
 
 

@@ -201,7 +201,6 @@ class FederationController(ProtocolController):
             self.log_warning(fl_ctx, text)
 
     def _initial(self, fl_ctx: FLContext) -> InitialWeights | None:
-        """Load the job's initial weights."""
         if not self._run_config.init or self.resume:
             return None
         path = Path(self.engine.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / INITIAL_FILE

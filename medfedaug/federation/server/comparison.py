@@ -195,7 +195,6 @@ class Comparison:
         write_versioned(self.file, _KIND, _VERSION, self.record)
 
     def _stop_worse(self, rounds: int) -> None:
-        """Stop the methods that are clearly worse than the best one."""
         gains = {REFERENCE: Gain(0.0, 0.0, 0.0), **self._gains(rounds)}
         best = max(gains, key=lambda name: gains[name].mean)
         for name, gain in gains.items():

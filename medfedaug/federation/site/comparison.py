@@ -75,13 +75,11 @@ class _ComparedSite(Site):
     scored: dict[str, dict[str, float]]
 
     def answers(self) -> dict[str, Callable[[Request, Stop], Reply]]:
-        """Return the answer to each task."""
         answers = super().answers()
         del answers[TEST]
         return {**answers, SCORE: self._score_model}
 
     def _score_model(self, request: Request, should_stop: Stop) -> Reply:
-        """Score a model, and compare it with the reference."""
         reply, started, self._scored = Reply(request.task, request.round), time.perf_counter(), True
         trainer = self.trainer
         if not trainer.folder.cases[_SPLIT]:

@@ -210,6 +210,5 @@ def _cases(dataset: Any) -> list[int] | None:
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, ...]:
-    """Return the state of PyTorch's own random generators, of the CPU and of a GPU."""
     on_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
     return (torch.get_rng_state(), *on_gpu)
