@@ -69,20 +69,16 @@ class _OneStep(LoopTraining):
         raise ScriptDone
 
 
-class _Guard(Guard):
+class _OneStepSite(Privacy, Guard):
     """Gives a site the training that ends after a step."""
+
+    def guard(self, model: SiteModel) -> Guard:
+        return self
 
     def training(self, model: SiteModel, script: ScriptComponents, loop: CustomLoop | None) -> _OneStep:
         assert isinstance(loop, _OneStepLoop)
         loop.training = _OneStep(model, loop, script)
         return loop.training
-
-
-class _OneStepSite(Privacy):
-    """Makes the guard."""
-
-    def guard(self, model: SiteModel) -> _Guard:
-        return _Guard()
 
 
 class _OneStepLoop(ScriptLoop):
