@@ -3,8 +3,6 @@
 They do the computation of an NVFlare job, without its other features.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -91,108 +89,6 @@ class SimulatedTime:
             self._coming.append((arrival, sent, site, Reply(**{**reply, "weights": weights})))
 
 
-def run_in_process(
-    config: RunConfig,
-    data_dir: str | Path,
-    sites: Sequence[str] | Sequence[SiteFolder],
-    device: str = "auto",
-    on_event: OnEvent | None = None,
-    state_dir: str | Path | None = None,
-    resume: bool = False,
-    privacy: Callable[[], Privacy] = Privacy,
-    execution: Execution | None = None,
-    carrier: type[InProcessCarrier] | None = None,
-    machine: Machine | None = None,
-    initial: InitialWeights | None = None,
-) -> FederationServer:
-    """Run a federation to its end.
-
-    Models stay on the sites' device if the mean is the global model. The state is saved after every round. A
-    resumed run repeats the interrupted round, with the same results bit for bit.
-
-    Args:
-        state_dir: a folder for the state of server and sites; ``None`` keeps nothing.
-        resume: continue from the state in ``state_dir``.
-        privacy: makes the limits of what leaves each site; by default none.
-        carrier: turns requests into replies; by default each site answers by itself.
-
-    Raises:
-        MedFedAugError: when too few sites can train, or too few updates of a round can be used.
-    """
-    carrier = carrier or InProcessCarrier
-    server = FederationServer(config, on_event, execution, travels=carrier.travels, initial=initial)
-    threads = server.execution.threads
-    trainers: dict[str, SiteTrainer] = {}
-    for site in sites:
-        name, data = (site, data_dir) if isinstance(site, str) else (site.name, site)
-        state = Path(state_dir) / name if state_dir is not None else None
-        trainers[name] = SiteTrainer(config, data, device, state, privacy(), threads=threads, machine=machine)
-    target = next(iter(trainers.values())).device
-    checkpoint = server_checkpoint(state_dir) if state_dir is not None else None
-    if resume and checkpoint is not None:
-        server.restore(checkpoint)
-    # Methods that compute the global model keep tensors on the CPU.
-    if target.type != "cpu" and not server.aggregation.aggregators:
-        server.move_models(target)
-        for trainer in trainers.values():
-            trainer.exchange_device = target
-    run(server, carrier(server, trainers, checkpoint))
-    return server
-
-
-def compare_in_process(
-    config: ComparisonConfig,
-    sites: Sequence[SiteFolder],
-    folder: Path,
-    device: str = "auto",
-    on_event: OnEvent | None = None,
-    execution: Execution | None = None,
-) -> dict[str, Any]:
-    """Make the trainings of a comparison, or continue them.
-
-    ``folder`` keeps the states of server and sites. Returns the content of ``compare.json``
-    (`medfedaug.federation.server.comparison.Comparison.results`).
-    """
-    comparison = Comparison(config, folder, execution, on_event)
-    threads = comparison.execution.threads
-
-    def site(data: SiteFolder) -> ComparisonSite:
-        state = folder / data.name
-
-        def trainer(run: RunConfig) -> SiteTrainer:
-            return SiteTrainer(run, data, device, state, threads=threads)
-
-        return ComparisonSite(data.name, config, trainer, state)
-
-    compare(comparison, SitesInProcess({data.name: site(data) for data in sites}))
-    return comparison.results()
-
-
-class InProcessEngine(Engine):
-    """The sites take turns in this process."""
-
-    name = "inprocess"
-    keeps_time = True
-    carrier: ClassVar[type[InProcessCarrier]]
-
-    def run(self, run: FederationRun, work: Path) -> dict[str, Any]:
-        """Run a federation; see `Engine.run`."""
-        server = run_in_process(
-            run.config,
-            run.data_dir,
-            run.sites,
-            run.device,
-            run.on_event,
-            state_dir=run.state_dir,
-            resume=run.resume,
-            execution=run.execution,
-            carrier=self.carrier,
-            machine=run.machine,
-            initial=run.initial,
-        )
-        return write_files(work, server)
-
-
 class SitesInProcess(Carrier):
     """Asks one site after another."""
 
@@ -270,9 +166,6 @@ class InProcessCarrier(SitesInProcess):
             trainer.memory.checkpointed = (self.server.round, self.server.selected_round)
 
 
-InProcessEngine.carrier = InProcessCarrier
-
-
 class PooledCarrier(InProcessCarrier):
     """Carrier that lets one site train on all images, and uses its update for every site.
 
@@ -324,8 +217,109 @@ class PooledCarrier(InProcessCarrier):
         return replace(reply, metrics={f"val_{metric}": reply.metrics.get(metric)})
 
 
+def run_in_process(
+    config: RunConfig,
+    data_dir: str | Path,
+    sites: Sequence[str] | Sequence[SiteFolder],
+    device: str = "auto",
+    on_event: OnEvent | None = None,
+    state_dir: str | Path | None = None,
+    resume: bool = False,
+    privacy: Callable[[], Privacy] = Privacy,
+    execution: Execution | None = None,
+    carrier: type[InProcessCarrier] = InProcessCarrier,
+    machine: Machine | None = None,
+    initial: InitialWeights | None = None,
+) -> FederationServer:
+    """Run a federation to its end.
+
+    Models stay on the sites' device if the mean is the global model. The state is saved after every round. A
+    resumed run repeats the interrupted round, with the same results bit for bit.
+
+    Args:
+        state_dir: a folder for the state of server and sites; ``None`` keeps nothing.
+        resume: continue from the state in ``state_dir``.
+        privacy: makes the limits of what leaves each site; by default none.
+        carrier: turns requests into replies; by default each site answers by itself.
+
+    Raises:
+        MedFedAugError: when too few sites can train, or too few updates of a round can be used.
+    """
+    server = FederationServer(config, on_event, execution, travels=carrier.travels, initial=initial)
+    threads = server.execution.threads
+    trainers: dict[str, SiteTrainer] = {}
+    for site in sites:
+        name, data = (site, data_dir) if isinstance(site, str) else (site.name, site)
+        state = Path(state_dir) / name if state_dir is not None else None
+        trainers[name] = SiteTrainer(config, data, device, state, privacy(), threads=threads, machine=machine)
+    target = next(iter(trainers.values())).device
+    checkpoint = server_checkpoint(state_dir) if state_dir is not None else None
+    if resume and checkpoint is not None:
+        server.restore(checkpoint)
+    # Methods that compute the global model keep tensors on the CPU.
+    if target.type != "cpu" and not server.aggregation.aggregators:
+        server.move_models(target)
+        for trainer in trainers.values():
+            trainer.exchange_device = target
+    run(server, carrier(server, trainers, checkpoint))
+    return server
+
+
 run_pooled = partial(run_in_process, carrier=PooledCarrier)
 """Train on the images of all sites together; see `run_in_process`."""
+
+
+def compare_in_process(
+    config: ComparisonConfig,
+    sites: Sequence[SiteFolder],
+    folder: Path,
+    device: str = "auto",
+    on_event: OnEvent | None = None,
+    execution: Execution | None = None,
+) -> dict[str, Any]:
+    """Make the trainings of a comparison, or continue them.
+
+    ``folder`` keeps the states of server and sites. Returns the content of ``compare.json``
+    (`medfedaug.federation.server.comparison.Comparison.results`).
+    """
+    comparison = Comparison(config, folder, execution, on_event)
+    threads = comparison.execution.threads
+
+    def site(data: SiteFolder) -> ComparisonSite:
+        state = folder / data.name
+
+        def trainer(run: RunConfig) -> SiteTrainer:
+            return SiteTrainer(run, data, device, state, threads=threads)
+
+        return ComparisonSite(data.name, config, trainer, state)
+
+    compare(comparison, SitesInProcess({data.name: site(data) for data in sites}))
+    return comparison.results()
+
+
+class InProcessEngine(Engine):
+    """The sites take turns in this process."""
+
+    name = "inprocess"
+    keeps_time = True
+    carrier: ClassVar[type[InProcessCarrier]] = InProcessCarrier
+
+    def run(self, run: FederationRun, work: Path) -> dict[str, Any]:
+        """Run a federation; see `Engine.run`."""
+        server = run_in_process(
+            run.config,
+            run.data_dir,
+            run.sites,
+            run.device,
+            run.on_event,
+            state_dir=run.state_dir,
+            resume=run.resume,
+            execution=run.execution,
+            carrier=self.carrier,
+            machine=run.machine,
+            initial=run.initial,
+        )
+        return write_files(work, server)
 
 
 class PooledEngine(InProcessEngine):
