@@ -42,7 +42,7 @@ from medfedaug.federation import Carrier, FederationServer, Reply, Request, Site
 from medfedaug.federation.messages.checkpoint import server_checkpoint
 from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.protocol import Accept
-from medfedaug.functional.weighted_mean import WeightedMean
+from medfedaug.functional.means import WeightedMean
 from medfedaug.methods import parse_methods
 from medfedaug.simulate import configure
 

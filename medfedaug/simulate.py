@@ -20,8 +20,8 @@ from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig, RunKeywords, asked_settings, task_defaults
 from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import SiteFolder, is_own_data
+from medfedaug.data.checks import check_same_files, fingerprint_sites
 from medfedaug.data.federation import arrange, federation_settings
-from medfedaug.data.file_hashes import check_same_files, fingerprint_sites
 from medfedaug.data.folders import is_federation
 from medfedaug.data.sites import check_voxels, find_sites
 from medfedaug.errors import ConfigError, RunFailed, first_line, warn
@@ -47,7 +47,7 @@ from medfedaug.runs.folder import (
     remove_workspaces,
     sites_lock,
 )
-from medfedaug.runs.prediction.loaded_run import LoadedRun
+from medfedaug.runs.prediction.predict import LoadedRun
 from medfedaug.runs.results_schema import check_finished
 from medfedaug.statistics import save_statistics
 from medfedaug.utils.files import parse_json, remove_unfinished, write_json

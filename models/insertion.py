@@ -15,8 +15,14 @@ import torch
 from torch import nn
 
 from medfedaug.models.ffa import FFALayer
-from medfedaug.models.stage_layer import PickledHook, StageLayer
-from medfedaug.models.stages import Stage, known_stages, output_channels, supported_networks
+from medfedaug.models.stages import (
+    PickledHook,
+    Stage,
+    StageLayer,
+    known_stages,
+    output_channels,
+    supported_networks,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

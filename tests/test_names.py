@@ -15,7 +15,7 @@ NAMES = {
     "channel_statistics": "medfedaug.statistics",
     "insert_ffa": "medfedaug.models",
     "join": "medfedaug.client",
-    "load_run": "medfedaug.runs.prediction.loaded_run",
+    "load_run": "medfedaug.runs.prediction.predict",
     "load_statistics": "medfedaug.statistics",
     "remove_ffa": "medfedaug.models",
     "simulate": "medfedaug.simulate",

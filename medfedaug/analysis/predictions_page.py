@@ -10,8 +10,7 @@ from typing import Any
 from PIL import Image
 
 from medfedaug.analysis import page
-from medfedaug.runs.prediction.case_quality import look_first
-from medfedaug.runs.prediction.predictions_file import Predictions
+from medfedaug.runs.prediction.predictions_file import Predictions, look_first
 from medfedaug.utils.printable import counted
 
 PAGE = "predictions.html"

@@ -98,7 +98,7 @@ def finish(
 
 
 def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path, test: ModelScore) -> None:
-    from medfedaug.runs.prediction.case_quality import look_first
+    from medfedaug.runs.prediction.predictions_file import look_first
 
     dense = task == "segmentation"
     ranked = dense and not test.warning
@@ -166,7 +166,7 @@ def evaluate(
 
 def _compare(out: Path | None, model: Path, data: Path, **options: Any) -> None:
     from medfedaug.research.comparison.local_vs_global import worth_table
-    from medfedaug.runs.site_evaluation import evaluate_sites
+    from medfedaug.runs.evaluate import evaluate_sites
     from medfedaug.utils.files import write_json
 
     with err_console.status("evaluating"):

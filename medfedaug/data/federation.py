@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from medfedaug.data.base import SiteFolder, plain_name
-from medfedaug.data.checks.duplicates import check_copies
-from medfedaug.data.checks.site_checks import check_classes, check_folders_of_classes, compare_axes
+from medfedaug.data.checks import check_classes, check_copies, check_folders_of_classes, compare_axes
 from medfedaug.data.dataset_json import UNNAMED, named_classes
 from medfedaug.data.images import ImageFolder
 from medfedaug.errors import ConfigError, DataError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, patient_name
-from medfedaug.data.checks.duplicates import check_copies
+from medfedaug.data.checks import check_copies
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.io.photographs import check_photograph, read_photograph
 from medfedaug.data.preparation.decoded_cache import decoded

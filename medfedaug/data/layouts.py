@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from medfedaug.data.base import SPLITS, Case, by_patient, plain_name, reading
-from medfedaug.data.checks.site_checks import check_classes
+from medfedaug.data.checks import check_classes
 from medfedaug.data.dataset_json import IGNORE, LARGEST_VALUE, LAYOUTS, UNNAMED, find_layout, unseen_note
 from medfedaug.data.io.formats import format_of, image_suffix, is_lossy, without_suffix
 from medfedaug.data.splits import shuffled, split_patients

@@ -26,6 +26,11 @@ from medfedaug.functional.features import (
     perturb_features,
 )
 from medfedaug.functional.histogram import soft_histogram, symmetric_kl
+from medfedaug.functional.means import (
+    clip_factor,
+    coordinate_median,
+    trimmed_mean,
+)
 from medfedaug.functional.moments import (
     across_site_variance,
     feature_statistics,
@@ -36,11 +41,6 @@ from medfedaug.functional.passes import working_precision
 from medfedaug.functional.prototypes import (
     gaussian_mmd,
     ramp_up,
-)
-from medfedaug.functional.robust import (
-    clip_factor,
-    coordinate_median,
-    trimmed_mean,
 )
 
 __all__ = [

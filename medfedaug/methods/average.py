@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.config.kinds import VARIANCE, WEIGHTS
-from medfedaug.functional.weighted_mean import WeightedMean
+from medfedaug.functional.means import WeightedMean
 from medfedaug.methods.base import ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, shapes_of
 

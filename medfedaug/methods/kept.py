@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from medfedaug.functional.weighted_mean import WeightedMean
+from medfedaug.functional.means import WeightedMean
 from medfedaug.methods.base import Aggregator, Payload, ServerExchange, SiteUpdate
 
 

@@ -1,6 +1,6 @@
 """`Metric`: name, unit, direction and computation of a score, and the form in which a site releases it.
 
-A metric is one file of this package with an object `METRIC`.
+Each `Metric` in a module of this package is built in.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from medfedaug.errors import DataError, first_line
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.metrics.base import mean_score
 from medfedaug.metrics.nothing_learned import nothing_learned_in
-from medfedaug.metrics.predicted_volumes import oversized_in
 from medfedaug.metrics.registry import add_recorded
+from medfedaug.metrics.segmentation import oversized_in
 from medfedaug.runs.results_schema import check_finished
 from medfedaug.runs.run import Run, Scores, recorded_input
 from medfedaug.utils.files import parse_json

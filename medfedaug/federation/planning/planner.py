@@ -34,7 +34,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.dataset_json import unseen_note
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.planning.fingerprint import is_ct, outlines_differ
-from medfedaug.functional.weighted_mean import capped_weights
+from medfedaug.functional.means import capped_weights
 from medfedaug.methods.base import Payload
 from medfedaug.models import build_network
 from medfedaug.models.networks import supervises

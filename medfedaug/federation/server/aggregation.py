@@ -17,7 +17,7 @@ from medfedaug.federation.server.outlier_checks import (
     cosines,
     judge_steps,
 )
-from medfedaug.functional.weighted_mean import WeightedMean, capped_weights
+from medfedaug.functional.means import WeightedMean, capped_weights
 from medfedaug.methods.base import Aggregator, Payload, RoundMean, ServerContext, ServerExchange, SiteUpdate
 from medfedaug.models.substitution import shared_by_name, trained_entries
 from medfedaug.statistics import ChannelStatistics

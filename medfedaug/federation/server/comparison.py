@@ -15,11 +15,10 @@ from medfedaug.federation.messages.checkpoint import server_checkpoint
 from medfedaug.federation.messages.messages import SCORE, Reply, Request, raise_error, refusal
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics, is_count
 from medfedaug.federation.server.server import FederationServer
-from medfedaug.metrics.convergence import is_converged
 from medfedaug.metrics.gains import Difference, Gain, mean_gain
 from medfedaug.metrics.nothing_learned import nothing_learned_at, nothing_learned_in
 from medfedaug.metrics.registry import METRICS
-from medfedaug.metrics.significance import t_quantile
+from medfedaug.metrics.significance import is_converged, t_quantile
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import parse_versioned, write_versioned
 from medfedaug.utils.validation import is_number

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from medfedaug.errors import UpdateRefused
 from medfedaug.federation.messages.participation import LEAST_SITES
-from medfedaug.functional.weighted_mean import blocks
+from medfedaug.functional.means import blocks
 from medfedaug.methods.base import (
     FEATURE_MEAN,
     FEATURE_STD,

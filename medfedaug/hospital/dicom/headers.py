@@ -14,7 +14,7 @@ import numpy as np
 import pydicom
 from pydicom.uid import UID, ImplicitVRLittleEndian
 
-from medfedaug.data.io.bounds import check_edges, check_intercept, check_slope
+from medfedaug.data.io.base import check_edges, check_intercept, check_slope
 from medfedaug.errors import ReaderError, first_line
 from medfedaug.hospital.dicom.bounds import check_bounds
 from medfedaug.hospital.dicom.pixel_format import PixelFormat

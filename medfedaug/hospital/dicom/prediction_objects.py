@@ -10,16 +10,15 @@ from torch import Tensor
 
 from medfedaug.data.base import Case, plain_name
 from medfedaug.data.io.base import Segments as Classes
-from medfedaug.data.io.formats import is_dicom
-from medfedaug.data.io.label_maps import write_whole
+from medfedaug.data.io.formats import is_dicom, write_whole
 from medfedaug.hospital.dicom.identity import ModelIdentity, ObjectKind
 from medfedaug.hospital.dicom.segmentation import Segments, check_highdicom
 from medfedaug.hospital.dicom.series import open_series
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.model_score import ModelScore
+from medfedaug.runs.prediction.case_writer import SeriesObjects
 from medfedaug.runs.prediction.options import PredictionOptions
-from medfedaug.runs.prediction.series_objects import SeriesObjects
 
 
 class DicomObjects(SeriesObjects):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from medfedaug.data.io.bounds import plausible_edges
+from medfedaug.data.io.base import plausible_edges
 from medfedaug.errors import ReaderError
 from medfedaug.hospital.dicom.bounds import require
 from medfedaug.hospital.dicom.headers import SECONDARY_CAPTURES, VOLUME_TAGS, DicomInstance, DicomSlice

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder, by_patient
-from medfedaug.data.checks.duplicates import find_copies
+from medfedaug.data.checks import find_copies
 from medfedaug.data.dataset_json import unseen_note
 from medfedaug.data.folders import is_federation, is_site, site_folders
 from medfedaug.data.io.formats import is_photograph

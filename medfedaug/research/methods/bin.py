@@ -20,7 +20,7 @@ from medfedaug.methods.base import (
     check_norms,
 )
 from medfedaug.models.adaptation import UnsavedModule
-from medfedaug.models.stage_layer import PickledHook
+from medfedaug.models.stages import PickledHook
 
 
 class BIN(Method):

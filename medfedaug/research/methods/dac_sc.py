@@ -12,8 +12,7 @@ from medfedaug.methods.average import AveragedParameters, AverageServer
 from medfedaug.methods.base import Method, ServerContext, ServerExchange, SiteContext, SitePart
 from medfedaug.models import insert_layers, stage_layers
 from medfedaug.models.adaptation import UnsavedModule
-from medfedaug.models.stage_layer import PickledHook, StageLayer
-from medfedaug.models.stages import known_stages
+from medfedaug.models.stages import PickledHook, StageLayer, known_stages
 
 
 class DACSC(Method):

@@ -10,7 +10,7 @@ from medfedaug.functional.passes import per_channel
 from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.base import Method
 from medfedaug.models import insert_layers
-from medfedaug.models.stage_layer import StageLayer
+from medfedaug.models.stages import StageLayer
 
 
 class MixStyle(Method):

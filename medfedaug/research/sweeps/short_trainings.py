@@ -18,8 +18,8 @@ from medfedaug.config.comparison import (
 )
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
+from medfedaug.data.checks import check_same_files, fingerprint_sites
 from medfedaug.data.federation import federation_settings
-from medfedaug.data.file_hashes import check_same_files, fingerprint_sites
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.errors import ConfigError
 from medfedaug.federation.composition import Composition

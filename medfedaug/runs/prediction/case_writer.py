@@ -1,20 +1,82 @@
-"""`CaseWriter`: the files of a predicted case, and its entry in the record."""
+"""`CaseWriter`: the files of a predicted case and its entry; `SeriesObjects`: what a layer writes besides."""
 
+import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.io.formats import format_of
-from medfedaug.data.io.label_maps import write_label_map, write_probabilities
+from medfedaug.data.io.base import Segments
+from medfedaug.data.io.formats import format_of, write_label_map, write_probabilities
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.runs.prediction.case_quality import certainty, foreground_voxels, volumes_in_millilitres
+from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.prediction_image import draw_classified, draw_label_map, write_picture
-from medfedaug.runs.prediction.series_objects import SeriesObjects
 from medfedaug.tasks import Prediction
+from medfedaug.utils.plugins import added_module, added_modules
+
+
+@dataclass(frozen=True)
+class PlainSegments:
+    """The classes of a label map."""
+
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SeriesObjects:
+    """Writes nothing else; `medfedaug.hospital.dicom.prediction_objects.DicomObjects` does for DICOM.
+
+    ``further`` has the identities of the images' series after the first, by case and channel.
+    """
+
+    run: FinishedRun
+    origin: Origin
+    options: PredictionOptions
+    folder: SiteFolder
+    further: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that determine the objects, for the record."""
+        return {}
+
+    def check(self, cases: Iterable[Case]) -> None:
+        """Check that the objects of these cases can be written."""
+
+    def files(self, case: Case, label: str) -> list[str]:
+        """Return the files of a case, given that of its label map."""
+        return []
+
+    def segments(self, case: Case, classes: tuple[str, ...], notes: Mapping[str, str]) -> Segments:
+        """Return the classes of a label map, with notes by class, for the format of the image."""
+        return PlainSegments(classes)
+
+    def write(self, out: Path, case: Case, label: Tensor, file: str, segments: Segments) -> None:
+        """Write the objects of a case to a folder, given its label map, (1, X, Y, Z), and the map's file."""
+
+
+def series_objects(
+    run: FinishedRun,
+    origin: Origin,
+    options: PredictionOptions,
+    folder: SiteFolder,
+    further: Mapping[str, Mapping[str, str]],
+) -> SeriesObjects:
+    """Return what writes objects of series in this installation; see `SeriesObjects`."""
+    asked = {"--rtstruct": options.rtstruct, "--report": options.report}
+    for option in (option for option, value in asked.items() if value):
+        added_module("dicom.prediction_objects", option)
+    modules = added_modules("dicom.prediction_objects")
+    make = modules[0].DicomObjects if modules else SeriesObjects
+    objects: SeriesObjects = make(run, origin, options, folder, further)
+    return objects
+
 
 _PROBABILITIES, _PREVIEWS = "probabilities", "previews"
 
@@ -78,3 +140,27 @@ class CaseWriter:
 def _below(case: Case) -> str:
     """Return the name of a case as a path below the folder."""
     return os.path.join(*(part for part in PurePath(case.name).parts if part not in (os.sep, "..")))
+
+
+def certainty(confidence: Tensor, classes: Sequence[str]) -> dict[str, float]:
+    """Return the confidence of the predicted classes of a label map.
+
+    The confidence, (K - 1,), is of `medfedaug.functional.soft_dice_confidence.soft_dice_confidence`. The
+    classes begin with the background.
+    """
+    named = zip(classes[1:], confidence.tolist(), strict=True)
+    return {name: value for name, value in named if not math.isnan(value)}
+
+
+def foreground_voxels(label: Tensor, classes: Sequence[str]) -> dict[str, int]:
+    """Count the voxels of each class but the background."""
+    counts = torch.bincount(label.flatten().int(), minlength=len(classes)).tolist()
+    return dict(zip(classes[1:], counts[1:], strict=True))
+
+
+def volumes_in_millilitres(voxels: Mapping[str, int], affine: Tensor | None) -> dict[str, float] | None:
+    """Return the volumes of numbers of voxels; ``None`` without an affine."""
+    if affine is None:
+        return None
+    voxel = abs(float(torch.linalg.det(affine[:3, :3].double()))) / 1000
+    return {name: count * voxel for name, count in voxels.items()}

@@ -26,17 +26,16 @@ from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.folder import only_process
 from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.model_score import ModelScore
-from medfedaug.runs.prediction.case_writer import CaseWriter
+from medfedaug.runs.prediction.case_writer import CaseWriter, SeriesObjects, series_objects
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predictions_file import Predictions
-from medfedaug.runs.prediction.series_objects import SeriesObjects, series_objects
 from medfedaug.statistics import save_statistics
 from medfedaug.tasks import Prediction
 from medfedaug.transforms import FedRDNd
 from medfedaug.utils.printable import counted
 
-__all__ = ["Event", "predict_images", "uses_given_images"]
+__all__ = ["Event", "LoadedRun", "load_run", "predict_images", "uses_given_images"]
 
 Event = Callable[[dict[str, Any]], None]
 """Receives events, case by case."""
@@ -64,7 +63,7 @@ def predict_images(
         out: the folder to write to: a label map for each case (``NAME`` with the suffix of its image),
             ``previews/NAME.png``, ``probabilities/NAME``, and ``predictions.json``.
         options: settings; ``None`` for the defaults.
-        further: see `medfedaug.runs.prediction.series_objects.SeriesObjects`; by default they are read from
+        further: see `medfedaug.runs.prediction.case_writer.SeriesObjects`; by default they are read from
             the files.
         on_event: called with a small dictionary for each event that a user may want to see.
         on_case: called with the name of each case whose files are written.
@@ -386,3 +385,39 @@ def _state(case: Case) -> list[list[int]]:
     """Return sizes and times of a case's files, which differ for a new version."""
     states = [[file.stat() for file in files_of(path) if file.is_file()] for path in case.files]
     return [[sum(s.st_size for s in part), max((s.st_mtime_ns for s in part), default=0)] for part in states]
+
+
+def load_run(folder: str | Path, *, state: str | Path | None = None) -> LoadedRun:
+    """Open a finished run, to look at its results and to use its model (`FinishedRun.open`).
+
+    Example:
+        In a notebook::
+
+            import medfedaug as mfa
+
+            run = mfa.load_run("runs/fedrdn")
+            run.test_table()  # a row for each site; pandas.DataFrame takes it
+            run.predict("new/patient.nii.gz", "predicted", site="site_A")
+            network = run.network()
+    """
+    return LoadedRun.open(folder, state=state)
+
+
+class LoadedRun(FinishedRun):
+    """A `FinishedRun` that predicts."""
+
+    def predict(self, images: str | Path, out: str | Path, **options: Any) -> Predictions:
+        """Predict images, and write label maps or classes.
+
+        Args:
+            images: a file or a folder.
+            out: the folder to write to.
+            **options: fields of `medfedaug.runs.prediction.options.PredictionOptions`, ``site`` among them.
+
+        Returns:
+            The content of ``predictions.json``.
+
+        Raises:
+            MedFedAugError: naming the error and its place.
+        """
+        return predict_images(self, images, out, PredictionOptions(**options))

@@ -7,7 +7,6 @@ from typing import Any
 
 from medfedaug.data.base import Case
 from medfedaug.errors import ConfigError
-from medfedaug.runs.prediction.case_quality import look_first
 from medfedaug.utils.files import check_version, parse_json, version_mark, write_json
 from medfedaug.utils.printable import counted, printable
 from medfedaug.utils.structure import (
@@ -146,6 +145,20 @@ class Predictions:
     def _write_soon(self) -> None:
         if time.monotonic() - self._written > _SECONDS:
             self.write()
+
+
+def look_first(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Sort cases by their least certain class; empty label maps come first.
+
+    ``docs/results/look_first`` measures how many of the worst predictions the order finds.
+    """
+    lowest = {
+        name: entry["probabilities"][entry["class"]]
+        if "probabilities" in entry
+        else min(entry["confidence"].values(), default=0.0)
+        for name, entry in cases.items()
+    }
+    return sorted(lowest, key=lambda name: (lowest[name], name))
 
 
 def _first_difference(key: str, before: Any, now: Any) -> tuple[str, str, str]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from medfedaug.federation import FederationServer, Reply, run_in_process
-from medfedaug.functional.weighted_mean import capped_weights
+from medfedaug.functional.means import capped_weights
 from medfedaug.methods.average import AverageServer
 
 

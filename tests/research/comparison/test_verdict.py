@@ -9,7 +9,7 @@ from results import Page
 from medfedaug import cli
 from medfedaug.analysis import summary_table
 from medfedaug.analysis.grouping import group_runs
-from medfedaug.analysis.report_summary import answer
+from medfedaug.analysis.report import answer
 from medfedaug.metrics.registry import METRICS
 from medfedaug.metrics.significance import paired_t_test
 from medfedaug.research.comparison import judge, patient_table

@@ -2,7 +2,7 @@ import itertools
 
 import torch
 
-from medfedaug.functional.weighted_mean import WeightedMean
+from medfedaug.functional.means import WeightedMean
 
 
 def mean_of(models, weights, order):
