@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from medfedaug.cli.archive_options import DicomWeb, Dimse, archive_access, archive_option
 from medfedaug.cli.console import say
@@ -17,6 +18,72 @@ from medfedaug.runs.prediction.options import PredictionOptions
 
 if TYPE_CHECKING:
     from medfedaug.hospital.pacs.predict_studies import StudyPredictions
+    from medfedaug.runs.finished_run import FinishedRun
+
+
+Studies = Annotated[
+    Path | None, archive_option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID.")
+]
+Channels = Annotated[
+    list[str] | None,
+    archive_option(metavar="NAME=REGEX|UID", help="A channel's series, instead of --series; repeatable."),
+]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Images in files, or studies in an archive, as options name them; ``option`` is that of the files."""
+
+    given: Given
+    option: str
+    images: Path | None
+    studies: Path | None
+    channel: list[str] | None
+    dicomweb: str | None
+    dimse: str | None
+
+    def __post_init__(self) -> None:
+        in_archive = bool(self.dicomweb or self.dimse)
+        if (self.images is None) != in_archive or (self.studies is None) == in_archive:
+            raise ConfigError(
+                f"give {self.option} PATH, or --studies FILE with --dicomweb URL or --dimse AET@HOST:PORT"
+            )
+        for option, value in (
+            ("--channel", self.options.channels),
+            ("--volume", self.options.volume),
+            ("--store", self.options.store),
+        ):
+            if value and not in_archive:
+                raise ConfigError(f"{option} needs an archive: --dicomweb URL or --dimse AET@HOST:PORT")
+
+    @property
+    def options(self) -> StudyOptions:
+        given = dict(self.given[StudyOptions])
+        if self.channel:
+            given["channels"] = named_pairs("--channel", "'FLAIR=.*flair.*'", self.channel, first=True)
+        return StudyOptions(**given)
+
+    def predict(
+        self, run: FinishedRun, out: Path, options: PredictionOptions
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Predict, and return the cases and the errors of others by name."""
+        if self.images is not None:
+            return predict_files(run, self.images, out, options)
+        assert self.studies is not None
+        require_pacs("shapely", "highdicom")
+        from medfedaug.hospital.pacs.archive import read_studies
+        from medfedaug.hospital.pacs.open_archive import open_archive
+        from medfedaug.hospital.pacs.predict_studies import predict_studies
+
+        wanted, access = read_studies(self.studies), archive_access(self.given)
+        with (
+            CaseProgress("predicting") as progress,
+            resumable(),
+            open_archive(dicomweb=self.dicomweb, dimse=self.dimse, access=access) as source,
+        ):
+            result = predict_studies(run, source, wanted, out, options, self.options, on_event=progress.show)
+        _print_stored(result, out)
+        return result.cases, result.problems
 
 
 @takes(PredictionOptions, StudyOptions, Access)
@@ -27,14 +94,8 @@ def predict(
     given: Given,
     config: Config = None,
     images: Images = None,
-    studies: Annotated[
-        Path | None,
-        archive_option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID."),
-    ] = None,
-    channel: Annotated[
-        list[str] | None,
-        archive_option(metavar="NAME=REGEX|UID", help="A channel's series, instead of --series; repeatable."),
-    ] = None,
+    studies: Studies = None,
+    channel: Channels = None,
     dicomweb: DicomWeb = None,
     dimse: Dimse = None,
     state: State = None,
@@ -45,40 +106,9 @@ def predict(
     exit code is then 1. From an archive and back: medfedaug predict --model runs/fedrdn --dicomweb URL
     --studies studies.csv --store --out predicted
     """
-    in_archive = bool(dicomweb or dimse)
-    if (images is None) != in_archive or (studies is None) == in_archive:
-        raise ConfigError(
-            "give --images PATH, or --studies FILE with --dicomweb URL or --dimse AET@HOST:PORT"
-        )
-    if channel:
-        given[StudyOptions]["channels"] = named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True)
-    of_studies = StudyOptions(**given[StudyOptions])
-    for option, value in (
-        ("--channel", of_studies.channels),
-        ("--volume", of_studies.volume),
-        ("--store", of_studies.store),
-    ):
-        if value and not in_archive:
-            raise ConfigError(f"{option} needs an archive: --dicomweb URL or --dimse AET@HOST:PORT")
+    source = Source(given, "--images", images, studies, channel, dicomweb, dimse)
     run, options = open_run(model, out, state), PredictionOptions(**given[PredictionOptions])
-    if images is not None:
-        finish(run, out, options, *predict_files(run, images, out, options))
-        return
-    assert studies is not None
-    require_pacs("shapely", "highdicom")
-    from medfedaug.hospital.pacs.archive import read_studies
-    from medfedaug.hospital.pacs.open_archive import open_archive
-    from medfedaug.hospital.pacs.predict_studies import predict_studies
-
-    wanted, access = read_studies(studies), archive_access(given)
-    with (
-        CaseProgress("predicting") as progress,
-        resumable(),
-        open_archive(dicomweb=dicomweb, dimse=dimse, access=access) as source,
-    ):
-        result = predict_studies(run, source, wanted, out, options, of_studies, on_event=progress.show)
-    _print_stored(result, out)
-    finish(run, out, options, result.cases, result.problems)
+    finish(run, out, options, *source.predict(run, out, options))
 
 
 def _print_stored(result: StudyPredictions, out: Path) -> None:

@@ -26,6 +26,7 @@ from medfedaug.runs.folder import only_process
 from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.model_score import ModelScore
 from medfedaug.runs.prediction.case_writer import CaseWriter
+from medfedaug.runs.prediction.image_measures import image_measures
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predictions_file import Predictions
@@ -348,7 +349,7 @@ class _Job:
                 unlike = self.unlike(case, predictor, reference)
                 shares = self.options.probabilities or not self.dense
                 entry = self.writer.write(case, predictor.predict(self.folder, case, probabilities=shares))
-                entry["warnings"] = unlike
+                entry |= {"warnings": unlike, "image": self.measures(case)}
         except StorageError:  # every further case would fail alike
             raise
         except (MedFedAugError, RuntimeError, ValueError, MemoryError) as error:
@@ -375,6 +376,11 @@ class _Job:
         if isinstance(self.folder, VolumeFolder):
             warnings += reference.spacing_warnings(self.folder.affine(case))
         return warnings
+
+    def measures(self, case: Case) -> dict[str, float]:
+        image = self.folder.load_image(case, self.run.composition.intensity)
+        affine = self.folder.affine(case) if isinstance(self.folder, VolumeFolder) else None
+        return image_measures(image, affine, self.run.config.channel_names)
 
     def failed(self, record: Predictions, case: Case, error: Exception) -> None:
         text = str(error) if isinstance(error, MedFedAugError) else f"{case.image}: {first_line(error)}"

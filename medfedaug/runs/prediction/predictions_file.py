@@ -185,6 +185,7 @@ _CASE = entries(
         "state": list_of(list_of(count)),
         "warnings": list_of(text),
         "remarks": list_of(text),
+        "image": map_of(number),
     },
     finite,
     needed=("written", "state", "warnings"),

@@ -1,0 +1,1 @@
+"""Whether what was promised when a model was accepted still holds at a hospital."""
