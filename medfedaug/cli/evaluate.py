@@ -36,7 +36,7 @@ def evaluate(
 ) -> None:
     """Score a trained model on the images of one site or of several, or compare it with local models."""
     from medfedaug.runs.evaluate import evaluate_model
-    from medfedaug.runs.leftovers import is_json_with
+    from medfedaug.runs.folder import is_json_with
     from medfedaug.utils.files import write_json
 
     if out is not None and out.exists() and not is_json_with(out, "sites"):
@@ -62,7 +62,7 @@ def evaluate(
 
 def _compare(out: Path | None, model: Path, data: Path, **options: Any) -> None:
     from medfedaug.research.comparison.local_vs_global import worth_table
-    from medfedaug.runs.site_evaluation import evaluate_sites
+    from medfedaug.runs.evaluate import evaluate_sites
     from medfedaug.utils.files import write_json
 
     with err_console.status("evaluating"):

@@ -19,14 +19,14 @@ from medfedaug.cli.progress import CaseProgress, resumable
 from medfedaug.config.machine import Machine
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access
-from medfedaug.hospital.pacs.import_settings import ImportSettings
+from medfedaug.hospital.pacs.settings import ImportSettings
 from medfedaug.utils.files import write_json
 from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
     from medfedaug.hospital.pacs.choice import StudyPlan
+    from medfedaug.hospital.pacs.import_folder import StudyList
     from medfedaug.hospital.pacs.importer import ImportOutcome
-    from medfedaug.hospital.pacs.study_list import StudyList
 
 
 @takes(Access, ImportSettings)
@@ -114,8 +114,7 @@ def import_(
 def _withdraw(file: Path, out: Path, state: Path, cache: Path | None) -> None:
     """Remove the patients of a CSV file from a site's data and from the caches of its jobs."""
     from medfedaug.hospital.pacs.archive import read_studies
-    from medfedaug.hospital.pacs.study_list import StudyList
-    from medfedaug.hospital.pacs.withdrawal import withdraw
+    from medfedaug.hospital.pacs.import_folder import StudyList, withdraw
     from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
 
     prepared = cache or os.environ.get(f"{Machine.VARIABLES}CACHE")
@@ -147,8 +146,7 @@ def _print_outcome(outcome: ImportOutcome) -> None:
 
 def _print_folder(out: Path, state: Path, settings: ImportSettings) -> None:
     """Print the classes, and a note if the patients are too few for scores."""
-    from medfedaug.hospital.pacs.case_files import CaseFiles
-    from medfedaug.hospital.pacs.study_list import StudyList
+    from medfedaug.hospital.pacs.import_folder import CaseFiles, StudyList
 
     content = CaseFiles(out, state).content()
     if not content:
@@ -180,7 +178,7 @@ def _print_patients(content: Mapping[str, Any]) -> int:
 
 def _print_next_job(out: Path, state: Path) -> None:
     """Print whether the next job is possible after a withdrawal, and what a withdrawal does not undo."""
-    from medfedaug.hospital.pacs.case_files import CaseFiles
+    from medfedaug.hospital.pacs.import_folder import CaseFiles
     from medfedaug.hospital.privacy.policy import PrivacyPolicy
 
     content = CaseFiles(out, state).content()

@@ -16,7 +16,7 @@ from medfedaug.cli.options import Given, JsonFile, State, existing_run, takes
 from medfedaug.cli.predict_archive import Channels, Source, Studies
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access
-from medfedaug.hospital.pacs.study_options import StudyOptions
+from medfedaug.hospital.pacs.settings import StudyOptions
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.utils.prometheus import write_metrics
 

@@ -20,6 +20,7 @@ from medfedaug.utils.printable import counted
 if TYPE_CHECKING:
     from medfedaug.runs.finished_run import FinishedRun
     from medfedaug.runs.model_score import ModelScore
+    from medfedaug.runs.prediction.promise import Promise
 
 _MOST_ROWS = 20
 
@@ -60,13 +61,13 @@ def open_run(model: Path, out: Path, state: Path | None) -> FinishedRun:
 
 
 def predict_files(
-    run: FinishedRun, images: Path, out: Path, options: PredictionOptions
+    run: FinishedRun, images: Path, out: Path, options: PredictionOptions, promise: Promise | None = None
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Predict images in files, and return the cases and the errors of others by name."""
     from medfedaug.runs.prediction.predict import predict_images
 
     with CaseProgress("predicting") as progress:
-        predicted = predict_images(run, images, out, options, on_event=progress.show)
+        predicted = predict_images(run, images, out, options, on_event=progress.show, promise=promise)
     return predicted.cases, {name: entry["error"] for name, entry in predicted.failed.items()}
 
 
@@ -89,7 +90,7 @@ def finish(
 
 
 def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path, test: ModelScore) -> None:
-    from medfedaug.runs.prediction.case_quality import look_first
+    from medfedaug.runs.prediction.predictions_file import look_first
 
     dense = task == "segmentation"
     ranked = dense and not test.warning

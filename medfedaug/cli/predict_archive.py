@@ -6,19 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from typer import Option
+
 from medfedaug.cli.archive_options import DicomWeb, Dimse, archive_access, archive_option
 from medfedaug.cli.console import say
-from medfedaug.cli.options import Config, Given, State, named_pairs, takes
+from medfedaug.cli.options import Config, Given, State, existing_file, named_pairs, takes
 from medfedaug.cli.predict import Images, Model, Out, finish, open_run, predict_files
 from medfedaug.cli.progress import CaseProgress, resumable
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access, require_pacs
-from medfedaug.hospital.pacs.study_options import StudyOptions
+from medfedaug.hospital.pacs.settings import StudyOptions
 from medfedaug.runs.prediction.options import PredictionOptions
 
 if TYPE_CHECKING:
     from medfedaug.hospital.pacs.predict_studies import StudyPredictions
     from medfedaug.runs.finished_run import FinishedRun
+    from medfedaug.runs.prediction.promise import Promise
 
 
 Studies = Annotated[
@@ -64,11 +67,11 @@ class Source:
         return StudyOptions(**given)
 
     def predict(
-        self, run: FinishedRun, out: Path, options: PredictionOptions
+        self, run: FinishedRun, out: Path, options: PredictionOptions, promise: Promise | None = None
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Predict, and return the cases and the errors of others by name."""
         if self.images is not None:
-            return predict_files(run, self.images, out, options)
+            return predict_files(run, self.images, out, options, promise)
         assert self.studies is not None
         require_pacs("shapely", "highdicom")
         from medfedaug.hospital.pacs.archive import read_studies
@@ -81,7 +84,9 @@ class Source:
             resumable(),
             open_archive(dicomweb=self.dicomweb, dimse=self.dimse, access=access) as source,
         ):
-            result = predict_studies(run, source, wanted, out, options, self.options, on_event=progress.show)
+            result = predict_studies(
+                run, source, wanted, out, options, self.options, on_event=progress.show, promise=promise
+            )
         _print_stored(result, out)
         return result.cases, result.problems
 
@@ -96,6 +101,14 @@ def predict(
     images: Images = None,
     studies: Studies = None,
     channel: Channels = None,
+    calibration: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            callback=existing_file,
+            help="File of medfedaug calibrate, by default calibration.json of the run, if any.",
+        ),
+    ] = None,
     dicomweb: DicomWeb = None,
     dimse: Dimse = None,
     state: State = None,
@@ -108,7 +121,13 @@ def predict(
     """
     source = Source(given, "--images", images, studies, channel, dicomweb, dimse)
     run, options = open_run(model, out, state), PredictionOptions(**given[PredictionOptions])
-    finish(run, out, options, *source.predict(run, out, options))
+    from medfedaug.hospital.assurance.calibration import find_promise
+    from medfedaug.runs.finished_run import Origin
+
+    promise = find_promise(run, calibration, Origin.of(run, options.site, options.statistics))
+    for name, text in (promise.sentences if promise else {}).items():
+        say(f"promise, {name}: {text}")
+    finish(run, out, options, *source.predict(run, out, options, promise))
 
 
 def _print_stored(result: StudyPredictions, out: Path) -> None:

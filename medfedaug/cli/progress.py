@@ -40,6 +40,7 @@ _NOW = {
 _WARNINGS = {
     "remark": "{case}: {text}",
     "unlike": "{case}: unlike the federation's images: {text}",
+    "no_promise": "{case}: no promise: {text}",
 }
 """Lines about a case that a user should check."""
 

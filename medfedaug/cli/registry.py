@@ -77,6 +77,7 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
         Entry(
             "hospital", "predict_archive:predict", "predict --model runs/fedrdn --images new --out predicted"
         ),
+        Entry("hospital", "calibrate:calibrate", "calibrate runs/fedrdn --data data/site_A --miss 0.1"),
         Entry("hospital", "monitor:monitor", "monitor runs/fedrdn --data june --out watched"),
         Entry("hospital", "site:configure", "site configure hospital-a --data images --min-images 20"),
         Entry("hospital", "site:start", "site start hospital-a"),

@@ -90,7 +90,7 @@ def simulate(
         from medfedaug.data.sites import describe_federation, num_patients
         from medfedaug.federation.job_folder import REPORT
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
-        from medfedaug.metrics.predicted_volumes import oversized_in
+        from medfedaug.metrics.segmentation import oversized_in
         from medfedaug.runs.run import recorded_input
         from medfedaug.simulate import Simulation, run_simulation
 
@@ -123,6 +123,11 @@ def simulate(
     patients = [num_patients(site) for site in simulation.sites]
     dims = f"{settled.plan.spatial_dims}D"
     say(describe_federation(settled.task, dims, settled.classes, patients))
+    if added := [method["name"] for method in settled.methods[len(options["methods"]) :]]:
+        say(
+            f"sites have outlined different structures: {' and '.join(added)} join the methods "
+            "(--partial-loss marginal leaves them out)"
+        )
     if check:
         from medfedaug.cli.loop_check import check_loop
 

@@ -30,8 +30,8 @@ from medfedaug.federation.site.trainer import site_fingerprint
 from medfedaug.hospital.privacy import PrivacyPolicy
 from medfedaug.hospital.privacy.guard import SitePrivacy
 from medfedaug.runs.evaluate import evaluate_model
-from medfedaug.sampling.patches import patch_centres, patch_window
 from medfedaug.tasks import SegmentationTask
+from medfedaug.tasks.segmentation import patch_centres, patch_window
 
 VOLUMES = Plan(spatial_dims=3, patch_size=(16, 16, 16), patches_per_volume=2)
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from medfedaug.config.run import MAX_SHARE, Execution, RunConfig
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.functional.weighted_mean import capped_weights
+from medfedaug.functional.means import capped_weights
 
 LEAST_SITES = 3
 """Least number of sites whose values or shares can be compared with one another."""

@@ -19,7 +19,7 @@ from medfedaug.federation.messages.messages import (
 from medfedaug.federation.messages.participation import LEAST_SITES, lowered_shares
 from medfedaug.federation.server.outlier_checks import Plausibility, Sizes, check_payload, judge_steps
 from medfedaug.federation.server.step_directions import cosines
-from medfedaug.functional.weighted_mean import WeightedMean, capped_weights
+from medfedaug.functional.means import WeightedMean, capped_weights
 from medfedaug.methods.base import Aggregator, Payload, RoundMean, ServerContext, ServerExchange, SiteUpdate
 from medfedaug.models.substitution import shared_by_name, trained_entries
 from medfedaug.statistics import ChannelStatistics

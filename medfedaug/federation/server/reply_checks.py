@@ -15,8 +15,8 @@ from medfedaug.federation.messages.tensor_checks import StateDictValidator, chec
 from medfedaug.federation.server.aggregation import Aggregation
 from medfedaug.federation.server.outlier_checks import check_payload
 from medfedaug.methods.base import Payload, ServerExchange
-from medfedaug.metrics.predicted_volumes import VOLUME_RATIO
 from medfedaug.metrics.registry import UNITS, score_of
+from medfedaug.metrics.segmentation import VOLUME_RATIO
 from medfedaug.utils.validation import number_or_none
 
 _LONGEST_NAME = 500

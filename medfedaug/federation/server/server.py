@@ -38,8 +38,8 @@ from medfedaug.federation.server.history import RunHistory
 from medfedaug.federation.server.model_selection import Selection
 from medfedaug.federation.server.reply_checks import ReplyChecks
 from medfedaug.methods.base import Payload
-from medfedaug.metrics.convergence import has_stalled
 from medfedaug.metrics.registry import METRICS
+from medfedaug.metrics.significance import has_stalled
 from medfedaug.models.substitution import shared_by_name
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.utils.event_text import OnEvent

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.functional.weighted_mean import blocks
+from medfedaug.functional.means import blocks
 
 # A rounded cosine up to it points against the others, as 1 of 728 honest steps does, and most steps of sites
 # that go backwards or train with swapped labels, from the second round on.

@@ -19,7 +19,7 @@ from monai.utils import CommonKeys as Keys
 from torch import Tensor, nn
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.checks.site_checks import check_files_alone, check_known_classes
+from medfedaug.data.checks import check_files_alone, check_known_classes
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, warn
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.model import SiteModel

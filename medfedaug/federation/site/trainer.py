@@ -44,11 +44,9 @@ from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, 
 from medfedaug.federation.site.state import LocalState, RoundMemory
 from medfedaug.methods.base import Payload
 from medfedaug.methods.census import Contributors
-from medfedaug.models.compilation import call_plainly
-from medfedaug.models.memory_format import lay_out
-from medfedaug.models.precision import bfloat16_speedup, run_in_bfloat16
+from medfedaug.models.execution import bfloat16_speedup, call_plainly, lay_out, run_in_bfloat16
 from medfedaug.models.supervision import DeepSupervision
-from medfedaug.sampling.prefetch import on_device
+from medfedaug.sampling import on_device
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.utils.validation import check_keys
 

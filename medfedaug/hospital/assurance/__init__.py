@@ -1,1 +1,1 @@
-"""Whether what was promised when a model was accepted still holds at a hospital."""
+"""What a site may promise of a model, and whether it is still true."""

@@ -73,7 +73,7 @@ def write_monitor_page(out: Path, monitor: Monitor, entries: Mapping[str, Mappin
         page.table(section, ("case", "added", "p", "what differs most"), rows, words=True)
         grid = page.add(section, "div", **{"class": "cases"})
         for case in monitor.outside(monitor.shown)[:_MOST_CASES]:
-            for file in entries[case.name]["written"][-1:] if case.name in entries else ():
+            for file in entries[case.name]["written"] if case.name in entries else ():
                 if file.startswith("previews/") and (out / "predicted" / file).is_file():
                     frame = page.add(grid, "figure", **{"class": "photo"})
                     picture = thumbnail(out / "predicted" / file)

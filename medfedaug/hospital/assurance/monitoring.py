@@ -13,8 +13,7 @@ from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.hospital.assurance.drift import Course, case_p_value, fewest_cases
-from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predict import uses_given_images
 from medfedaug.utils.files import parse_versioned, write_versioned

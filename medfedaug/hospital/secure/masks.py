@@ -25,9 +25,17 @@ from medfedaug.hospital.secure.agreement import (
 )
 from medfedaug.hospital.secure.history import ModelSketch, OpenedSum, SumHistory, SumRules
 from medfedaug.hospital.secure.identity import Identity
-from medfedaug.hospital.secure.keys import KeyPair, derived, opened, sealed
-from medfedaug.hospital.secure.secure_random import Words, stream
-from medfedaug.hospital.secure.sharing import SECRET_BYTES, SHARE_BYTES, split
+from medfedaug.hospital.secure.primitives import (
+    SECRET_BYTES,
+    SHARE_BYTES,
+    KeyPair,
+    Words,
+    derived,
+    opened,
+    sealed,
+    split,
+    stream,
+)
 from medfedaug.methods.base import Payload
 
 

@@ -16,9 +16,7 @@ from medfedaug.hospital.secure.agreement import (
     request_digest,
     require,
 )
-from medfedaug.hospital.secure.keys import KeyPair, derived
-from medfedaug.hospital.secure.secure_random import Words, stream
-from medfedaug.hospital.secure.sharing import SHARE_BYTES, join
+from medfedaug.hospital.secure.primitives import SHARE_BYTES, KeyPair, Words, derived, join, stream
 from medfedaug.methods.base import Payload
 
 
