@@ -22,15 +22,20 @@ from medfedaug.config.run import Execution, RunConfig, asked_settings, task_defa
 from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import SiteFolder, is_own_data
 from medfedaug.data.checks import check_same_files, fingerprint_sites
-from medfedaug.data.federation import arrange, federation_settings
-from medfedaug.data.folders import is_federation
-from medfedaug.data.sites import check_voxels, find_sites
+from medfedaug.data.sites import arrange, check_voxels, federation_settings, find_sites, is_federation
 from medfedaug.errors import ConfigError, RunFailed, first_line, warn
 from medfedaug.federation import FederationServer
 from medfedaug.federation.composition import Composition, with_open_classes
 from medfedaug.federation.engine import Engine, FederationRun, check_device, find_engine
-from medfedaug.federation.job_folder import FINAL_MODEL, HASHES, RESULTS, STATE, STATISTICS, file_hashes
-from medfedaug.federation.messages.checkpoint import server_checkpoint
+from medfedaug.federation.job_folder import (
+    FINAL_MODEL,
+    HASHES,
+    RESULTS,
+    STATE,
+    STATISTICS,
+    file_hashes,
+    server_checkpoint,
+)
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.federation.messages.run_definition import bundle_run_settings, define
 from medfedaug.federation.pooled import PooledEngine
@@ -49,8 +54,8 @@ from medfedaug.runs.folder import (
     remove_workspaces,
     sites_lock,
 )
+from medfedaug.runs.load_results import check_finished
 from medfedaug.runs.prediction.predict import LoadedRun
-from medfedaug.runs.results_schema import check_finished
 from medfedaug.statistics import save_statistics
 from medfedaug.utils.files import parse_json, remove_unfinished, write_json
 from medfedaug.utils.layers import added_module

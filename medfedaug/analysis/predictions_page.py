@@ -25,14 +25,7 @@ _NOTHING = "–"
 def write_predictions_page(out: str | Path) -> Path | None:
     """Write ``predictions.html`` from ``predictions.json`` and the previews in a folder.
 
-    The page needs no other files. It has pictures of the first 200 cases.
-
-    Returns:
-        The page; ``None`` if the folder has no record.
-
-    Raises:
-        ConfigError: when the folder's record cannot be read, or another file has the page's name.
-        StorageError: when it cannot be written.
+    The page needs no other files. It has pictures of the first 200 cases. A folder without a record has none.
     """
     out = Path(out)
     target, record = out / PAGE, Predictions.read(out)

@@ -48,7 +48,9 @@ def main() -> None:
 
 def _end_quickly() -> None:
     """Leave all memory to the system: Python would look for garbage for over a second when it ends."""
-    if "triton" not in sys.modules:  # it would report its objects as leaks
+    if "triton" in sys.modules:  # it would report its objects as leaks
+        gc.unfreeze()
+    else:
         gc.freeze()
 
 

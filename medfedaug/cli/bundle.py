@@ -21,8 +21,7 @@ def bundle(
     """Write the model as a MONAI Bundle, which runs with MONAI alone and gives the same label maps."""
     from medfedaug.analysis.model_card import write_model_card
     from medfedaug.runs.bundle.export import write_bundle
-    from medfedaug.runs.finished_run import FinishedRun
-    from medfedaug.runs.input_statistics import Origin
+    from medfedaug.runs.finished_run import FinishedRun, Origin
 
     opened = FinishedRun.open(run, state=state)
     origin = Origin.of(opened, site, statistics)

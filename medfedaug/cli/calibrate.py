@@ -37,7 +37,7 @@ def calibrate(
     from medfedaug.hospital.assurance.calibrate import calibrate as calibrated
     from medfedaug.hospital.assurance.calibration import CALIBRATION, sentence, write_calibration
     from medfedaug.runs.finished_run import FinishedRun
-    from medfedaug.runs.leftovers import is_json_with
+    from medfedaug.runs.folder import is_json_with
     from medfedaug.utils.files import write_json
 
     opened = FinishedRun.open(run, state=state)

@@ -17,7 +17,7 @@ def clean(
     Results, pages, the selected model, statistics and the sites' own layers stay. A run whose last model is
     freed can no longer be the start of another one (--init). For a kit: medfedaug site clean.
     """
-    from medfedaug.runs.leftovers import free, spare_files
+    from medfedaug.runs.folder import free, spare_files
     from medfedaug.runs.load_results import find_runs
     from medfedaug.utils.event_text import size_text
 

@@ -121,10 +121,8 @@ def statistics(
     overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing file.")] = False,
 ) -> None:
     """Compute the channel statistics of a site's training images."""
-    from medfedaug.data.federation import arrange
-    from medfedaug.data.folders import is_federation, is_site
     from medfedaug.data.preparation.preparation import Preparation
-    from medfedaug.data.sites import find_sites, open_site, site_statistics
+    from medfedaug.data.sites import arrange, find_sites, is_federation, is_site, open_site, site_statistics
     from medfedaug.statistics import save_statistics
 
     target = out or Path("statistics.json")
@@ -169,8 +167,7 @@ def plan(
     """
     from medfedaug.analysis.plan_page import write_plan_page
     from medfedaug.config.plan import save_plan
-    from medfedaug.data.federation import arrange
-    from medfedaug.data.sites import find_sites
+    from medfedaug.data.sites import arrange, find_sites
     from medfedaug.federation.planning.fingerprint import fingerprint
     from medfedaug.federation.planning.planner import make_plan
     from medfedaug.simulate import configure

@@ -36,7 +36,7 @@ def evaluate(
 ) -> None:
     """Score a trained model on the images of one site or of several, or compare it with local models."""
     from medfedaug.runs.evaluate import evaluate_model
-    from medfedaug.runs.leftovers import is_json_with
+    from medfedaug.runs.folder import is_json_with
     from medfedaug.utils.files import write_json
 
     if out is not None and out.exists() and not is_json_with(out, "sites"):

@@ -41,8 +41,8 @@ def init(
     """
     names = _classes(labels.split(",")) if labels else ()
     from medfedaug.data.dataset_json import find_layout
-    from medfedaug.data.folders import is_site
     from medfedaug.data.layouts import LISTING, check_same_classes, propose, write_proposal
+    from medfedaug.data.sites import is_site
 
     inside = sorted(path for path in folder.iterdir() if path.is_dir())
     folders = [folder] if find_layout(folder) else [path for path in inside if find_layout(path)]
@@ -59,7 +59,7 @@ def init(
     _show(proposals)
     if len(proposals) == 1 and folders != [folder]:
         say(f"note: {folders[0].name} is the only site of {folder}: simulate and compare need two", "yellow")
-    existing = [path for proposal in proposals if (path := proposal.folder / LISTING).exists()]
+    existing = [path for proposal in proposals if (path := proposal.site.path / LISTING).exists()]
     if existing and not replace:
         raise ConfigError(
             f"{existing[0]} exists already; nothing is written. --replace keeps it as dataset.before.json"
@@ -75,7 +75,7 @@ def init(
 
 def _welcome(folders: Sequence[Path], data: Path) -> None:
     """Check sites with a folder of images for each class, which need no list."""
-    from medfedaug.data.folders import open_folder
+    from medfedaug.data.sites import open_folder
 
     sites = [open_folder(path) for path in folders]
     _check(sites)
@@ -88,7 +88,7 @@ def _welcome(folders: Sequence[Path], data: Path) -> None:
 
 def _check(sites: Sequence[SiteFolder]) -> None:
     """Check sites as a run does, and name all files that it would refuse."""
-    from medfedaug.data.federation import check_before_listing, unusable_cases
+    from medfedaug.data.sites import check_before_listing, unusable_cases
 
     with err_console.status("reading every image and label map"):
         errors = list(unusable_cases(sites))
@@ -109,7 +109,7 @@ def _show(proposals: Sequence[Proposal]) -> None:
         rows = [row for split in proposal.counts for row in proposal.content[split]]
         files = rows[0]["image"]
         table.add_row(
-            proposal.folder.resolve().name,
+            proposal.site.path.resolve().name,
             proposal.layout,
             *map(str, proposal.counts.values()),
             str(len(files) if isinstance(files, list) else 1),
@@ -119,9 +119,9 @@ def _show(proposals: Sequence[Proposal]) -> None:
     for proposal in proposals:
         for split in proposal.counts:
             for row in proposal.content[split][:_ROWS]:
-                say(f"{proposal.folder.name}: {split}: {json.dumps(row)}")
+                say(f"{proposal.site.path.name}: {split}: {json.dumps(row)}")
         for note in proposal.notes:
-            say(f"note: {proposal.folder.name}: {note}")
+            say(f"note: {proposal.site.path.name}: {note}")
 
 
 def _classes(parts: Sequence[str]) -> Sequence[str] | Mapping[int, str]:

@@ -72,7 +72,7 @@ def predict(
             raise ConfigError(f"{option} needs an archive: --dicomweb URL or --dimse AET@HOST:PORT")
     run, options = open_run(model, out, state), PredictionOptions(**given[PredictionOptions])
     from medfedaug.hospital.assurance.calibration import find_promise
-    from medfedaug.runs.input_statistics import Origin
+    from medfedaug.runs.finished_run import Origin
 
     promise = find_promise(run, calibration, Origin.of(run, options.site, options.statistics))
     for name, text in (promise.sentences if promise else {}).items():

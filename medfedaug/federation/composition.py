@@ -17,7 +17,7 @@ from medfedaug.methods import Method, build_methods
 from medfedaug.methods.base import ServerContext
 from medfedaug.methods.compatibility import Constraints, check_compatible, constraints, methods_with
 from medfedaug.metrics.registry import LOCAL, UNSEEN, whose_model
-from medfedaug.models.sizes import check_size, size_multiple
+from medfedaug.models.networks import check_size, size_multiple
 from medfedaug.models.substitution import first_names_of, freeze
 from medfedaug.tasks import Task
 from medfedaug.utils.layers import added_module

@@ -14,7 +14,7 @@ from medfedaug.config.machine import Machine
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.federation.engine import Engine, FederationRun
-from medfedaug.federation.messages.checkpoint import server_checkpoint
+from medfedaug.federation.job_folder import server_checkpoint
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.federation.messages.messages import TRAIN, Request
 from medfedaug.federation.protocol import Accept, Carrier, compare, run

@@ -14,7 +14,7 @@ from medfedaug.federation.messages.messages import TRAIN, VALIDATE, Reply, Reque
 from medfedaug.federation.protocol import Accept
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.sampling.augmentation import ConcatenatedDataset
+from medfedaug.sampling import ConcatenatedDataset
 
 
 class PooledCarrier(InProcessCarrier):

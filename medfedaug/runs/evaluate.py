@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from medfedaug.data.folders import is_federation, is_site
-from medfedaug.data.sites import find_sites
+from medfedaug.data.sites import find_sites, is_federation, is_site
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.site.gate import all_scores
 from medfedaug.federation.site.model import SiteModel
@@ -13,8 +12,6 @@ from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.registry import GLOBAL, LOCAL, PERSONAL, described, over_sites
 from medfedaug.metrics.significance import difference, paired_by_patient
 from medfedaug.runs.finished_run import FinishedRun
-
-__all__ = ["evaluate_model", "evaluate_sites", "open_model"]
 
 
 def open_model(
@@ -92,14 +89,8 @@ def evaluate_sites(
     A site scores its local model; the global model, with the statistics of its images as its only own part;
     and its personal model, if sites keep entries or state of the run.
 
-    Args:
-        model: see `medfedaug.runs.finished_run.FinishedRun.open`, also for ``state``.
-        data_dir: the folder that holds the sites' folders.
-        local: the folder of a run in which each site trained by itself (``single``).
-        device: the sites' device.
-
-    Returns:
-        The content of ``evaluation.json``.
+    `medfedaug.runs.finished_run.FinishedRun.open` describes ``model`` and ``state``. In the run ``local``
+    each site trained by itself (``single``). The result is the content of ``evaluation.json``.
     """
     run, alone = FinishedRun.open(model, state=state), FinishedRun.open(local)
     _check(run, alone)
@@ -138,7 +129,6 @@ def evaluate_sites(
 
 
 def _check(run: FinishedRun, alone: FinishedRun) -> None:
-    """Check that the runs go together."""
     for each in (run, alone):
         each.check_whole()
         each.composition.check_apart("an evaluation")

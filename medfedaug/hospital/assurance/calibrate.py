@@ -13,7 +13,7 @@ from torch import Tensor
 
 from medfedaug.data.base import Case
 from medfedaug.data.checks import check_copies
-from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.data.preparation.cache import keep_decoded
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, warn
 from medfedaug.federation.planning.fingerprint import edges_in_ras
@@ -29,8 +29,7 @@ from medfedaug.hospital.assurance.risk_control import (
     structure_curve,
 )
 from medfedaug.runs.evaluate import sites_of
-from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.prediction.predict import Event, Predictor
 from medfedaug.tasks import EvaluationCase, Prediction
 from medfedaug.utils.files import version_mark

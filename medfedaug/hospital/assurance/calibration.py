@@ -11,8 +11,7 @@ import torch
 
 from medfedaug.errors import ConfigError, first_line, warn
 from medfedaug.hospital.assurance.options import CLASSES, LESIONS, VOLUME
-from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.promise import Promise
 from medfedaug.utils.files import parse_versioned, sha256, write_json

@@ -21,8 +21,7 @@ from medfedaug.data.io.formats import is_dicom, write_whole
 from medfedaug.hospital.dicom.identity import ModelIdentity, ObjectKind
 from medfedaug.hospital.dicom.segmentation import Segments, category, check_highdicom, save_object, writing
 from medfedaug.hospital.dicom.series import open_series
-from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.model_score import ModelScore
 from medfedaug.runs.prediction.case_writer import SeriesObjects
 from medfedaug.runs.prediction.options import PredictionOptions

@@ -16,6 +16,7 @@ import pydicom
 from pydicom import Dataset
 from pydicom.valuerep import CUSTOMIZABLE_CHARSET_VR
 
+from medfedaug.data.io import base
 from medfedaug.errors import ConfigError, DataError, ReaderError, first_line
 from medfedaug.hospital.dicom.checks import require
 from medfedaug.hospital.dicom.headers import first_item, items_of
@@ -34,10 +35,9 @@ _PLACED = ("ImageOrientationPatient", "PixelSpacing")
 
 
 @dataclass(frozen=True)
-class Segments:
+class Segments(base.Segments):
     """Segments of a label map of some kind; ``notes`` are descriptions, by class."""
 
-    classes: tuple[str, ...]
     model: ModelIdentity
     notes: Mapping[str, str] = field(default_factory=dict)
     kind: ObjectKind = ObjectKind.SEGMENTATION

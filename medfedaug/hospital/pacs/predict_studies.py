@@ -32,9 +32,8 @@ from medfedaug.hospital.pacs.object_check import reading_objects
 from medfedaug.hospital.pacs.settings import ImportSettings, StudyOptions
 from medfedaug.hospital.pacs.volume import choose_volume, load_on_grid, open_volume, write_nifti
 from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
-from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.folder import only_process
-from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predict import Event, predict_images, uses_given_images
 from medfedaug.runs.prediction.predictions_file import Predictions

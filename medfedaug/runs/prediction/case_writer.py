@@ -14,20 +14,12 @@ from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.base import Segments
 from medfedaug.data.io.formats import format_of, write_label_map, write_probabilities
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.prediction_image import draw_classified, draw_label_map, write_picture
 from medfedaug.runs.prediction.promise import Promise
 from medfedaug.tasks import Prediction
 from medfedaug.utils.layers import added_module, added_modules
-
-
-@dataclass(frozen=True)
-class PlainSegments:
-    """The classes of a label map."""
-
-    classes: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +55,7 @@ class SeriesObjects:
 
         ``controlled`` names the structure of a controlled map.
         """
-        return PlainSegments(classes)
+        return Segments(classes)
 
     def write(
         self, out: Path, case: Case, label: Tensor, file: str, segments: Segments, comment: str = ""

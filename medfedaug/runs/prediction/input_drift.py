@@ -15,8 +15,6 @@ from medfedaug.federation.planning.fingerprint import edges_in_ras
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.statistics import SIGMA_FLOOR
 
-__all__ = ["DriftReference"]
-
 # Limits in units of the sites' mean deviation, and of the range of their deviations. `docs/use.md` has the
 # measured rates of warnings.
 _FARTHEST, _LARGEST_RATIO = 1.0, 2.0

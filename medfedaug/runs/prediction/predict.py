@@ -14,30 +14,26 @@ from torch import Tensor
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.formats import SERIES, files_of, is_dicom
-from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.data.preparation.cache import keep_decoded
 from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
 from medfedaug.federation.engine import check_device
 from medfedaug.federation.job_folder import STATISTICS
 from medfedaug.federation.site.model import SiteModel
-from medfedaug.runs.annotated import Annotated
-from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.folder import only_process
-from medfedaug.runs.input_statistics import Origin
-from medfedaug.runs.model_score import ModelScore
+from medfedaug.runs.model_score import Annotated, ModelScore
 from medfedaug.runs.prediction.case_writer import CaseWriter, SeriesObjects, series_objects
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.options import PredictionOptions
-from medfedaug.runs.prediction.predictions_file import Predictions
+from medfedaug.runs.prediction.predictions_file import PREDICTIONS, Predictions
 from medfedaug.runs.prediction.promise import Promise
 from medfedaug.statistics import save_statistics
 from medfedaug.tasks import EvaluationCase, Prediction
 from medfedaug.transforms import FedRDNd
 from medfedaug.utils.printable import counted
 from medfedaug.utils.versions import software_versions
-
-__all__ = ["Event", "LoadedRun", "Predictor", "load_run", "predict_images", "uses_given_images"]
 
 Event = Callable[[dict[str, Any]], None]
 """Receives events, case by case."""
@@ -61,11 +57,9 @@ def predict_images(
     A folder with finished cases is continued if model and options are the same.
 
     Args:
-        run: the run of the model.
         images: a file or a folder, see `medfedaug.data.unlabelled.open_given`.
         out: the folder to write to: a label map for each case (``NAME`` with the suffix of its image),
             ``previews/NAME.png``, ``probabilities/NAME``, and ``predictions.json``.
-        options: settings; ``None`` for the defaults.
         further: see `medfedaug.runs.prediction.case_writer.SeriesObjects`; by default they are read from
             the files.
         on_event: called with a small dictionary for each event that a user may want to see.
@@ -116,7 +110,6 @@ class Predictor:
 
     @classmethod
     def prepare(cls, run: FinishedRun, origin: Origin, folder: SiteFolder, device: str) -> Predictor:
-        """Build the network, with the statistics and layers of the images' place."""
         model = run.at_site(origin.site, folder, device, statistics=origin.pair)
         if not model.recall(run.local_state(origin.site)):
             raise ConfigError(
@@ -209,7 +202,7 @@ class _Job:
             self.tell({"event": "left_out", "left_out": record.details["left_out"]})
         states = {name: _state(case) for name, case in cases.items()}
         if self.options.overwrite:
-            record.remove(known)
+            record.delete((*known, PREDICTIONS))
         else:
             record.resume(earlier, states)
         good = self.readable(record, cases)
@@ -441,8 +434,5 @@ class LoadedRun(FinishedRun):
 
         Returns:
             The content of ``predictions.json``.
-
-        Raises:
-            MedFedAugError: naming the error and its place.
         """
         return predict_images(self, images, out, PredictionOptions(**options))

@@ -97,11 +97,8 @@ class Predictions:
                 "folder, or --overwrite"
             )
 
-    def remove(self, files: Iterable[str]) -> None:
-        """Delete files of an earlier call, and its record."""
-        self._delete((*files, PREDICTIONS))
-
-    def _delete(self, files: Iterable[str]) -> None:
+    def delete(self, files: Iterable[str]) -> None:
+        """Delete files of an earlier call."""
         for file in files:
             (self.out / file).unlink(missing_ok=True)
 
@@ -122,14 +119,13 @@ class Predictions:
 
     def failure(self, case: Case, error: str, files: Iterable[str]) -> None:
         """Add a failed case, and delete its files, which an earlier call made from another image."""
-        self._delete(files)
+        self.delete(files)
         self.failed[case.name] = {"error": error}
         self.cases.pop(case.name, None)
         self.pending.pop(case.name, None)
         self._write_soon()
 
     def write(self) -> None:
-        """Write the file."""
         content = {
             **version_mark(_KIND, _VERSION),
             **self.inputs,
@@ -178,7 +174,6 @@ def _file(value: Any, where: str) -> None:
 
 
 def _result_check(content: Mapping[str, Any]) -> Check:
-    """Return the check of the results of a finished case."""
     classes = content["classes"]
     if content["task"] != "segmentation":
         shares = both(map_of(number), entries({}, needed=classes))

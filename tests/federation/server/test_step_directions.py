@@ -6,7 +6,7 @@ from reference import same
 
 from medfedaug.federation.server.history import RunHistory
 from medfedaug.federation.server.step_directions import cosines, suspects
-from medfedaug.runs.results_schema import check_record
+from medfedaug.runs.load_results import check_record
 from medfedaug.utils.event_text import EventLines
 
 
