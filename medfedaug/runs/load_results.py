@@ -130,7 +130,6 @@ def _complete(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _context(content: dict[str, Any]) -> dict[str, Any]:
-    """Return further entries of the file (`Run.context`)."""
     names = ("data", "engine", "seconds", "files", "bytes_up_before_training", "labelled", "stalled")
     context = {name: content[name] for name in names if name in content}
     if planned := content.get("planned"):
