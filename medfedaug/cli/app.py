@@ -58,7 +58,9 @@ def main() -> None:
 
 def _end_quickly() -> None:
     """Leave all memory to the system: Python would look for garbage for over a second when it ends."""
-    if "triton" not in sys.modules:  # it would report its objects as leaks
+    if "triton" in sys.modules:  # it would report its objects as leaks
+        gc.unfreeze()
+    else:
         gc.freeze()
 
 
@@ -182,6 +184,8 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
         ),
         Entry("core", "finished:predict", "predict --model runs/fedrdn --images new --out predicted"),
         Entry("hospital", "archive:predict", "predict --model runs/fedrdn --images new --out predicted"),
+        Entry("hospital", "calibrate:calibrate", "calibrate runs/fedrdn --data data/site_A --miss 0.1"),
+        Entry("hospital", "monitor:monitor", "monitor runs/fedrdn --data june --out watched"),
         Entry("hospital", "site:configure", "site configure hospital-a --data images --min-images 20"),
         Entry("hospital", "site:start", "site start hospital-a"),
         Entry("hospital", "site:stop", "site stop hospital-a"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,21 +15,22 @@ from typer import Option
 
 from medfedaug.cli.console import CaseProgress, Table, out_console, resumable, say
 from medfedaug.cli.finished import Images, Model, Out, finish, open_run, predict_files
-from medfedaug.cli.options import Config, Given, State, named_pairs, takes
+from medfedaug.cli.options import Config, Given, State, existing_file, named_pairs, takes
 from medfedaug.config.machine import Machine
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access, read_studies, require_pacs
-from medfedaug.hospital.pacs.import_settings import ImportSettings
-from medfedaug.hospital.pacs.study_options import StudyOptions
+from medfedaug.hospital.pacs.settings import ImportSettings, StudyOptions
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.utils.files import write_json
 from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
     from medfedaug.hospital.pacs.choice import StudyPlan
+    from medfedaug.hospital.pacs.import_folder import StudyList
     from medfedaug.hospital.pacs.importer import ImportOutcome
     from medfedaug.hospital.pacs.predict_studies import StudyPredictions
-    from medfedaug.hospital.pacs.study_list import StudyList
+    from medfedaug.runs.finished_run import FinishedRun
+    from medfedaug.runs.prediction.promise import Promise
 
 
 archive_option = partial(Option, rich_help_panel=Access.PANEL)
@@ -122,8 +123,7 @@ def import_(
 
 def _withdraw(file: Path, out: Path, state: Path, cache: Path | None) -> None:
     """Remove the patients of a CSV file from a site's data and from the caches of its jobs."""
-    from medfedaug.hospital.pacs.study_list import StudyList
-    from medfedaug.hospital.pacs.withdrawal import withdraw
+    from medfedaug.hospital.pacs.import_folder import StudyList, withdraw
     from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
 
     prepared = cache or os.environ.get(f"{Machine.VARIABLES}CACHE")
@@ -155,8 +155,7 @@ def _print_outcome(outcome: ImportOutcome) -> None:
 
 def _print_folder(out: Path, state: Path, settings: ImportSettings) -> None:
     """Print the classes, and a note if the patients are too few for scores."""
-    from medfedaug.hospital.pacs.case_files import CaseFiles
-    from medfedaug.hospital.pacs.study_list import StudyList
+    from medfedaug.hospital.pacs.import_folder import CaseFiles, StudyList
 
     content = CaseFiles(out, state).content()
     if not content:
@@ -188,7 +187,7 @@ def _print_patients(content: Mapping[str, Any]) -> int:
 
 def _print_next_job(out: Path, state: Path) -> None:
     """Print whether the next job is possible after a withdrawal, and what a withdrawal does not undo."""
-    from medfedaug.hospital.pacs.case_files import CaseFiles
+    from medfedaug.hospital.pacs.import_folder import CaseFiles
     from medfedaug.hospital.privacy.policy import PrivacyPolicy
 
     content = CaseFiles(out, state).content()
@@ -240,6 +239,72 @@ def _row(plan: StudyPlan) -> dict[str, Any]:
     return {"case": plan.case, "series": [asdict(row) for row in plan.rows], "problem": plan.problem}
 
 
+Studies = Annotated[
+    Path | None, archive_option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID.")
+]
+Channels = Annotated[
+    list[str] | None,
+    archive_option(metavar="NAME=REGEX|UID", help="A channel's series, instead of --series; repeatable."),
+]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Images in files, or studies in an archive, as options name them; ``option`` is that of the files."""
+
+    given: Given
+    option: str
+    images: Path | None
+    studies: Path | None
+    channel: list[str] | None
+    dicomweb: str | None
+    dimse: str | None
+
+    def __post_init__(self) -> None:
+        in_archive = bool(self.dicomweb or self.dimse)
+        if (self.images is None) != in_archive or (self.studies is None) == in_archive:
+            raise ConfigError(
+                f"give {self.option} PATH, or --studies FILE with --dicomweb URL or --dimse AET@HOST:PORT"
+            )
+        for option, value in (
+            ("--channel", self.options.channels),
+            ("--volume", self.options.volume),
+            ("--store", self.options.store),
+        ):
+            if value and not in_archive:
+                raise ConfigError(f"{option} needs an archive: --dicomweb URL or --dimse AET@HOST:PORT")
+
+    @property
+    def options(self) -> StudyOptions:
+        given = dict(self.given[StudyOptions])
+        if self.channel:
+            given["channels"] = named_pairs("--channel", "'FLAIR=.*flair.*'", self.channel, first=True)
+        return StudyOptions(**given)
+
+    def predict(
+        self, run: FinishedRun, out: Path, options: PredictionOptions, promise: Promise | None = None
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Predict, and return the cases and the errors of others by name."""
+        if self.images is not None:
+            return predict_files(run, self.images, out, options, promise)
+        assert self.studies is not None
+        require_pacs("shapely", "highdicom")
+        from medfedaug.hospital.pacs.open_archive import open_archive
+        from medfedaug.hospital.pacs.predict_studies import predict_studies
+
+        wanted, access = read_studies(self.studies), archive_access(self.given)
+        with (
+            CaseProgress("predicting") as progress,
+            resumable(),
+            open_archive(dicomweb=self.dicomweb, dimse=self.dimse, access=access) as source,
+        ):
+            result = predict_studies(
+                run, source, wanted, out, options, self.options, on_event=progress.show, promise=promise
+            )
+        _print_stored(result, out)
+        return result.cases, result.problems
+
+
 @takes(PredictionOptions, StudyOptions, Access)
 def predict(
     model: Model,
@@ -248,12 +313,15 @@ def predict(
     given: Given,
     config: Config = None,
     images: Images = None,
-    studies: Annotated[
-        Path | None, archive_option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID.")
-    ] = None,
-    channel: Annotated[
-        list[str] | None,
-        archive_option(metavar="NAME=REGEX|UID", help="A channel's series, instead of --series; repeatable."),
+    studies: Studies = None,
+    channel: Channels = None,
+    calibration: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            callback=existing_file,
+            help="File of medfedaug calibrate, by default calibration.json of the run, if any.",
+        ),
     ] = None,
     dicomweb: DicomWeb = None,
     dimse: Dimse = None,
@@ -265,39 +333,15 @@ def predict(
     exit code is then 1. From an archive and back: medfedaug predict --model runs/fedrdn --dicomweb URL
     --studies studies.csv --store --out predicted
     """
-    in_archive = bool(dicomweb or dimse)
-    if (images is None) != in_archive or (studies is None) == in_archive:
-        raise ConfigError(
-            "give --images PATH, or --studies FILE with --dicomweb URL or --dimse AET@HOST:PORT"
-        )
-    if channel:
-        given[StudyOptions]["channels"] = named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True)
-    of_studies = StudyOptions(**given[StudyOptions])
-    for option, value in (
-        ("--channel", of_studies.channels),
-        ("--volume", of_studies.volume),
-        ("--store", of_studies.store),
-    ):
-        if value and not in_archive:
-            raise ConfigError(f"{option} needs an archive: --dicomweb URL or --dimse AET@HOST:PORT")
+    source = Source(given, "--images", images, studies, channel, dicomweb, dimse)
     run, options = open_run(model, out, state), PredictionOptions(**given[PredictionOptions])
-    if images is not None:
-        finish(run, out, options, *predict_files(run, images, out, options))
-        return
-    assert studies is not None
-    require_pacs("shapely", "highdicom")
-    from medfedaug.hospital.pacs.open_archive import open_archive
-    from medfedaug.hospital.pacs.predict_studies import predict_studies
+    from medfedaug.hospital.assurance.calibration import find_promise
+    from medfedaug.runs.finished_run import Origin
 
-    wanted, access = read_studies(studies), archive_access(given)
-    with (
-        CaseProgress("predicting") as progress,
-        resumable(),
-        open_archive(dicomweb=dicomweb, dimse=dimse, access=access) as source,
-    ):
-        result = predict_studies(run, source, wanted, out, options, of_studies, on_event=progress.show)
-    _print_stored(result, out)
-    finish(run, out, options, result.cases, result.problems)
+    promise = find_promise(run, calibration, Origin.of(run, options.site, options.statistics))
+    for name, text in (promise.sentences if promise else {}).items():
+        say(f"promise, {name}: {text}")
+    finish(run, out, options, *source.predict(run, out, options, promise))
 
 
 def _print_stored(result: StudyPredictions, out: Path) -> None:

@@ -55,8 +55,8 @@ def init(
     """
     names = _classes(labels.split(",")) if labels else ()
     from medfedaug.data.dataset_json import find_layout
-    from medfedaug.data.folders import is_site
     from medfedaug.data.layouts import LISTING, check_same_classes, propose, write_proposal
+    from medfedaug.data.sites import is_site
 
     inside = sorted(path for path in folder.iterdir() if path.is_dir())
     folders = [folder] if find_layout(folder) else [path for path in inside if find_layout(path)]
@@ -73,7 +73,7 @@ def init(
     _show(proposals)
     if len(proposals) == 1 and folders != [folder]:
         say(f"note: {folders[0].name} is the only site of {folder}: simulate and compare need two", "yellow")
-    existing = [path for proposal in proposals if (path := proposal.folder / LISTING).exists()]
+    existing = [path for proposal in proposals if (path := proposal.site.path / LISTING).exists()]
     if existing and not replace:
         raise ConfigError(
             f"{existing[0]} exists already; nothing is written. --replace keeps it as dataset.before.json"
@@ -89,7 +89,7 @@ def init(
 
 def _welcome(folders: Sequence[Path], data: Path) -> None:
     """Check sites with a folder of images for each class, which need no list."""
-    from medfedaug.data.folders import open_folder
+    from medfedaug.data.sites import open_folder
 
     sites = [open_folder(path) for path in folders]
     _check(sites)
@@ -102,7 +102,7 @@ def _welcome(folders: Sequence[Path], data: Path) -> None:
 
 def _check(sites: Sequence[SiteFolder]) -> None:
     """Check sites as a run does, and name all files that it would refuse."""
-    from medfedaug.data.federation import check_before_listing, unusable_cases
+    from medfedaug.data.sites import check_before_listing, unusable_cases
 
     with err_console.status("reading every image and label map"):
         errors = list(unusable_cases(sites))
@@ -123,7 +123,7 @@ def _show(proposals: Sequence[Proposal]) -> None:
         rows = [row for split in proposal.counts for row in proposal.content[split]]
         files = rows[0]["image"]
         table.add_row(
-            proposal.folder.resolve().name,
+            proposal.site.path.resolve().name,
             proposal.layout,
             *map(str, proposal.counts.values()),
             str(len(files) if isinstance(files, list) else 1),
@@ -133,9 +133,9 @@ def _show(proposals: Sequence[Proposal]) -> None:
     for proposal in proposals:
         for split in proposal.counts:
             for row in proposal.content[split][:_ROWS]:
-                say(f"{proposal.folder.name}: {split}: {json.dumps(row)}")
+                say(f"{proposal.site.path.name}: {split}: {json.dumps(row)}")
         for note in proposal.notes:
-            say(f"note: {proposal.folder.name}: {note}")
+            say(f"note: {proposal.site.path.name}: {note}")
 
 
 def _classes(parts: Sequence[str]) -> Sequence[str] | Mapping[int, str]:
@@ -257,10 +257,8 @@ def statistics(
     overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing file.")] = False,
 ) -> None:
     """Compute the channel statistics of a site's training images."""
-    from medfedaug.data.federation import arrange
-    from medfedaug.data.folders import is_federation, is_site
     from medfedaug.data.preparation.preparation import Preparation
-    from medfedaug.data.sites import find_sites, open_site, site_statistics
+    from medfedaug.data.sites import arrange, find_sites, is_federation, is_site, open_site, site_statistics
     from medfedaug.statistics import save_statistics
 
     target = out or Path("statistics.json")
@@ -305,8 +303,7 @@ def plan(
     """
     from medfedaug.analysis.plan_page import write_plan_page
     from medfedaug.config.plan import save_plan
-    from medfedaug.data.federation import arrange
-    from medfedaug.data.sites import find_sites
+    from medfedaug.data.sites import arrange, find_sites
     from medfedaug.federation.planning.fingerprint import fingerprint
     from medfedaug.federation.planning.planner import make_plan
     from medfedaug.simulate import configure

@@ -104,7 +104,7 @@ def demo(
 
 def _scanners(data: Path, patients: int, odd: str) -> list[list[str]]:
     """Print the scanners, and return them as lines of cells for the page."""
-    from medfedaug.data.folders import MANIFEST
+    from medfedaug.data.sites import MANIFEST
 
     scanners = json.loads((data / MANIFEST).read_text())["sites"]
     header = ["site", *_SCANNER.values()]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from medfedaug.analysis.text_table import TextTable
     from medfedaug.runs.finished_run import FinishedRun
     from medfedaug.runs.model_score import ModelScore
+    from medfedaug.runs.prediction.promise import Promise
     from medfedaug.runs.run import Run
 
 
@@ -69,13 +70,13 @@ def open_run(model: Path, out: Path, state: Path | None) -> FinishedRun:
 
 
 def predict_files(
-    run: FinishedRun, images: Path, out: Path, options: PredictionOptions
+    run: FinishedRun, images: Path, out: Path, options: PredictionOptions, promise: Promise | None = None
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Predict images in files, and return the cases and the errors of others by name."""
     from medfedaug.runs.prediction.predict import predict_images
 
     with CaseProgress("predicting") as progress:
-        predicted = predict_images(run, images, out, options, on_event=progress.show)
+        predicted = predict_images(run, images, out, options, on_event=progress.show, promise=promise)
     return predicted.cases, {name: entry["error"] for name, entry in predicted.failed.items()}
 
 
@@ -147,7 +148,7 @@ def evaluate(
 ) -> None:
     """Score a trained model on the images of one site or of several, or compare it with local models."""
     from medfedaug.runs.evaluate import evaluate_model
-    from medfedaug.runs.leftovers import is_json_with
+    from medfedaug.runs.folder import is_json_with
     from medfedaug.utils.files import write_json
 
     if out is not None and out.exists() and not is_json_with(out, "sites"):
@@ -277,7 +278,7 @@ def clean(
     Results, pages, the selected model, statistics and the sites' own layers stay. A run whose last model is
     freed can no longer be the start of another one (--init). For a kit: medfedaug site clean.
     """
-    from medfedaug.runs.leftovers import free, spare_files
+    from medfedaug.runs.folder import free, spare_files
     from medfedaug.runs.load_results import find_runs
     from medfedaug.utils.event_text import size_text
 
@@ -302,8 +303,7 @@ def bundle(
     """Write the model as a MONAI Bundle, which runs with MONAI alone and gives the same label maps."""
     from medfedaug.analysis.model_card import write_model_card
     from medfedaug.runs.bundle.export import write_bundle
-    from medfedaug.runs.finished_run import FinishedRun
-    from medfedaug.runs.input_statistics import Origin
+    from medfedaug.runs.finished_run import FinishedRun, Origin
 
     opened = FinishedRun.open(run, state=state)
     origin = Origin.of(opened, site, statistics)

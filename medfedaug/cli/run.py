@@ -122,6 +122,11 @@ def simulate(
     patients = [num_patients(site) for site in simulation.sites]
     dims = f"{settled.plan.spatial_dims}D"
     say(describe_federation(settled.task, dims, settled.classes, patients))
+    if added := [method["name"] for method in settled.methods[len(options["methods"]) :]]:
+        say(
+            f"sites have outlined different structures: {' and '.join(added)} join the methods "
+            "(--partial-loss marginal leaves them out)"
+        )
     if check:
         from medfedaug.cli.loop_check import check_loop
 

@@ -169,8 +169,7 @@ def jobs(
     from datetime import datetime
 
     from medfedaug.config import bundle_reference
-    from medfedaug.hospital.privacy.job_log import WAITING
-    from medfedaug.hospital.privacy.job_summary import summary
+    from medfedaug.hospital.privacy.job_log import WAITING, summary
     from medfedaug.hospital.privacy.policy import OPEN_PROMISE
     from medfedaug.nvflare_jobs.kit.job_states import running_jobs
     from medfedaug.utils import plugins

@@ -126,7 +126,8 @@ class RunConfig(Settings):
         "Loss for cases in which only some classes or voxels are outlined (labelled and ignore in "
         "dataset.json). marginal: classes without outline in a case are merged with its background. "
         "exclusion: in addition, they are kept out of its outlined structures. none: they are learned as "
-        "background. It has no effect where everything is outlined.",
+        "background. It has no effect where everything is outlined. Without this option, class_mean and "
+        "condist join the methods of a simulation whose sites have outlined different structures.",
         choices=("marginal", "exclusion", "none"),
         rare=True,
     )

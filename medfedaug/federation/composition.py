@@ -23,7 +23,7 @@ from medfedaug.methods.base import ServerContext
 from medfedaug.methods.compatibility import Constraints, check_compatible, constraints, methods_with
 from medfedaug.metrics.registry import LOCAL, UNSEEN, whose_model
 from medfedaug.models import build_network
-from medfedaug.models.sizes import check_size, size_multiple
+from medfedaug.models.networks import check_size, size_multiple
 from medfedaug.models.substitution import first_names_of, freeze
 from medfedaug.tasks import Task, make_task
 from medfedaug.utils.plugins import added_module
@@ -114,6 +114,9 @@ def network_arguments(config: RunConfig) -> dict[str, Any]:
     }
 
 
+FOR_OPEN_CLASSES = ("class_mean", "condist")
+"""Methods that join a run whose sites have outlined different structures."""
+
 _ON_ONE_MACHINE = "simulate it on one machine, or take another method"
 _SITES_FOR_TRIMMING = 5
 # Only the model's entries of a late update are carried over to the present model.
@@ -139,6 +142,27 @@ def with_trimmed_mean(config: RunConfig, sites: int) -> RunConfig:
     except ConfigError:  # a method computes the global model itself, or needs the sites' weights
         return config
     return robust
+
+
+def with_open_classes(config: RunConfig, sites: Iterable[SiteFolder]) -> RunConfig:
+    """Return a run with the methods for sites that have outlined different structures, where there are some.
+
+    With four structures, of which each of four sites has outlined two, the marginal loss loses a fifth of the
+    Dice that a site has by itself, and with both methods nothing (``docs/results/partial_labels``). A run
+    that names one of the two or ``teacher``, or whose methods do not go with them, stays as it is.
+    """
+    named = {method["name"] for method in config.methods}
+    training = [site for site in sites if site.trains and site.name not in config.holdout]
+    apart = any(site.partial and site.annotated("training") for site in training)
+    if not apart or named & {*FOR_OPEN_CLASSES, "teacher"}:
+        return config
+    more = tuple({"name": name, "args": {}} for name in FOR_OPEN_CLASSES)
+    joined = replace(config, methods=(*config.methods, *more))
+    try:
+        Composition(joined)
+    except ConfigError:  # such as single, which averages nothing
+        return config
+    return joined
 
 
 def check_counted(config: RunConfig) -> None:

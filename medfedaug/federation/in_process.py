@@ -19,7 +19,7 @@ from medfedaug.config.run import Execution, RunConfig, derive_seed
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError
 from medfedaug.federation.engine import Engine, FederationRun
-from medfedaug.federation.messages.checkpoint import server_checkpoint
+from medfedaug.federation.job_folder import server_checkpoint
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.federation.messages.messages import TRAIN, VALIDATE, Reply, Request
 from medfedaug.federation.protocol import Accept, Carrier, compare, run
@@ -30,7 +30,7 @@ from medfedaug.federation.site.comparison import ComparisonSite
 from medfedaug.federation.site.guard import Privacy
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.sampling.augmentation import ConcatenatedDataset
+from medfedaug.sampling import ConcatenatedDataset
 from medfedaug.utils.event_text import OnEvent
 
 

@@ -27,6 +27,11 @@ LEVELS = ("low", "median", "high")  # the names of the quantiles of a spacing
 HASHES = "sha256"  # the entry of ``results.json`` with the hash of each file that a prediction uses, by name
 
 
+def server_checkpoint(state_dir: str | Path, name: str = "medfedaug") -> Path:
+    """Return the path of the server's checkpoint of the run ``name``, next to the folders of the sites."""
+    return Path(state_dir) / "server" / f"{name}.pt"
+
+
 def file_hashes(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a run that a prediction uses, by name."""
     models = [folder / name for name in (GLOBAL_MODEL, FINAL_MODEL)]

@@ -22,7 +22,7 @@ from medfedaug.federation.job_folder import (
     check_unchanged,
     exchange_file,
 )
-from medfedaug.runs.results_schema import check_finished
+from medfedaug.runs.load_results import check_finished
 from medfedaug.utils.files import parse_json, sha256
 from medfedaug.utils.printable import counted, html_table, printable
 from medfedaug.utils.validation import is_number
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from medfedaug.statistics import ChannelStatistics
-
-__all__ = ["RecordedRun"]
 
 _MOST_SHOWN = 16  # rows and columns of a screen
 

@@ -20,8 +20,7 @@ from nvflare.fuel.utils import fobs
 from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError
-from medfedaug.federation.job_folder import JOB_FOLDER, REPORT
-from medfedaug.federation.messages.checkpoint import server_checkpoint
+from medfedaug.federation.job_folder import JOB_FOLDER, REPORT, server_checkpoint
 from medfedaug.federation.messages.initial_weights import INITIAL_FILE, InitialWeights
 from medfedaug.federation.protocol import run
 from medfedaug.federation.server.output import write_models, write_run
@@ -29,7 +28,7 @@ from medfedaug.federation.server.server import FederationServer
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.job.carrier import Aborted, NVFlareCarrier, Presence
 from medfedaug.nvflare_jobs.job.events import EventLog
-from medfedaug.runs.leftovers import locked
+from medfedaug.runs.folder import locked
 from medfedaug.utils import plugins
 from medfedaug.utils.files import remove_unfinished
 

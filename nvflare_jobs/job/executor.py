@@ -26,7 +26,7 @@ from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, Origin, Pseudonyms, public_text
 from medfedaug.hospital.privacy.guard import SitePrivacy
 from medfedaug.hospital.privacy.guarded_gate import GuardedGate
-from medfedaug.hospital.privacy.job_text import without_job_text
+from medfedaug.hospital.privacy.pseudonyms import without_job_text
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.hospital.secure.history import HISTORY_FILE, SumHistory
 from medfedaug.hospital.secure.identity import Certificates

@@ -3,8 +3,6 @@
 Their states, and those of the kit itself, are metrics for Prometheus. None is about a case.
 """
 
-import contextlib
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -20,8 +18,8 @@ from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.job_folder import ALIVE, EVENTS, JOB_FOLDER, PULSE, SESSION
 from medfedaug.nvflare_jobs.kit.kit import Kit
 from medfedaug.nvflare_jobs.kit.kit_process import ProcessRecord, find_process
+from medfedaug.utils import prometheus
 from medfedaug.utils.event_text import EventLines, follow
-from medfedaug.utils.files import write_text
 from medfedaug.utils.validation import is_number
 
 _DEAD_AFTER = 6 * PULSE
@@ -267,16 +265,6 @@ def _samples(kit: Kit) -> Iterator[tuple[str, float, dict[str, str]]]:
 
 
 def write_metrics(kit: Kit, path: str | Path) -> None:
-    """Write a kit's numbers in Prometheus' text format, which node_exporter's textfile collector reads."""
-    lines, last = [], ""
-    for name, value, labels in _samples(kit):
-        if name != last:
-            kind = "counter" if name.endswith("_total") else "gauge"
-            lines += [f"# HELP medfedaug_{name} {METRICS[name]}", f"# TYPE medfedaug_{name} {kind}"]
-            last = name
-        # Names of kits and jobs have no quotes, backslashes or line breaks: NVFlare checks them.
-        text = ",".join(f'{key}="{label}"' for key, label in {"kit": kit.name, **labels}.items())
-        lines.append(f"medfedaug_{name}{{{text}}} {float(value):.15g}")
-    write_text(path, "\n".join(lines) + "\n")
-    with contextlib.suppress(OSError):  # a collector is another user, and the file has no secret
-        os.chmod(path, 0o644)
+    """Write a kit's numbers to a file."""
+    samples = ((name, value, {"kit": kit.name, **labels}) for name, value, labels in _samples(kit))
+    prometheus.write_metrics(path, METRICS, samples)

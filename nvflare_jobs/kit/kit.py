@@ -166,7 +166,7 @@ class Kit:
         # Commands that only read the kit answer at once without these.
         from medfedaug.data.sites import open_site
         from medfedaug.federation.site.data_folder import resolve_data_folder
-        from medfedaug.hospital.privacy.account_mark import bind_account
+        from medfedaug.hospital.privacy.ledger import bind_account
 
         content = next(file.wanted for file in files if file.path == self.path / SETTINGS_FILE)
         settings = SiteSettings.load(self.path, content=content)

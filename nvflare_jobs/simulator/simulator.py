@@ -190,11 +190,14 @@ def _write_site_settings(workspace: Path) -> None:
 def _events(
     work: Path, sites: Sequence[str], process: SimulatorProcess, period: float = 0.1
 ) -> Iterator[dict[str, Any]]:
-    """Yield the server's events, and all warnings, until the run is over or its process has ended."""
+    """Yield the server's events, and all warnings, until the run is over or its process has ended.
+
+    A run is over when the server and all sites say so: NVFlare then only closes connections, for a second.
+    """
     server = output_folder(work) / EVENTS
     positions = dict.fromkeys((*(output_folder(work, site) / EVENTS for site in sites), server), 0)
-    ended = False
-    while not ended:
+    under_way, ended = set(positions), False
+    while under_way and not ended:
         ended = process.returncode is not None
         for path in filter(Path.exists, positions):
             for event, end in follow(path, positions[path]):
@@ -203,7 +206,9 @@ def _events(
                     yield event
                 if path == server and event["event"] == "failed":
                     return
-        if not ended:
+                if event["event"] in ("finished", "ended"):
+                    under_way.discard(path)
+        if under_way and not ended:
             time.sleep(period)
 
 

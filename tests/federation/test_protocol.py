@@ -12,7 +12,7 @@ from medfedaug.federation.composition import Composition
 from medfedaug.federation.in_process import InProcessCarrier, run_pooled
 from medfedaug.metrics.significance import has_stalled
 from medfedaug.models import ffa_layers
-from medfedaug.runs.results_schema import check_record
+from medfedaug.runs.load_results import check_record
 
 SITES = ["site_A", "site_B", "site_C"]
 

@@ -9,10 +9,12 @@ from importlib.util import find_spec
 import pytest
 from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
+from nvflare.fuel.f3.cellnet import connector_manager
 from nvflare.fuel.f3.mpm import MainProcessMonitor
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.job_config.fed_job_config import FedJobConfig
 from nvflare.private.fed.app.simulator import simulator, simulator_runner, simulator_worker
+from nvflare.private.fed.client import client_runner
 from nvflare.private.fed.client.client_engine import ClientEngine
 from nvflare.private.fed.client.communicator import Communicator
 from nvflare.private.fed.server.fed_server import FederatedServer
@@ -59,9 +61,9 @@ def test_the_modules_of_nvflares_processes_have_their_names(module):
 @pytest.mark.skipif(version("nvflare") not in VERSIONS, reason="the adapter is off for this NVFlare")
 def test_the_simulator_waits_and_starts_sites_by_the_names_that_are_replaced():
     """`simulator/short_waits.py`."""
-    assert simulator_runner.time is time
+    for module in (simulator_runner, simulator_worker, client_runner, connector_manager):
+        assert module.time is time
     assert simulator_runner.subprocess is subprocess
-    assert simulator_worker.time is time
     assert simulator.SimulatorRunner is simulator_runner.SimulatorRunner
     text = inspect.getsource(simulator_runner)
     assert WORKER in text

@@ -79,7 +79,7 @@ class Reply:
         payload: the methods' exchange, with keys ``<method>/<key>``.
         num_samples: the number of training samples of the site, which is the weight of its update.
         metrics: numbers by name, e.g. ``train_loss``, ``val_dice``, ``seconds``; for ``test``, one entry per
-            case below ``cases``. `medfedaug.hospital.privacy.sent_numbers` lists those that leave a real
+            case below ``cases``. `medfedaug.hospital.privacy.score_release` lists those that leave a real
             site.
         error: one line, if the request failed; the server then ignores all other fields.
         masks: the site's messages to other sites about masks; in an update the masked numbers of weights and

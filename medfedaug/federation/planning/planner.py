@@ -37,8 +37,7 @@ from medfedaug.federation.planning.fingerprint import is_ct, outlines_differ
 from medfedaug.functional.means import capped_weights
 from medfedaug.methods.base import Payload
 from medfedaug.models import build_network
-from medfedaug.models.networks import supervises
-from medfedaug.models.sizes import size_multiple
+from medfedaug.models.networks import size_multiple, supervises
 
 _ANISOTROPIC = 3.0  # least ratio of spacings for separate treatment of the coarse axis
 _LARGEST_SHARE = 0.45  # of a site in medians over sites, so that no site exceeds a half

@@ -21,8 +21,7 @@ from medfedaug.methods.base import Step, Targets, overridden
 from medfedaug.models.execution import call_plainly
 from medfedaug.models.substitution import hold_norms
 from medfedaug.models.supervision import DeepSupervision
-from medfedaug.sampling.augmentation import TrainingDataset
-from medfedaug.sampling.prefetch import on_device, prefetch
+from medfedaug.sampling import TrainingDataset, on_device, prefetch
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from medfedaug.methods.base import Payload
 from medfedaug.methods.census import Contributors
 from medfedaug.models.execution import bfloat16_speedup, call_plainly, lay_out, run_in_bfloat16
 from medfedaug.models.supervision import DeepSupervision
-from medfedaug.sampling.prefetch import on_device
+from medfedaug.sampling import on_device
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.utils.validation import check_keys
 

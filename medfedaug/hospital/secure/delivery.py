@@ -67,7 +67,6 @@ class MaskedDelivery(Delivery):
             self.masks.void()
 
     def _member(self) -> Member:
-        """Return the site's own values for a training."""
         trainer = self.trainer
         assert trainer.samples is not None
         weight = site_weight(trainer.config, len(trainer.samples.training()))

@@ -32,10 +32,7 @@ class MixStyle(Method):
     requires = frozenset({"several_images"})
 
     def __init__(
-        self,
-        prob: Share = 0.5,
-        alpha: NotNegative = 0.1,
-        stages: Sequence[int | str] | None = (1, 2),
+        self, prob: Share = 0.5, alpha: NotNegative = 0.1, stages: Sequence[int | str] | None = (1, 2)
     ) -> None:
         self.prob, self.alpha, self.stages = prob, alpha, stages
 

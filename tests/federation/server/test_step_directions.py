@@ -6,7 +6,7 @@ from reference import same
 
 from medfedaug.federation.server.history import RunHistory
 from medfedaug.federation.server.outlier_checks import cosines, suspects
-from medfedaug.runs.results_schema import check_record
+from medfedaug.runs.load_results import check_record
 from medfedaug.utils.event_text import EventLines
 
 
