@@ -198,7 +198,6 @@ class FFALayer(StageLayer):
 
     @torch.jit.unused
     def _warn(self, x: Tensor) -> None:
-        """Warn of features whose statistics say little."""
         if torch.compiler.is_compiling() or self.variance == "random":
             return
         if len(x) == 1:

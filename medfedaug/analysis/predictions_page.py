@@ -154,7 +154,7 @@ def _pictures(
         frame = page.add(grid, "figure", **{"class": "photo"})
         files = [file for file in entry["written"] if file.startswith("previews/")]
         if files and (out / files[-1]).is_file():
-            page.add(frame, "img", src=_thumbnail(out / files[-1]), alt=f"prediction of {name}")
+            page.add(frame, "img", src=thumbnail(out / files[-1]), alt=f"prediction of {name}")
         page.add(page.add(frame, "figcaption"), "strong", f"{number}. {name}")
         lost = (f"no promise: {text}" for text in entry.get("no_promise", ()))
         for text in (*entry["warnings"], *entry.get("remarks", ()), *lost):
@@ -164,7 +164,8 @@ def _pictures(
         page.add(section, "p", text)
 
 
-def _thumbnail(picture: Path) -> str:
+def thumbnail(picture: Path) -> str:
+    """Return a small copy of a picture for a page."""
     stream = io.BytesIO()
     with Image.open(picture) as image:
         image.thumbnail((_PIXELS, 4 * _PIXELS))

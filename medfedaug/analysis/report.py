@@ -24,7 +24,7 @@ from medfedaug.metrics.nothing_learned import REMEDIES
 from medfedaug.metrics.registry import METRICS, find_metric
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
-from medfedaug.utils.layers import added_modules
+from medfedaug.utils.plugins import added_modules
 from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import is_number
 

@@ -23,7 +23,7 @@ from medfedaug.runs.run import (
     Run,
     compared_metric,
 )
-from medfedaug.utils.layers import added_modules
+from medfedaug.utils.plugins import added_modules
 from medfedaug.utils.printable import counted
 
 MOST_SITES = 12  # in text; CSV has all of them

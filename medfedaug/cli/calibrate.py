@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from medfedaug.cli.console import Table, out_console, say
+from medfedaug.cli.console import CaseProgress, Table, out_console, say
 from medfedaug.cli.options import Given, JsonFile, SiteOrSites, State, existing_file, existing_run, takes
-from medfedaug.cli.progress import CaseProgress
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.assurance.options import CalibrationOptions
 

@@ -14,7 +14,7 @@ import typer
 from typer import Option
 
 from medfedaug.cli.catalogue import check_methods, check_network
-from medfedaug.cli.console import err_console, print_scores, say, starting
+from medfedaug.cli.console import RoundProgress, err_console, print_scores, resumable, say, starting
 from medfedaug.cli.options import (
     Assignments,
     Bundle,
@@ -32,7 +32,6 @@ from medfedaug.cli.options import (
     is_given,
     takes,
 )
-from medfedaug.cli.progress import RoundProgress, resumable
 from medfedaug.config.bundle_reference import content_hash, described_data, locate
 from medfedaug.config.comparison import REFERENCE, REMEDIES, ComparisonConfig, choose_methods, parse_budget
 from medfedaug.config.machine import Machine
@@ -200,11 +199,7 @@ def export(
         _export_comparison(names, options, arguments, budget, execution, out, needed=bool(methods))
         return
     reference, script = loop_reference(loop) if loop is not None else (None, None)
-    from medfedaug.federation.composition import (
-        Composition,
-        check_counted,
-        with_trimmed_mean,
-    )
+    from medfedaug.federation.composition import Composition, check_counted, with_trimmed_mean
     from medfedaug.federation.messages.initial_weights import InitialWeights
     from medfedaug.nvflare_jobs import MedFedAugRecipe
     from medfedaug.simulate import usual_settings
@@ -250,11 +245,7 @@ def _export_comparison(
     *,
     needed: bool,
 ) -> None:
-    from medfedaug.federation.composition import (
-        Composition,
-        check_counted,
-        with_trimmed_mean,
-    )
+    from medfedaug.federation.composition import Composition, check_counted, with_trimmed_mean
     from medfedaug.methods import parse_methods
     from medfedaug.nvflare_jobs.job.comparison import ComparisonRecipe
     from medfedaug.simulate import usual_settings

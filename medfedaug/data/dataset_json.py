@@ -159,7 +159,6 @@ class _DatasetFile:
         return names
 
     def _mapping(self, key: str, numbers: str, default: Any = None) -> dict[int, str]:
-        """Return the names of an entry by number."""
         try:
             return {int(number): str(text) for number, text in self.content.get(key, default).items()}
         except (AttributeError, TypeError, ValueError) as error:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from medfedaug._version import other_version
 from medfedaug.config.run import RunConfig, asked_settings
 from medfedaug.errors import DataError, first_line
 from medfedaug.federation.job_folder import LEVELS, RESULTS
@@ -31,7 +32,6 @@ from medfedaug.utils.structure import (
     score,
     text,
 )
-from medfedaug.utils.versions import other_version
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
@@ -130,7 +130,6 @@ def _complete(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _context(content: dict[str, Any]) -> dict[str, Any]:
-    """Return further entries of the file (`Run.context`)."""
     names = ("data", "engine", "seconds", "files", "bytes_up_before_training", "labelled", "stalled")
     context = {name: content[name] for name in names if name in content}
     if planned := content.get("planned"):

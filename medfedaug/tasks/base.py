@@ -172,7 +172,6 @@ class Task(ABC):
     def evaluation_cases(
         self, site: SiteFolder, split: str, labelled: bool = True
     ) -> Iterator[EvaluationCase]:
-        """Load the cases of a split, one at a time."""
         return (self.evaluation_case(site, case, labelled) for case in site.cases[split])
 
     def transforms(self) -> Sequence[Transform]:

@@ -1,7 +1,7 @@
 """The server's half of a comparison: short trainings of several methods within a budget."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -193,7 +193,6 @@ class Comparison:
         write_versioned(self.file, _KIND, _VERSION, self.record)
 
     def _stop_worse(self, rounds: int) -> None:
-        """Stop the methods that are clearly worse than the best one."""
         gains = {REFERENCE: Gain(0.0, 0.0, 0.0), **self._gains(rounds)}
         best = max(gains, key=lambda name: gains[name].mean)
         for name, gain in gains.items():
@@ -314,9 +313,11 @@ class Comparison:
         for name, rounds in after.items():
             compared = self._compared(rounds) if rounds else {}
             for site in sorted({site for by_site in compared.get(name, []) for site in by_site}):
-                alone = {
-                    key: only for key, by_seed in compared.items() if len(only := _at(by_seed, site)) > 1
+                by_method = {
+                    key: [{site: by_site[site]} for by_site in by_seed if site in by_site]
+                    for key, by_seed in compared.items()
                 }
+                alone = {key: only for key, only in by_method.items() if len(only) > 1}
                 if name not in alone:
                     continue
                 gain = mean_gain(alone[name], [only for key, only in alone.items() if key != name])
@@ -330,10 +331,6 @@ class Comparison:
             found = nothing_learned_at(self.task.metric, {site: scores.get(site, {}).get("score")})
             entry["nothing_learned"] = bool(found)
         return dict(sorted(sites.items()))
-
-
-def _at(by_seed: Sequence[Mapping[str, Difference]], site: str) -> list[dict[str, Difference]]:
-    return [{site: by_site[site]} for by_site in by_seed if site in by_site]
 
 
 def recommended(gains: Mapping[str, Gain]) -> list[str]:

@@ -1,1 +1,1 @@
-"""What a site may promise of a model, and whether it is still true."""
+"""Promises of a finished model at a site, and checks that they still hold."""

@@ -19,9 +19,8 @@ from medfedaug.errors import ConfigError, DataError, warn
 from medfedaug.federation.planning.fingerprint import edges_in_ras
 from medfedaug.federation.site.data_folder import open_own_data
 from medfedaug.hospital.assurance.calibration import KIND, VERSION
-from medfedaug.hospital.assurance.options import CalibrationOptions
+from medfedaug.hospital.assurance.options import CLASSES, CalibrationOptions
 from medfedaug.hospital.assurance.risk_control import (
-    CLASSES,
     LEVELS,
     Curve,
     class_curve,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from medfedaug.errors import ConfigError, first_line, warn
-from medfedaug.hospital.assurance.risk_control import CLASSES, LESIONS, VOLUME
+from medfedaug.hospital.assurance.options import CLASSES, LESIONS, VOLUME
 from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.promise import Promise

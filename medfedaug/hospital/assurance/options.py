@@ -3,7 +3,9 @@
 from typing import ClassVar
 
 from medfedaug.config.options import Settings, setting, settings
-from medfedaug.hospital.assurance.risk_control import LESIONS, VOLUME
+
+VOLUME, LESIONS, CLASSES = "volume", "lesions", "classes"
+"""Risks: the missed share of the volume, or of the connected parts; a set of classes without the true one."""
 
 
 @settings

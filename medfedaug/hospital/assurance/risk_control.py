@@ -32,12 +32,10 @@ import numpy as np
 from scipy import ndimage
 
 from medfedaug.errors import ConfigError
+from medfedaug.hospital.assurance.options import LESIONS
 
 LEVELS = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(-20, 20, 401)))]).astype(np.float32)
 """The thresholds, (T,): 0, and 401 evenly spaced in log-odds from -20 to 20, all in single precision."""
-
-VOLUME, LESIONS, CLASSES = "volume", "lesions", "classes"
-"""Risks: the missed share of the volume, or of the connected parts; a set of classes without the true one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +62,7 @@ def structure_curve(
 ) -> Curve:
     """Return the curve of a structure that a case shows.
 
-    A connected part counts as found if its map has at least one voxel of it; voxels are connected across
+    A connected part counts as found if at least one of its voxels is in the map; voxels are connected across
     faces, edges and corners.
 
     Args:

@@ -12,6 +12,7 @@ from typing import Any
 from monai.transforms import Compose
 from torch import Tensor
 
+from medfedaug._version import software_versions
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.formats import SERIES, files_of, is_dicom
 from medfedaug.data.preparation.cache import keep_decoded
@@ -25,6 +26,7 @@ from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.folder import only_process
 from medfedaug.runs.model_score import Annotated, ModelScore
 from medfedaug.runs.prediction.case_writer import CaseWriter, SeriesObjects, series_objects
+from medfedaug.runs.prediction.image_measures import image_measures
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predictions_file import PREDICTIONS, Predictions
@@ -33,7 +35,6 @@ from medfedaug.statistics import save_statistics
 from medfedaug.tasks import EvaluationCase, Prediction
 from medfedaug.transforms import FedRDNd
 from medfedaug.utils.printable import counted
-from medfedaug.utils.versions import software_versions
 
 Event = Callable[[dict[str, Any]], None]
 """Receives events, case by case."""
@@ -367,7 +368,8 @@ class _Job:
                 shares = self.options.probabilities or not self.dense or self.promise is not None
                 prediction = predictor.predict(self.folder, case, probabilities=shares)
                 entry = self.writer.write(case, prediction, promised=not outside)
-                entry |= {"warnings": unlike, **({"no_promise": outside} if outside else {})}
+                entry |= {"warnings": unlike, "image": self.measures(case)}
+                entry |= {"no_promise": outside} if outside else {}
         except StorageError:  # every further case would fail alike
             raise
         except (MedFedAugError, RuntimeError, ValueError, MemoryError) as error:
@@ -392,6 +394,11 @@ class _Job:
         if isinstance(self.folder, VolumeFolder):
             warnings += reference.spacing_warnings(self.folder.affine(case))
         return warnings
+
+    def measures(self, case: Case) -> dict[str, float]:
+        image = self.folder.load_image(case, self.run.composition.intensity)
+        affine = self.folder.affine(case) if isinstance(self.folder, VolumeFolder) else None
+        return image_measures(image, affine, self.run.config.channel_names)
 
     def failed(self, record: Predictions, case: Case, error: Exception) -> None:
         text = str(error) if isinstance(error, MedFedAugError) else f"{case.image}: {first_line(error)}"

@@ -195,6 +195,7 @@ _CASE = entries(
         "state": list_of(list_of(count)),
         "warnings": list_of(text),
         "remarks": list_of(text),
+        "image": map_of(number),
         "no_promise": list_of(text),
     },
     finite,

@@ -75,7 +75,6 @@ class BundleConfiguration:
         return ConfigError(f"Bundle {self.bundle.name}: {self.file.name}: {place}: {reason}")
 
     def _engine(self, kind: str) -> str:
-        """Return the identifier of the trainer, or of the evaluator."""
         for identifier in _ENGINES[kind]:
             entry = self.parser.get(identifier)
             if not isinstance(entry, Mapping):
@@ -245,7 +244,6 @@ def _number(value: Any, details: Any) -> float | None:
 
 
 def _smaller_wins(configuration: BundleConfiguration) -> bool:
-    """Return whether the evaluator prefers a smaller key metric."""
     identifier = f"{configuration.evaluator}#{_COMPARED}"
     if configuration.raw(identifier) is None:
         return False

@@ -8,10 +8,9 @@ import pytest
 from scipy.stats import binom
 
 from medfedaug.errors import ConfigError
+from medfedaug.hospital.assurance.options import LESIONS, VOLUME
 from medfedaug.hospital.assurance.risk_control import (
-    LESIONS,
     LEVELS,
-    VOLUME,
     class_curve,
     controlled_level,
     fewest,
