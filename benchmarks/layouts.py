@@ -1,4 +1,4 @@
-"""Training steps and inference with contiguous weights and channels last, for `models/memory_format.py`.
+"""Training steps and inference with contiguous weights and channels last, for `models/execution.py`.
 
     python benchmarks/layouts.py
 
@@ -16,7 +16,7 @@ from measure import alternately, begin, parser
 from torch import Tensor, nn
 
 from medfedaug.models import build_network
-from medfedaug.models.memory_format import norm_of
+from medfedaug.models.execution import norm_of
 
 UNET = {"features": (16, 16, 32, 64, 128, 16)}
 NETWORKS = {

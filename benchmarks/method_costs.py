@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from medfedaug.methods import build_methods, parse_methods
 from medfedaug.methods.base import ServerContext, SiteContext, SitePart, Step
 from medfedaug.models import FFALayer, build_network, ffa_layers
-from medfedaug.models.compilation import compile_calls
-from medfedaug.models.memory_format import lay_out
+from medfedaug.models.execution import compile_calls, lay_out
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.transforms import FedRDNd
 

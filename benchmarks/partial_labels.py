@@ -22,9 +22,8 @@ import torch
 from measure import hardware, parser
 from scipy.ndimage import binary_fill_holes, binary_opening
 
-from medfedaug.data.folders import MANIFEST
 from medfedaug.data.phantom import make_phantom
-from medfedaug.data.sites import find_sites
+from medfedaug.data.sites import MANIFEST, find_sites
 from medfedaug.methods import parse_methods
 from medfedaug.research.datasets.partial_phantom import TRUTH, annotate_apart
 from medfedaug.runs.evaluate import evaluate_model
@@ -40,11 +39,13 @@ FEDERATIONS: dict[str, tuple[Sequence[float], dict[str, Any]]] = {
     "usual": (USUAL, {}),
     "usual, 48 rounds": (USUAL, {}),
     "lgg": ((), {}),
+    "lgg, 4 epochs": ((), {}),
 }
-# By name: whether everything is outlined, methods, and the partial loss.
-RUNS = {
+# By name: whether everything is outlined, methods, and the partial loss; without one, methods are added.
+RUNS: dict[str, tuple[bool, str, str | None]] = {
     "full labels": (True, "fedavg", "marginal"),
     "each site alone": (False, "single", "marginal"),
+    "default": (False, "fedavg", None),
     "naive": (False, "fedavg", "none"),
     "marginal": (False, "fedavg", "marginal"),
     "exclusion": (False, "fedavg", "exclusion"),
@@ -63,6 +64,7 @@ SETTINGS = {
     "usual": SHORT,
     "usual, 48 rounds": {**SHORT, "rounds": 48, "local_epochs": 1},
     "lgg": {**SHORT, "local_epochs": 1},
+    "lgg, 4 epochs": SHORT,
 }
 KINDS = ("own", "borrowed")
 
@@ -73,7 +75,7 @@ def make_federation(
     """Make the training sites of a seed in ``seed``, and the test patients of all by kind of structure."""
     shift, annotated = FEDERATIONS[name]
     sites, tests = folder / str(seed), folder / "all"
-    if name == "lgg":
+    if name.startswith("lgg"):
         make_lgg(sites, options.lgg, options.patients)
     else:
         shape = {"shape": (48, 48, 8), "classes": 5, "shift": shift, "scanner_seed": 1}

@@ -4,7 +4,7 @@ from .client import join as join
 from .models import FFALayer as FFALayer
 from .models import insert_ffa as insert_ffa
 from .models import remove_ffa as remove_ffa
-from .runs.prediction.loaded_run import load_run as load_run
+from .runs.prediction.predict import load_run as load_run
 from .simulate import simulate as simulate
 from .statistics import channel_statistics as channel_statistics
 from .statistics import load_statistics as load_statistics

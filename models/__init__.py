@@ -7,7 +7,6 @@ from medfedaug.models.adaptation import (
     training_adapters,
 )
 from medfedaug.models.ffa import FFALayer
-from medfedaug.models.heads import find_head
 from medfedaug.models.insertion import (
     ffa_layers,
     insert_ffa,
@@ -17,7 +16,7 @@ from medfedaug.models.insertion import (
     stage_layers,
 )
 from medfedaug.models.networks import build_network, network_names
-from medfedaug.models.stage_layer import StageLayer
+from medfedaug.models.stages import StageLayer, find_head
 
 __all__ = [
     "FFALayer",

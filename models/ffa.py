@@ -2,16 +2,16 @@
 
 # TorchScript reads the annotations of the buffers, so they must not be postponed to strings.
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from medfedaug.errors import warn
 from medfedaug.functional import augmentation_spread, feature_statistics, perturb_features
 from medfedaug.functional.passes import plain_tensor
-from medfedaug.models.processes import drawn_together, rows_of_all, several_processes
-from medfedaug.models.stage_layer import StageLayer
+from medfedaug.models.stages import StageLayer
 
 _VARIANCES = ("adaptive", "direct", "client", "random")
 _RUNNING = ("reset", "continue")
@@ -198,7 +198,6 @@ class FFALayer(StageLayer):
 
     @torch.jit.unused
     def _warn(self, x: Tensor) -> None:
-        """Warn of features whose statistics say little."""
         if torch.compiler.is_compiling() or self.variance == "random":
             return
         if len(x) == 1:
@@ -215,14 +214,14 @@ class FFALayer(StageLayer):
 
     @torch.jit.unused
     def _gather(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
-        both = rows_of_all(torch.cat([mean, std], dim=1))
+        both = _not_compiled(rows_of_all)(torch.cat([mean, std], dim=1))
         return both[:, : self.num_channels], both[:, self.num_channels :]
 
     def _draw(self, x: Tensor, together: bool) -> Tensor:
         """Draw the number that decides whether the layer is active, uniform in [0, 1)."""
         if not torch.jit.is_scripting():
             if together:
-                return drawn_together(torch.rand((), device=x.device))
+                return _not_compiled(drawn_together)(torch.rand((), device=x.device))
             if torch.compiler.is_compiling():
                 return torch.rand((), device=x.device)
         return torch.rand(1)  # on the CPU, which does not wait for a GPU
@@ -306,3 +305,43 @@ class FFALayer(StageLayer):
         if self.bias_correction:
             text += ", bias_correction=True"
         return f"{text}, stage='{self.stage}'" if self.stage else text
+
+
+def several_processes() -> bool:
+    """Return whether this process is one of several in the default group of `torch.distributed`."""
+    return (
+        distributed.is_available() and distributed.is_initialized() and int(distributed.get_world_size()) > 1
+    )
+
+
+@cache
+def _not_compiled(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Leave a function out of compiled graphs; the import of the compiler waits until the first call."""
+    uncompiled: Callable[[Tensor], Tensor] = torch.compiler.disable(function)
+    return uncompiled
+
+
+def rows_of_all(rows: Tensor) -> Tensor:
+    """Return the rows of all processes in the order of their ranks; their numbers may differ.
+
+    Gradients flow back to the process of a row, as with `torch.nn.SyncBatchNorm`: averaged over processes by
+    `DistributedDataParallel`, they are the gradients of the mean of all losses.
+
+    Rows are (B, N), the result is (sum of all B, N), the same in every process; the values keep their bits.
+    """
+    from torch.distributed.nn import functional
+
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    sizes = torch.zeros(world, dtype=torch.int64, device=rows.device)
+    sizes[rank] = len(rows)
+    distributed.all_reduce(sizes)
+    # A sum with zeros for all other rows, since gathering needs equal numbers of rows.
+    before, after = int(sizes[:rank].sum()), int(sizes[rank + 1 :].sum())
+    padded: Tensor = functional.all_reduce(torch.nn.functional.pad(rows, (0, 0, before, after)))
+    return padded
+
+
+def drawn_together(value: Tensor) -> Tensor:
+    """Return the random number of the first process in all processes."""
+    distributed.broadcast(value, 0)
+    return value

@@ -15,8 +15,14 @@ import torch
 from torch import nn
 
 from medfedaug.models.ffa import FFALayer
-from medfedaug.models.stage_layer import PickledHook, StageLayer
-from medfedaug.models.stages import Stage, known_stages, output_channels, supported_networks
+from medfedaug.models.stages import (
+    PickledHook,
+    Stage,
+    StageLayer,
+    known_stages,
+    output_channels,
+    supported_networks,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -61,9 +67,7 @@ class FFAArguments(TypedDict, total=False):
 
 
 def insert_ffa(
-    net: Network,
-    stages: Sequence[int | str] | None = None,
-    **ffa: Unpack[FFAArguments],
+    net: Network, stages: Sequence[int | str] | None = None, **ffa: Unpack[FFAArguments]
 ) -> Network:
     """Insert an `FFALayer` after each stage of a network's encoder.
 
@@ -109,10 +113,7 @@ def insert_ffa(
 
 
 def insert_layers(
-    net: Network,
-    kind: type[StageLayer],
-    stages: Sequence[int | str] | None = None,
-    **args: Any,
+    net: Network, kind: type[StageLayer], stages: Sequence[int | str] | None = None, **args: Any
 ) -> Network:
     """Insert a layer after each stage of a network's encoder; a stage may have several kinds of layers.
 

@@ -1,4 +1,4 @@
-"""Find the ends of the encoder stages of MONAI's networks.
+"""Find the ends of the encoder stages of MONAI's networks, and their heads; bases of layers between.
 
 Layers go after each stage of the encoder, after its pooling if it has one, and never into a skip connection
 (FedFA+ section 3.2.6 and Fig. 1). One function per network class returns these places. Where the features of
@@ -10,7 +10,7 @@ UNETR has one place: its decoder receives the transformer's last tokens as a fea
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from monai.networks import nets
 from monai.networks.layers.simplelayers import SkipConnection
@@ -18,7 +18,48 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from medfedaug.models.classifiers import StagedClassifier, SwinClassifier
-from medfedaug.models.stage_layer import StageLayer
+
+
+class StageLayer(nn.Module):
+    """A layer on the features of a stage, (B, C, *spatial).
+
+    It adds nothing to the network's state dict: buffers are not persistent, and parameters are not entries.
+
+    Args:
+        num_channels: number of channels C.
+
+    Attributes:
+        stage: name of the stage; empty until the layer is inserted.
+        stage_index: position among the inserted layers, counted from 1; 0 for a layer in a network's code.
+    """
+
+    kind: ClassVar[str]
+    """Name of the layer in messages."""
+    slug: ClassVar[str]
+    """The name of its module in the network."""
+
+    def __init__(self, num_channels: int) -> None:
+        super().__init__()
+        self.num_channels = num_channels
+        self.stage = ""
+        self.stage_index = 0
+
+
+class PickledHook:
+    """A hook that holds its handle, so that it stays when its network is unpickled in another process.
+
+    PyTorch numbers hooks in each process, and unpickles the hooks of a module with their numbers. A hook that
+    is registered later could get the same number and replace the first one silently; an unpickled handle
+    reserves the number.
+    """
+
+    handle: RemovableHandle | None = None
+
+    def register_first(self, module: nn.Module) -> None:
+        """Register the hook before a module's other forward hooks, which then see its result."""
+        hook: Any = self
+        self.handle = module.register_forward_hook(hook, prepend=True)
+
 
 Side = Literal["output", "input"]
 
@@ -178,3 +219,28 @@ def known_stages(net: nn.Module) -> list[Stage] | None:
 def supported_networks() -> tuple[str, ...]:
     """Names of the network classes whose stages are known."""
     return tuple(cls.__name__ for cls in _STAGES)
+
+
+_HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+# DynUNet and MedNeXt register coarser heads after the finest one. The last block of UNet is a transposed
+# convolution and, with residual units, a convolution.
+_HEAD_NAMES = {nets.DynUNet: "output_block.conv.conv", nets.MedNeXt: "out_0.conv_out", nets.UNet: "model.2"}
+
+
+def find_head(net: nn.Module) -> nn.Module:
+    """Return the layer that turns features into logits; its input is the papers' feature vector.
+
+    It is the last fully connected or convolutional layer in the order of registration: the
+    classifier of MONAI's and this library's networks, and the last convolution of their U-Nets, for the
+    finest output with deep supervision. For MONAI's UNet it is the last block, which has several layers if
+    the network has residual units.
+
+    Example:
+        >>> from monai.networks.nets import resnet18
+        >>> find_head(resnet18(spatial_dims=2, n_input_channels=3, num_classes=7))
+        Linear(in_features=512, out_features=7, bias=True)
+    """
+    for cls, head in _HEAD_NAMES.items():
+        if isinstance(net, cls):
+            return net.get_submodule(head)
+    return [module for module in net.modules() if isinstance(module, _HEADS)][-1]

@@ -1,21 +1,23 @@
 """The model card: training data, training, scores and known gaps of a model."""
 
 import math
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from medfedaug.analysis.document import Block, Document, Table
+from medfedaug.analysis import page
 from medfedaug.analysis.page import check_page, write_page
-from medfedaug.analysis.text_table import number
+from medfedaug.analysis.text_table import number, plain_markdown
 from medfedaug.config.run import DEFAULT_LOSSES, job_hash
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.federation.job_folder import CARDS, COUNTS, LEVELS, SPACING
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import mean_interval
-from medfedaug.runs.annotated import BORROWED, OWN, Annotated
+from medfedaug.runs.model_score import BORROWED, OWN, Annotated
 from medfedaug.runs.recorded_run import RecordedRun
 from medfedaug.runs.run import recorded_input
 from medfedaug.utils.files import write_text
@@ -30,6 +32,58 @@ _USE = (
 _NOTHING = "–"
 _DATA = ("site", "patients", "studies", "training samples", "voxel size, mm", "test cases with scores")
 _BOTH, _STATISTICS = "weights (DP-SGD) and statistics", "statistics alone"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+Block = str | Table
+
+
+@dataclass(frozen=True)
+class Document:
+    """A title, the first paragraph, and sections: each a heading with its blocks.
+
+    Example:
+        >>> print(Document("A model", "Of slices.", [("Use", ("Research only.",))]).markdown())
+        # A model
+        <BLANKLINE>
+        Of slices.
+        <BLANKLINE>
+        ## Use
+        <BLANKLINE>
+        Research only.
+        <BLANKLINE>
+    """
+
+    title: str
+    lead: str
+    sections: Sequence[tuple[str, tuple[Block, ...]]] = ()
+
+    def markdown(self) -> str:
+        """Return the document as Markdown."""
+        parts = [f"# {_escaped(self.title)}", _escaped(self.lead)]
+        for heading, blocks in self.sections:
+            parts += [f"## {_escaped(heading)}", *map(_markdown, blocks)]
+        return "\n\n".join(parts) + "\n"
+
+    def html(self) -> ET.Element:
+        """Return the document as a page, for `medfedaug.analysis.page.write_page`."""
+        html, body = page.start_page(self.title)
+        page.add(body, "p", self.lead)
+        for heading, blocks in self.sections:
+            part = page.start_section(body, heading)
+            for block in blocks:
+                if isinstance(block, Table):
+                    page.table(part, block.header, block.rows, words=True)
+                else:
+                    page.add(part, "p", block)
+        return html
 
 
 def write_model_card(run: RecordedRun, folder: str | Path, *, site_names: bool = False) -> list[Path]:
@@ -345,3 +399,16 @@ def _method(method: Mapping[str, Any]) -> str:
 
 def _arguments(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _markdown(block: Block) -> str:
+    if isinstance(block, str):
+        return _escaped(block)
+    rule = " | ".join(["---"] * len(block.header))
+    header, *rows = (" | ".join(map(_escaped, cells)) for cells in (block.header, *block.rows))
+    return "\n".join(f"| {line} |" for line in (header, rule, *rows))
+
+
+def _escaped(text: str) -> str:
+    """Escape text of the sites: it makes no border of a table, no markup and no link."""
+    return plain_markdown(" ".join(text.split()), "\\|<>*_`[]~#&!")

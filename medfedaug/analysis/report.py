@@ -1,30 +1,36 @@
 """`write_report`: finished runs on one HTML page that needs no other files and no network."""
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import resources
 from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import yaml
 
 from medfedaug.analysis import page
 from medfedaug.analysis.grouping import experiment, group_runs
 from medfedaug.analysis.metric_table import metric_table
 from medfedaug.analysis.plan_page import add_plan
 from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves, site_scores
-from medfedaug.analysis.report_summary import answer, words_in
-from medfedaug.analysis.score_table import MOST_SITES, STUDIES, summary_table
+from medfedaug.analysis.score_table import MOST_SITES, STUDIES, Row, Table, summary_table
 from medfedaug.analysis.text_table import number
-from medfedaug.metrics.registry import find_metric
+from medfedaug.metrics.nothing_learned import REMEDIES
+from medfedaug.metrics.registry import METRICS, find_metric
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
-from medfedaug.utils.layers import added_modules
+from medfedaug.utils.plugins import added_modules
 from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import is_number
 
 _MOST_TROUBLES = 100
+WORDS: dict[str, str] = yaml.safe_load((resources.files(__package__) / "words.yml").read_text("utf-8"))
+"""Words of a page with a special sense, besides the titles of metrics."""
 
 
 def write_report(
@@ -48,9 +54,6 @@ def write_report(
         notes: paragraphs that a reader must know first, and tables as lines of cells, the headings first.
         evaluations: contents of ``evaluation.json``, which come first; with them no run is needed.
         reference: the methods that all others are compared with, joined by commas.
-
-    Returns:
-        ``out_html``.
 
     Raises:
         DataError: when a ``results.json`` is missing or malformed, or data cannot be used.
@@ -91,7 +94,7 @@ def _page(
         caption = "A line is the 95% interval of the mean over a site's test patients, from three on."
         page.figure(body, site_scores(groups), "Test score by site and method", caption)
     example = page.add(body, "section")
-    for note in (_lead(runs), *notes, *_oversized(runs), *_stalled(runs), *_late(runs)):
+    for note in (_lead(runs), *notes, *_events(runs)):
         if isinstance(note, str):
             page.add(body, "p", note)
         else:
@@ -131,24 +134,13 @@ def _lead(runs: Sequence[Run]) -> str:
     return " · ".join(parts)
 
 
-def _oversized(runs: Sequence[Run]) -> list[str]:
-    """Return a sentence for each run and site with structures many times as large as outlined."""
-    return [f"{run.label} ({run.name}), {text}" for run in runs for text in run.context.get("oversized", ())]
-
-
-def _stalled(runs: Sequence[Run]) -> list[str]:
-    """Return a sentence for each run that ended before its last round."""
-    return [
-        f"{run.label} ({run.name}) ended after {early['round']} of {run.config['rounds']} rounds: "
-        f"{early['reason']}."
-        for run in runs
-        if (early := run.context.get("stalled"))
-    ]
-
-
-def _late(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a sentence for each run with buffered rounds."""
+def _events(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield sentences on structures marked many times as large as outlined, an early end, late updates."""
     for run in runs:
+        yield from (f"{run.label} ({run.name}), {text}" for text in run.context.get("oversized", ()))
+        if early := run.context.get("stalled"):
+            ended = f"ended after {early['round']} of {run.config['rounds']} rounds"
+            yield f"{run.label} ({run.name}) {ended}: {early['reason']}."
         late: dict[str, list[int]] = defaultdict(list)
         for site, reply in (pair for entry in run.rounds for pair in entry["sites"].items()):
             if is_number(reply.get("staleness")):
@@ -341,3 +333,71 @@ def _size(number: float) -> str:
     size, unit = byte_unit(number)
     # No line break before the unit.
     return f"{number / size:.4g}\u00a0{unit}" if size > 1 else f"{number:.0f}\u00a0{unit}"
+
+
+def answer(scores: Table) -> str:
+    """Return the result of the runs in one to three sentences, with the verdict.
+
+    Example:
+        >>> from medfedaug.analysis.score_table import Score
+        >>> rows = (Row("fedavg", (0,), {"A": Score((0.6,))}, Score((0.6,))),)
+        >>> answer(Table([], [], [], rows=rows, metric="dice"))
+        'fedavg has a mean Dice of 0.600 on the test cases.'
+    """
+    if scores.nothing_learned:
+        return f"Nothing was learned: {scores.nothing_learned}. {REMEDIES}"
+    metric = find_metric(scores.metric)
+    known = [(row, row.mean.mean) for row in scores.rows if row.mean.mean is not None]
+    if not known:
+        return "No method has a score."
+    sign = 1 if metric.higher_is_better else -1
+    compared = [(row, row.difference) for row, _ in known if row.difference is not None]
+    if scores.untrained and not compared:
+        return scores.untrained
+    if not compared:
+        best, mean = max(known, key=lambda pair: sign * pair[1])
+        text = f"{best.label} has a mean {metric.in_text} of {mean:.3f} on the test cases"
+        return text + (f", the best of {len(known)} methods." if len(known) > 1 else f"{_range(best)}.")
+    best, gain = max(compared, key=lambda pair: sign * pair[1])
+    mean = next(mean for row, mean in known if row is best)
+    text = f"{best.label} has a mean {metric.in_text} of {mean:.3f} on the test cases"
+    text += f", {abs(gain):.3f} {'above' if gain > 0 else 'below'} {scores.reference}"
+    baselines = {row.label: mean for row, mean in known if row.baseline}
+    text += f" ({next(iter(baselines.values())):.3f})" if len(baselines) == 1 else ""
+    text += ", the best of the methods that are compared with it" if len(compared) > 1 else ""
+    others = [f"{row.label} {gain:+.3f}" for row, gain in compared if row is not best]
+    rest = f" The others: {', '.join(others)}." if 0 < len(others) <= 4 else ""
+    return f"{text}. {_certainty(best, scores.reference)}{rest}"
+
+
+def _range(row: Row) -> str:
+    values = {site: score.mean for site, score in row.sites.items() if score.mean is not None}
+    if len({*values.values()}) < 2:
+        return ""
+    low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
+    return f": from {values[low]:.3f} at {low} to {values[high]:.3f} at {high}"
+
+
+def _certainty(row: Row, reference: str) -> str:
+    verdict = row.verdict
+    if verdict is None:
+        return ""
+    if verdict.word == "open":
+        lacking = ", ".join(verdict.lacking)
+        return f"Whether that is more than chance is open: a verdict takes more ({lacking})."
+    if verdict.word == "no difference shown":
+        return "By the rule of this page no difference is shown."
+    than = "" if verdict.carried else f" than {reference}"
+    return f"That is more than chance by the rule of this page: {verdict}{than}."
+
+
+def words_in(text: str) -> dict[str, str]:
+    """Return the titles of metrics and the `WORDS` that occur in a text, each with its meaning."""
+    metrics = {metric.title: metric.meaning for metric in METRICS.values() if metric.meaning}
+    return {word: meaning for word, meaning in {**metrics, **WORDS}.items() if _occurs(word, text)}
+
+
+def _occurs(word: str, text: str) -> bool:
+    # A letter is a word of its own only as it is written.
+    flags = re.IGNORECASE if len(word) > 2 else 0
+    return re.search(rf"(?<!\w){re.escape(word)}s?(?!\w)", text, flags) is not None

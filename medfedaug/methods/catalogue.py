@@ -1,5 +1,7 @@
 """The methods that are built in; ``make catalogue`` writes this list from the files beside it."""
 
+from medfedaug.methods.class_mean import ClassMean as ClassMean
+from medfedaug.methods.condist import ConDist as ConDist
 from medfedaug.methods.ditto import Ditto as Ditto
 from medfedaug.methods.fedavg import FedAvg as FedAvg
 from medfedaug.methods.fedbn import FedBN as FedBN

@@ -98,12 +98,7 @@ class Census:
         strict: whether the site is in a real federation, where a number without patients does not leave.
     """
 
-    def __init__(
-        self,
-        owners: Sequence[Hashable],
-        least: int = 1,
-        silent: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, owners: Sequence[Hashable], least: int = 1, silent: Sequence[int] = ()) -> None:
         names = {owner: index for index, owner in enumerate(dict.fromkeys(owners))}
         self.patient_of = torch.tensor([names[owner] for owner in owners], dtype=torch.long)
         self.patients, self.least, self._silent = len(names), least, {*silent}

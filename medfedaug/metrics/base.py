@@ -1,6 +1,6 @@
 """`Metric`: name, unit, direction and computation of a score, and the form in which a site releases it.
 
-A metric is one file of this package with an object `METRIC`.
+Each `Metric` in a module of this package is built in.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class SiteScores:
     """Scores of a metric for all cases of a site.
 
     Args:
-        score: the score of the site.
         cases: the score of each case by its name, for metrics of cases.
         classes: the score of each class by its name.
         values: by class, the values and patients of which its score is the mean, if it is one.

@@ -1,4 +1,4 @@
-"""`ClassifiedImages`: predictions for the images of a site; `image_scores`: their scores."""
+"""`ClassifiedImages`: predictions for the images of a site; accuracy, AUC and balanced accuracy of them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from medfedaug.metrics.base import SiteScores
-from medfedaug.metrics.registry import METRICS
-from medfedaug.metrics.significance import interval_ends
+from medfedaug.metrics.base import MEAN, MEAN_OF_CLASSES, Metric, SiteScores, mean_score
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,24 +63,59 @@ class ClassifiedImages:
         return list(zip(self.hits[members].double().tolist(), owners, strict=True))
 
 
-def image_scores(images: ClassifiedImages, metrics: Sequence[str]) -> dict[str, Any]:
-    """Score the images of a site.
+def _accuracy(images: ClassifiedImages) -> SiteScores:
+    cases = dict(zip(images.names, images.hits.double().tolist(), strict=True))
+    return SiteScores(
+        score=mean_score(cases.values()),
+        cases=cases,
+        classes=images.recalls,
+        values={name: images.hits_of(index) for index, name in enumerate(images.classes)},
+    )
 
-    Returns:
-        The scores as `medfedaug.tasks.base.Task.evaluate`; by class also the ends of the 95% intervals.
-    """
-    scores: dict[str, SiteScores] = {name: METRICS[name].scores(images) for name in metrics}
-    classes: dict[str, dict[str, Any]] = {name: {} for name in images.classes}
-    by_class = {name: site_scores for name, site_scores in scores.items() if METRICS[name].by_class}
-    for label, entry in classes.items():
-        entry |= {name: site_scores.classes.get(label) for name, site_scores in by_class.items()}
-        for name, site_scores in by_class.items():
-            entry |= interval_ends(METRICS[name], site_scores.values.get(label, ()))
-    first, *others = metrics
-    by_case = {name: scores[name].cases for name in others if scores[name].cases is not None}
-    return {
-        **{name: site_scores.score for name, site_scores in scores.items()},
-        "cases": scores[first].cases,
-        "classes": classes,
-        **({"case_metrics": by_case} if by_case else {}),
-    }
+
+ACCURACY = Metric(
+    "accuracy",
+    "Accuracy",
+    task="classification",
+    compute=_accuracy,
+    leaves=MEAN,
+    position=0,
+    is_recall=True,
+    meaning="the share of correctly classified images.",
+)
+
+
+def _auc(images: ClassifiedImages) -> SiteScores:
+    """Compute MONAI's area; a class without images, or the only one with images, has none."""
+    from monai.metrics import compute_roc_auc
+
+    areas: dict[str, float | None] = {}
+    for index, name in enumerate(images.classes):
+        members = images.targets == index
+        both = bool(members.any()) and not bool(members.all())
+        ranked = images.probabilities[:, index]
+        areas[name] = float(compute_roc_auc(ranked, members.int())) if both else None  # type: ignore[arg-type]
+    return SiteScores(mean_score(areas.values()), classes=areas)
+
+
+AUC = Metric(
+    "auc",
+    "AUC",
+    task="classification",
+    compute=_auc,
+    leaves=MEAN_OF_CLASSES,
+    position=2,
+    meaning="area under the ROC curve: how well the probabilities sort the images. 0.5 is chance.",
+)
+
+
+BALANCED_ACCURACY = Metric(
+    "balanced_accuracy",
+    "Balanced accuracy",
+    task="classification",
+    compute=lambda images: SiteScores(mean_score(images.recalls.values())),
+    by_class=False,  # the accuracies of the classes are its parts
+    leaves=MEAN_OF_CLASSES,
+    position=1,
+    meaning="the mean over the classes of the share of a class's correctly classified images.",
+)

@@ -1,12 +1,15 @@
-"""`LabelMaps`: prediction and truth of a case, and the distances of their surfaces."""
+"""`LabelMaps`: prediction and truth of a case, and their metrics: Dice, HD95, NSD."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from medfedaug.metrics.base import MEAN, CaseScores, Metric, mean_of_classes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,9 +19,6 @@ Distances = tuple[np.ndarray, np.ndarray]
 
 def voxel_edges(affine: Tensor | None, dims: int = 3) -> tuple[float, ...]:
     """Return the lengths of a voxel's edges: the norms of the affine's columns; 1 without an affine.
-
-    Args:
-        affine: (4, 4), from voxels to millimetres; a shear is ignored.
 
     Example:
         >>> import torch
@@ -130,3 +130,97 @@ class LabelMaps:
         """True if the truth has several classes, and the prediction only one or no background."""
         (least, most), (lowest, highest) = (map(int, plane.aminmax()) for plane in self._planes)
         return lowest < highest and (least == most or least > lowest == 0)
+
+
+def _dice(maps: LabelMaps) -> CaseScores:
+    """Compute MONAI's Dice, without the background; a class that is absent in the truth has none."""
+    from monai.metrics import DiceMetric
+    from monai.networks.utils import one_hot
+
+    metric, count = DiceMetric(include_background=False, reduction="mean"), len(maps.classes)
+    predicted, truth = maps.predicted[None], maps.truth[None].to(maps.predicted.device)
+    metric(y_pred=one_hot(predicted, count), y=one_hot(truth, count))
+    shares = metric.aggregate(reduction="none")[0].tolist()
+    # MONAI also reports 0 without any score; the truth distinguishes the two.
+    score = float(metric.aggregate()) if bool(maps.truth.any()) else None  # type: ignore[arg-type]
+    return CaseScores(score, [None if math.isnan(share) else share for share in shares])
+
+
+DICE = Metric(
+    "dice",
+    "Dice",
+    cases="patients",
+    task="segmentation",
+    compute=_dice,
+    leaves=MEAN,
+    position=0,
+    zero_is_nothing=True,
+    meaning="agreement of two regions: twice their intersection, divided by the sum of their sizes. 1 is "
+    "perfect, 0 is nothing in common.",
+)
+
+
+def _hd95(maps: LabelMaps, index: int) -> float | None:
+    """Compute the 95% Hausdorff distance of a class.
+
+    ::
+
+        HD95 = max{P₉₅(d(Sₚ, Sₜ)), P₉₅(d(Sₜ, Sₚ))}
+
+    with the distances d between the surfaces S of prediction and truth
+    (`surface_distances`), and P₉₅ the 95th percentile, linear between
+    neighbours. Without a truth or a prediction it is ``None``.
+    """
+    distances = maps.surface_distances(index)
+    return None if distances is None else max(float(np.percentile(side, 95)) for side in distances)
+
+
+HD95 = Metric(
+    "hd95",
+    "HD95",
+    higher_is_better=False,
+    # Beyond the diagonal of any scanner's volume, in millimetres or in voxels.
+    largest=1e5,
+    has_unit=True,
+    cases="patients",
+    task="segmentation",
+    compute=mean_of_classes(_hd95),
+    position=1,
+    skips_missed=True,
+    meaning="the 95% Hausdorff distance: the distance between two surfaces, without the worst 5%. Lower is "
+    "better.",
+)
+
+
+def _nsd(maps: LabelMaps, index: int) -> float | None:
+    """Compute the normalised surface Dice of a class (Nikolov et al. 2021).
+
+    ::
+
+        NSD = (|{s ∈ Sₚ: d(s, Sₜ) ≤ τ}| + |{s ∈ Sₜ: d(s, Sₚ) ≤ τ}|) / (|Sₚ| + |Sₜ|)
+
+    with the distances d between the surfaces S of prediction and truth
+    (`surface_distances`). Without a truth it is ``None``, with a truth and no
+    prediction 0.
+
+    Deviations:
+        Every surface voxel counts alike; Nikolov et al. weigh it by the area of the surface in it.
+    """
+    _, truth = maps.structure(index)
+    if not bool(truth.any()):
+        return None
+    distances = maps.surface_distances(index)
+    return 0.0 if distances is None else float((np.concatenate(distances) <= maps.tolerance).mean())
+
+
+NSD = Metric(
+    "nsd",
+    "NSD",
+    cases="patients",
+    task="segmentation",
+    compute=mean_of_classes(_nsd),
+    leaves=MEAN,
+    position=2,
+    zero_is_nothing=True,
+    meaning="normalised surface Dice: the share of both surfaces that lie within a tolerance of each other.",
+)

@@ -166,10 +166,10 @@ def disparity(scores: Collection[float]) -> dict[str, float] | None:
 
 
 def _built_in() -> dict[str, Metric]:
-    """Return the object `METRIC` of each module of this package, by name."""
+    """Return each `Metric` of the modules of this package, by name."""
     package = __name__.rpartition(".")[0]
-    modules = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
-    objects = [getattr(importlib.import_module(f"{package}.{name}"), "METRIC", None) for name in modules]
+    names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    objects = [v for name in names for v in vars(importlib.import_module(f"{package}.{name}")).values()]
     return {metric.name: metric for metric in objects if isinstance(metric, Metric)}
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from medfedaug.metrics.base import CaseScores, mean_score
 from medfedaug.metrics.label_maps import LabelMaps
-from medfedaug.metrics.predicted_volumes import VOLUME_RATIO
 from medfedaug.metrics.registry import METRICS
 from medfedaug.metrics.significance import interval_ends
+from medfedaug.utils.validation import number_or_none
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+VOLUME_RATIO = "volume_ratio"
+"""Entry of a class in a site's test scores: its predicted voxels over the outlined ones, of all cases."""
+
+_MANY = 3.0
 
 
 class LabelMapScores:
@@ -58,13 +63,9 @@ class LabelMapScores:
         owner: Hashable = None,
         annotated: Sequence[bool] | None = None,
     ) -> None:
-        r"""Score a case.
+        r"""Score a case by its label map and the truth, (1, \*spatial) each.
 
-        Args:
-            predicted: label map, (1, \*spatial).
-            label: the truth, (1, \*spatial).
-            affine: (4, 4), from voxels to millimetres.
-            annotated: for each class but the background, whether the case has it annotated; by default all.
+        ``annotated`` says of each class but the background whether the case has it annotated; by default all.
         """
         labels = self.classes[1:]
         outlined = labels if annotated is None else tuple(compress(labels, annotated))
@@ -137,3 +138,19 @@ class LabelMapScores:
         for name in lengths:
             entry |= dict.fromkeys(entry.keys() & {name, f"{name}_low", f"{name}_high"})
         return entry
+
+
+def oversized_in(test: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each site at which a model marks structures many times as large as outlined.
+
+    Example:
+        >>> oversized_in({"sites": {"A": {"classes": {"lesion": {"volume_ratio": 41.6}}}}})
+        ['A: the model marks lesion 42 times as large as outlined.']
+    """
+    sentences = []
+    for site, entry in {**test.get("sites", {}), **test.get("unseen", {})}.items():
+        ratios = {name: number_or_none(of.get(VOLUME_RATIO)) for name, of in entry.get("classes", {}).items()}
+        large = [f"{name} {ratio:.0f} times" for name, ratio in ratios.items() if ratio and ratio >= _MANY]
+        if large:
+            sentences.append(f"{site}: the model marks {', '.join(large)} as large as outlined.")
+    return sentences

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.checks.site_checks import check_known_classes
+from medfedaug.data.checks import check_known_classes
 from medfedaug.data.preparation.preparation import Preparation, resize_in_plane
 from medfedaug.errors import ConfigError, withheld
-from medfedaug.metrics.classification import ClassifiedImages, image_scores
-from medfedaug.metrics.registry import metric_names
+from medfedaug.metrics.base import SiteScores
+from medfedaug.metrics.classification import ClassifiedImages
+from medfedaug.metrics.registry import METRICS, metric_names
+from medfedaug.metrics.significance import interval_ends
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, device_of, stack
 from medfedaug.tasks.losses import Loss, build_loss
 
@@ -56,17 +58,14 @@ class ClassificationTask(Task):
 
     @classmethod
     def from_config(cls, config: RunConfig, intensity: str) -> ClassificationTask:
-        """Build the task of a run."""
         loss = build_loss("classification", config.num_classes, config.loss, config.loss_args)
         return cls(config.classes, intensity == "scale", config.image_size, loss)
 
     @property
     def scored_classes(self) -> tuple[str, ...]:
-        """All classes."""
         return self.classes
 
     def check_site(self, site: SiteFolder) -> None:
-        """Check that the federation has all classes of the site."""
         super().check_site(site)
         check_known_classes(site, self.classes)
 
@@ -98,7 +97,6 @@ class ClassificationTask(Task):
         batch_size: int = 16,
         probabilities: bool = False,
     ) -> Prediction:
-        """Predict the class of an image."""
         ((_, logits),) = self.outputs(network, [case], transform)
         return Prediction(logits.argmax(), logits.float().softmax(dim=0) if probabilities else None)
 
@@ -135,7 +133,6 @@ class ClassificationTask(Task):
         return stack(samples)
 
     def scores(self, outputs: Iterable[tuple[EvaluationCase, Tensor]], full: bool) -> dict[str, Any]:
-        """Score the images of a site together."""
         pairs = list(outputs)
         if not pairs:
             return {self.metric: None, "cases": {}}
@@ -148,3 +145,26 @@ class ClassificationTask(Task):
         )
         scores = image_scores(images, self.metrics if full else self.metrics[:1])
         return scores if full else {self.metric: scores[self.metric], "cases": scores["cases"]}
+
+
+def image_scores(images: ClassifiedImages, metrics: Sequence[str]) -> dict[str, Any]:
+    """Score the images of a site.
+
+    Returns:
+        The scores as `medfedaug.tasks.base.Task.evaluate`; by class also the ends of the 95% intervals.
+    """
+    scores: dict[str, SiteScores] = {name: METRICS[name].scores(images) for name in metrics}
+    classes: dict[str, dict[str, Any]] = {name: {} for name in images.classes}
+    by_class = {name: site_scores for name, site_scores in scores.items() if METRICS[name].by_class}
+    for label, entry in classes.items():
+        entry |= {name: site_scores.classes.get(label) for name, site_scores in by_class.items()}
+        for name, site_scores in by_class.items():
+            entry |= interval_ends(METRICS[name], site_scores.values.get(label, ()))
+    first, *others = metrics
+    by_case = {name: scores[name].cases for name in others if scores[name].cases is not None}
+    return {
+        **{name: site_scores.score for name, site_scores in scores.items()},
+        "cases": scores[first].cases,
+        "classes": classes,
+        **({"case_metrics": by_case} if by_case else {}),
+    }

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.checks.site_checks import check_classes
+from medfedaug.data.checks import check_classes
 from medfedaug.data.preparation.cache import StoredCase
 from medfedaug.data.preparation.preparation import Placement, Preparation, resize_in_plane
 from medfedaug.data.volumes import VolumeFolder
@@ -25,7 +25,6 @@ from medfedaug.errors import DataError
 from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
 from medfedaug.metrics.registry import metric_names
 from medfedaug.metrics.segmentation import LabelMapScores
-from medfedaug.sampling.patches import patch_centres, patch_window
 from medfedaug.tasks.base import (
     EvaluationCase,
     Pipeline,
@@ -38,6 +37,9 @@ from medfedaug.tasks.base import (
 )
 from medfedaug.tasks.losses import Loss, build_loss
 from medfedaug.tasks.partial_loss import PartialLoss
+
+# Of each class and item; enough to reach any part of a lesion, in a few kilobytes.
+_CANDIDATES = 1000
 
 
 class SegmentationTask(Task):
@@ -88,7 +90,6 @@ class SegmentationTask(Task):
 
     @classmethod
     def from_config(cls, config: RunConfig, intensity: str) -> SegmentationTask:
-        """Build the task of a run."""
         return cls(
             config.num_classes,
             intensity,
@@ -102,7 +103,6 @@ class SegmentationTask(Task):
 
     @property
     def scored_classes(self) -> tuple[str, ...]:
-        """The classes without the background."""
         return self._names[1:]
 
     @property
@@ -139,7 +139,6 @@ class SegmentationTask(Task):
 
     @property
     def cuts(self) -> bool:
-        """Return whether the plan has a patch size."""
         return self.plan.patch_size is not None
 
     def prepared(self, site: SiteFolder, case: Case) -> dict[str, Tensor]:
@@ -182,7 +181,7 @@ class SegmentationTask(Task):
         return site.placement(case, image, self.preparation)
 
     def window(self, stored: StoredCase, item: int, random: np.random.RandomState) -> tuple[slice, ...]:
-        """Draw a patch (`medfedaug.sampling.patches.patch_window`), if the plan has a patch size."""
+        """Draw a patch (`medfedaug.tasks.segmentation.patch_window`), if the plan has a patch size."""
         if not self.cuts:
             return ()
         candidates = stored.read("centres")
@@ -246,7 +245,6 @@ class SegmentationTask(Task):
         batch_size: int = 16,
         probabilities: bool = False,
     ) -> Prediction:
-        """Predict the label map of a volume."""
         place = case.placement
         logits = self._case_logits(network, case, transform, batch_size)
         label = _label_map(logits, place).cpu()
@@ -333,3 +331,60 @@ def _label_map(logits: Tensor, placement: Placement | None) -> Tensor:
 def _logits(output: Any) -> Tensor:
     assert isinstance(output, Tensor)
     return output[0]
+
+
+def patch_centres(labels: Tensor, known: Tensor | None = None) -> Tensor:
+    """Choose candidate centres of patches, at most 1,000 of each class and item, evenly from all voxels.
+
+    The background counts as a class of an item with known and unknown voxels.
+
+    Args:
+        labels: label maps, (N, 1, *spatial), 0 for an unknown class.
+        known: whether the class is known, of the same shape; ``None`` for always.
+
+    Returns:
+        Rows of item, class and position, (M, 2 + spatial dimensions), int32.
+    """
+    rows = [torch.zeros(0, labels.ndim, dtype=torch.int32)]
+    for item, label in enumerate(labels[:, 0]):
+        least, inside = 1, None if known is None else known[item, 0]
+        if inside is not None and bool(inside.any()) and not bool(inside.all()):
+            least, label = 0, label.long().masked_fill(~inside, -1)
+        for value in torch.unique(label[label >= least]).tolist():
+            voxels = (label == value).nonzero()
+            places = torch.linspace(0, len(voxels) - 1, min(len(voxels), _CANDIDATES)).long()
+            # Above 2^24, float32 may round the last place beyond the end.
+            candidates = voxels[places.clamp(max=len(voxels) - 1)]
+            head = torch.tensor([item, value]).expand(len(candidates), 2)
+            rows.append(torch.cat([head, candidates], dim=1).int())
+    return torch.cat(rows)
+
+
+def patch_window(
+    size: Sequence[int], candidates: Tensor, plan: Plan, random: np.random.RandomState
+) -> tuple[slice, ...]:
+    """Draw the window of a patch.
+
+    With probability `Plan.foreground` its centre is a foreground voxel, of a class that is drawn first.
+    Otherwise, and without foreground, its place is uniform, or on known background where some voxels are
+    unknown, since a patch of unknown voxels teaches nothing. A patch never leaves the volume, and covers an
+    axis along which the volume is smaller. ``candidates`` are the rows of `patch_centres` of one item.
+    """
+    assert plan.patch_size is not None
+    lengths = [min(n, patch) for n, patch in zip(size, plan.patch_size, strict=True)]
+    room = [n - length for n, length in zip(size, lengths, strict=True)]
+    # Always drawn, so that later draws do not depend on the label map.
+    share, which, where = random.uniform(), random.uniform(), random.uniform(size=len(size))
+    foreground = candidates[candidates[:, 1] > 0]
+    of_class = candidates[candidates[:, 1] == 0]
+    if share < plan.foreground and len(foreground):
+        classes = foreground[:, 1].unique()
+        of_class = foreground[foreground[:, 1] == classes[int(which * len(classes))]]
+    if len(of_class):
+        centre = of_class[int(where[0] * len(of_class)), 2:].tolist()
+        starts = [
+            min(max(c - length // 2, 0), most) for c, length, most in zip(centre, lengths, room, strict=True)
+        ]
+    else:
+        starts = [int(share * (most + 1)) for share, most in zip(where, room, strict=True)]
+    return tuple(slice(start, start + length) for start, length in zip(starts, lengths, strict=True))

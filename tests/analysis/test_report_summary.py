@@ -4,7 +4,7 @@ import pytest
 from results import Page, content
 
 from medfedaug.analysis import summary_table, write_report
-from medfedaug.analysis.report_summary import answer, words_in
+from medfedaug.analysis.report import answer, words_in
 from medfedaug.runs.load_results import load_run
 
 

@@ -18,13 +18,13 @@ from medfedaug.federation.planning.fingerprint import fingerprint
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy import PrivacyLedger, PrivacyPolicy
 from medfedaug.hospital.privacy.guard import SitePrivacy
-from medfedaug.hospital.privacy.job_summary import summary
+from medfedaug.hospital.privacy.job_log import summary
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.research.datasets.partial_phantom import TRUTH, annotate_apart
-from medfedaug.runs.annotated import BORROWED, OWN, UNKNOWN, Annotated
 from medfedaug.runs.load_results import load_run
+from medfedaug.runs.model_score import BORROWED, OWN, UNKNOWN, Annotated
 from medfedaug.simulate import configure, simulate
 
 STRUCTURES = ("lesion", "ventricles", "deep grey matter", "white matter")
@@ -105,9 +105,27 @@ def test_prediction_marks_borrowed_classes(run, phantom, tmp_path, site, borrowe
     assert all(note.endswith(" deviations from that of the nearest site that outlined it") for note in own)
 
 
+@pytest.mark.parametrize(
+    ("folder", "methods", "options", "added"),
+    [
+        (".", "fedavg", {}, ["class_mean", "condist"]),
+        (".", "fedrdn", {}, ["class_mean", "condist"]),
+        (".", "fedavg", {"partial_loss": "marginal"}, []),
+        (".", "teacher", {}, []),
+        (".", "single", {}, []),
+        (TRUTH, "fedavg", {}, []),
+    ],
+)
+def test_methods_for_different_structures_join_a_run_that_names_none(
+    phantom, folder, methods, options, added
+):
+    run = configure(find_sites(phantom / folder), methods=parse_methods(methods), **TINY_NETWORK, **options)
+    assert [method["name"] for method in run.methods] == [methods, *added]
+
+
 def test_a_site_without_outlines_needs_a_method_that_learns_without(phantom, tmp_path):
     options = ("--methods", "fedavg", "--engine", "inprocess", "--out", tmp_path / "run")
-    options += ("--unlabelled-weight", "1")
+    options += ("--unlabelled-weight", "1", "--partial-loss", "marginal")
     code, _, err = command("simulate", "--data", phantom, *options)
     assert code != 0
     assert "site_D" in err

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from medfedaug.metrics.convergence import has_stalled, is_converged
+from medfedaug.metrics.significance import has_stalled, is_converged
 
 
 def ends(curve, patience, **options):

@@ -5,7 +5,7 @@ import torch
 from results import Page
 
 from medfedaug.analysis import summary_table, write_report
-from medfedaug.analysis.report_summary import answer
+from medfedaug.analysis.report import answer
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.segmentation import LabelMapScores
 from medfedaug.research.comparison import patient_table

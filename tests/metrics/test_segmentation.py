@@ -9,12 +9,13 @@ import torch
 from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 from scipy.stats import t as student_t
 
-from medfedaug.metrics.classification import ClassifiedImages, image_scores
+from medfedaug.metrics.classification import ClassifiedImages
 from medfedaug.metrics.label_maps import LabelMaps, voxel_edges
 from medfedaug.metrics.registry import METRICS, metric_names, over_sites
 from medfedaug.metrics.segmentation import LabelMapScores
 from medfedaug.metrics.significance import mean_interval
 from medfedaug.tasks import EvaluationCase, SegmentationTask
+from medfedaug.tasks.classification import image_scores
 
 
 class Nearest(torch.nn.Module):

@@ -17,7 +17,7 @@ from medfedaug.federation.in_process import run_in_process
 from medfedaug.methods import build_methods, parse_methods
 from medfedaug.methods.base import ServerContext, SiteContext, Step
 from medfedaug.models import FFALayer, build_network, ffa_layers
-from medfedaug.models.compilation import compile_calls
+from medfedaug.models.execution import compile_calls
 
 
 @pytest.fixture

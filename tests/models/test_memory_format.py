@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from medfedaug.models import build_network
-from medfedaug.models.memory_format import lay_out, norm_of
+from medfedaug.models.execution import lay_out, norm_of
 
 NORMS = {"batch": "batch", "instance": "instance", "group": ("group", {"num_groups": 2})}
 

@@ -9,7 +9,7 @@ from medfedaug.errors import MedFedAugWarning
 from medfedaug.federation import SiteTrainer, run_in_process
 from medfedaug.federation.site import trainer as trainers
 from medfedaug.models import insert_ffa
-from medfedaug.models.precision import run_in_bfloat16
+from medfedaug.models.execution import run_in_bfloat16
 
 # PyTorch's own convolutions take more than ten times as long as oneDNN's in bfloat16.
 pytestmark = pytest.mark.usefixtures("onednn")

@@ -17,8 +17,8 @@ from medfedaug.federation.planning.planner import make_plan
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods import parse_methods
 from medfedaug.models import build_network
+from medfedaug.models.execution import run_in_bfloat16
 from medfedaug.models.networks import supervises
-from medfedaug.models.precision import run_in_bfloat16
 from medfedaug.models.supervision import DeepSupervision, head_weights, network_heads
 
 PLUS = "monai.networks.nets.BasicUNetPlusPlus"

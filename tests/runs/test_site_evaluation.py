@@ -12,7 +12,7 @@ from running import command
 from medfedaug.data.phantom import make_phantom
 from medfedaug.metrics.significance import paired_t_test
 from medfedaug.research.comparison.local_vs_global import worth_table
-from medfedaug.runs.site_evaluation import evaluate_sites
+from medfedaug.runs.evaluate import evaluate_sites
 
 SITES = ("site_A", "site_B")
 

@@ -14,8 +14,7 @@ from running import TINY_NETWORK
 from terminal import shown_in_a_terminal
 
 from medfedaug import cli
-from medfedaug.analysis import document as documents
-from medfedaug.analysis import page
+from medfedaug.analysis import model_card, page
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig, job_hash
@@ -349,7 +348,7 @@ def test_tables_in_files_have_one_line_a_row_and_no_markup_of_a_name():
         assert_clean(text)
     assert len(table.csv().splitlines()) == 2
     name = "[A](http://evil.org) `x` <b> https://evil.org ![](x) | ~~y~~ &lt; # z"
-    document = documents.Document(name, name, [(name, (documents.Table((name,), ((name,),)), name))])
+    document = model_card.Document(name, name, [(name, (model_card.Table((name,), ((name,),)), name))])
     for text in (document.markdown(), told(name).markdown()):
         assert not re.search(r"(?<!\\)\](?!\\)\(", text)
         assert "://" not in text

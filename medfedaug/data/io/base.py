@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import gzip
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 
 _UPRIGHT = float(np.cos(np.deg2rad(20)))
+# No scanner writes numbers beyond these.
+_SHORTEST, _LONGEST = 1e-4, 1e3  # edges of a voxel, mm
+_LARGEST_SCALE = 1e10
 
 FileState = tuple[str, int | None, int | None]
 """Absolute path, time of the last change in ns, and size: another version of a file has another state."""
@@ -32,11 +35,11 @@ def file_state(file: Path) -> FileState:
     return str(file.absolute()), status.st_mtime_ns, status.st_size
 
 
-class Segments(Protocol):
-    """The classes of a label map; a format that records more has a class of its own."""
+@dataclass(frozen=True)
+class Segments:
+    """The classes of a label map; a format that records more adds its fields."""
 
-    @property
-    def classes(self) -> tuple[str, ...]: ...
+    classes: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,13 +175,10 @@ class ImageFormat(ABC):
         return [label]
 
     def write_label_map(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
-        """Write a label map with the geometry of its image, by default as NIfTI.
+        """Write a label map, (X, Y, Z) unsigned integers, with its image's geometry, by default as NIfTI.
 
-        Args:
-            path: the file, with the suffix of `label_suffix`; other files written to its folder are kept.
-            image: the image, of several files the first.
-            voxels: (X, Y, Z), unsigned integers, on the grid of the image.
-            segments: the classes.
+        The file has the suffix of `label_suffix`; other files written to its folder are kept. Of an image of
+        several files, ``image`` is the first.
         """
         from nibabel import Nifti1Image
 
@@ -187,3 +187,33 @@ class ImageFormat(ABC):
     def write_probabilities(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
         """Write the probabilities of the classes, (X, Y, Z, K), float32; else as `write_label_map`."""
         self.write_label_map(path, image, voxels, segments)
+
+
+def plausible_edges(edges: Iterable[float]) -> bool:
+    """Return whether voxels can have these edges, mm.
+
+    Example:
+        >>> plausible_edges((0.5, 0.5, 3)), plausible_edges((0, 1, 1)), plausible_edges((1e9, 1, 1))
+        (True, False, False)
+    """
+    return all(_SHORTEST <= edge <= _LONGEST for edge in edges)
+
+
+def check_edges(edges: Iterable[float]) -> None:
+    """Check the voxel size, mm."""
+    edges = [*edges]
+    if not plausible_edges(edges):
+        text = " x ".join(f"{float(edge):.4g}" for edge in edges)
+        raise ValueError(f"its header has voxels of {text} mm, expected {_SHORTEST} to {_LONGEST} mm")
+
+
+def check_slope(name: str, slope: float) -> None:
+    """Check the factor of a header that scales intensities."""
+    if not 1 / _LARGEST_SCALE <= abs(slope) <= _LARGEST_SCALE:
+        raise ValueError(f"its header scales intensities by {name} {slope:g}")
+
+
+def check_intercept(name: str, intercept: float) -> None:
+    """Check the number that a header adds to intensities."""
+    if not abs(intercept) <= _LARGEST_SCALE:
+        raise ValueError(f"its header scales intensities by {name} {intercept:g}")

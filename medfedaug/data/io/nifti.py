@@ -15,11 +15,11 @@ from medfedaug.data.io.base import (
     ImageFormat,
     Segments,
     channels_first,
+    check_edges,
     file_state,
     save_nifti,
     volume_header,
 )
-from medfedaug.data.io.bounds import check_edges
 
 if TYPE_CHECKING:
     import nibabel

@@ -15,8 +15,8 @@ from medfedaug.federation.messages.tensor_checks import StateDictValidator, chec
 from medfedaug.federation.server.aggregation import Aggregation
 from medfedaug.federation.server.outlier_checks import check_payload
 from medfedaug.methods.base import Payload, ServerExchange
-from medfedaug.metrics.predicted_volumes import VOLUME_RATIO
 from medfedaug.metrics.registry import UNITS, score_of
+from medfedaug.metrics.segmentation import VOLUME_RATIO
 from medfedaug.utils.validation import number_or_none
 
 _LONGEST_NAME = 500
@@ -207,7 +207,6 @@ def _check_entries(site: str, metrics: Any, most: int) -> None:
 def _check_payload(
     site: str, payload: Payload, exchanges: Mapping[str, ServerExchange], samples: int
 ) -> None:
-    """Check the payload of a site's methods."""
     shapes: dict[str, tuple[int | None, ...]] = {}
     for name, exchange in exchanges.items():
         shapes.update({f"{name}/{key}": shape for key, shape in exchange.shapes.items()})

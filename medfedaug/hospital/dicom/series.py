@@ -19,12 +19,7 @@ import numpy as np
 
 from medfedaug.data.io.series import LeftOut, Scan, Selection, walk
 from medfedaug.errors import ConfigError, ReaderError
-from medfedaug.hospital.dicom.headers import (
-    DicomInstance,
-    is_dicom_file,
-    one_line,
-    read_instance,
-)
+from medfedaug.hospital.dicom.headers import DicomInstance, is_dicom_file, one_line, read_instance
 from medfedaug.hospital.dicom.pixels import read_slices
 from medfedaug.hospital.dicom.volumes import DicomSeries, volumes_of
 from medfedaug.utils.printable import counted
@@ -145,7 +140,6 @@ def _doubts(group: Sequence[DicomSeries]) -> list[str]:
 
 
 def _several(series: Sequence[DicomSeries], name: str = "") -> str:
-    """Describe several volumes where one was expected."""
     uids = {one.uid for one in series}
     kind = f"{len(uids)} DICOM series" if len(uids) > 1 else f"{len(series)} volumes of one DICOM series"
     return f"holds {kind}{name}, expected one: {'; '.join(one.text for one in series)}"
@@ -173,7 +167,6 @@ def open_series(path: Path) -> DicomSeries:
 
 
 def _volumes_with(path: Path) -> tuple[DicomSeries, ...]:
-    """Return the volumes with slices from a file."""
     first = read_instance(path)
     if first.no_image:
         raise ReaderError(f"no image: {first.no_image}")

@@ -1,6 +1,6 @@
 """`Archive`: find studies and series in a DICOM archive, fetch a series, store objects.
 
-`medfedaug.hospital.pacs.dicomweb`, `medfedaug.hospital.pacs.dimse` and `medfedaug.hospital.pacs.folder`
+`medfedaug.hospital.pacs.dicomweb`, `medfedaug.hospital.pacs.dimse` and `medfedaug.hospital.pacs.open_archive`
 implement it. Their errors name the archive and never a patient, a study or a series, for which the caller
 has pseudonyms.
 """

@@ -14,7 +14,7 @@ from medfedaug.hospital.pacs.archive import (
     Patience,
     StudyQuery,
 )
-from medfedaug.hospital.pacs.import_settings import LABELS, NEWEST, ImportSettings
+from medfedaug.hospital.pacs.settings import LABELS, NEWEST, ImportSettings
 
 NO_STUDY = "the archive has no such study"
 """Problem of a query without a result."""

@@ -24,8 +24,8 @@ from pydicom.uid import PYDICOM_IMPLEMENTATION_UID, UID, ExplicitVRLittleEndian,
 
 from medfedaug._version import __version__
 from medfedaug.errors import ReaderError
+from medfedaug.hospital.dicom.checks import PixelFormat
 from medfedaug.hospital.dicom.headers import SECONDARY_CAPTURES, dataset_of, items_of
-from medfedaug.hospital.dicom.pixel_format import PixelFormat
 from medfedaug.hospital.dicom.pixels import stored_frames, syntax_of
 from medfedaug.utils.files import private_folder, write_atomic
 
@@ -290,7 +290,6 @@ def _code(value: str, scheme: str, meaning: str) -> Dataset:
 
 
 def _may_hold_text(dataset: Dataset) -> bool:
-    """Return whether pixels may identify the patient."""
     annotation = str(dataset.get("BurnedInAnnotation", "")).strip().upper()
     return annotation == "YES" or (annotation != "NO" and str(dataset.SOPClassUID) in SECONDARY_CAPTURES)
 

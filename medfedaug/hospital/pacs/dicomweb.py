@@ -37,8 +37,7 @@ from medfedaug.hospital.pacs.archive import (
     UnusableAnswer,
     valid_uid,
 )
-from medfedaug.hospital.pacs.arrival import Arrival, Failure
-from medfedaug.hospital.pacs.object_check import MOST_BYTES, ObjectRefused
+from medfedaug.hospital.pacs.object_check import MOST_BYTES, Arrival, Failure, ObjectRefused
 
 _PAGE = 1000
 _MOST_PAGES = 1000
@@ -119,7 +118,6 @@ class _Body:
         return getattr(self._raw, name)
 
     def stream(self, amount: int = _CHUNK, decode_content: bool | None = None) -> Iterator[bytes]:
-        """Yield the body in pieces."""
         total = 0
         for piece in self._raw.stream(amount, decode_content=decode_content):
             total += len(piece)

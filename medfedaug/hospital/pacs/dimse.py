@@ -52,8 +52,7 @@ from medfedaug.hospital.pacs.archive import (
     UnusableAnswer,
     valid_uid,
 )
-from medfedaug.hospital.pacs.arrival import Arrival, Failure
-from medfedaug.hospital.pacs.object_check import ObjectRefused
+from medfedaug.hospital.pacs.object_check import Arrival, Failure, ObjectRefused
 
 _ADDRESS = re.compile(r"(?P<aet>[^@\\]{1,16})@(?P<host>[^@:]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 _NATIVE: list[str | UID] = [ExplicitVRLittleEndian, ImplicitVRLittleEndian, ExplicitVRBigEndian]

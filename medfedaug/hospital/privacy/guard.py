@@ -17,9 +17,8 @@ from medfedaug.federation.site.guard import Guard, Privacy
 from medfedaug.federation.site.local_training import LocalTraining
 from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.federation.site.script_training import CustomLoop
-from medfedaug.hospital.privacy.accountant import require_opacus
 from medfedaug.hospital.privacy.content_hash import case_identities
-from medfedaug.hospital.privacy.ledger import PrivacyLedger
+from medfedaug.hospital.privacy.ledger import PrivacyLedger, require_opacus
 from medfedaug.hospital.privacy.policy import PrivacyPolicy
 from medfedaug.methods.base import HISTOGRAM, Contributions, Payload, SiteExchange
 from medfedaug.methods.census import Census, Contributors

@@ -29,9 +29,9 @@ from medfedaug.hospital.privacy import (
     released_difference,
     released_scores,
 )
-from medfedaug.hospital.privacy.account_mark import bind_account
 from medfedaug.hospital.privacy.content_hash import case_identities
 from medfedaug.hospital.privacy.guard import spend_budget
+from medfedaug.hospital.privacy.ledger import bind_account
 from medfedaug.metrics.registry import METRICS
 
 _TRAINING = (FINGERPRINT, PREPARE, TRAIN)

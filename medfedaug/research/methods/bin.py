@@ -9,7 +9,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from medfedaug.functional.features import normalising
 from medfedaug.functional.passes import scale_by_moments
 from medfedaug.methods.arguments import Positive
-from medfedaug.methods.average import AveragedParameters, AverageServer
 from medfedaug.methods.base import (
     Method,
     ServerContext,
@@ -19,8 +18,9 @@ from medfedaug.methods.base import (
     Step,
     check_norms,
 )
+from medfedaug.methods.exchanges import AveragedParameters, AverageServer
 from medfedaug.models.adaptation import UnsavedModule
-from medfedaug.models.stage_layer import PickledHook
+from medfedaug.models.stages import PickledHook
 
 
 class BIN(Method):

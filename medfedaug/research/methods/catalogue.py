@@ -1,8 +1,6 @@
 """The methods that are built in; ``make catalogue`` writes this list from the files beside it."""
 
 from medfedaug.research.methods.bin import BIN as BIN
-from medfedaug.research.methods.class_mean import ClassMean as ClassMean
-from medfedaug.research.methods.condist import ConDist as ConDist
 from medfedaug.research.methods.dac_sc import DACSC as DACSC
 from medfedaug.research.methods.fedavgm import FedAvgM as FedAvgM
 from medfedaug.research.methods.feddg import FedDG as FedDG

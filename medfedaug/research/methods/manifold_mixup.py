@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, SiteContext, SitePart, Targets
 from medfedaug.models import insert_layers, stage_layers
-from medfedaug.models.stage_layer import StageLayer
+from medfedaug.models.stages import StageLayer
 from medfedaug.research.methods.mixup import draw_lambda, mixed_targets
 
 

@@ -10,7 +10,7 @@ from medfedaug.functional.passes import per_channel
 from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.base import Method
 from medfedaug.models import insert_layers
-from medfedaug.models.stage_layer import StageLayer
+from medfedaug.models.stages import StageLayer
 
 
 class MixStyle(Method):
@@ -32,10 +32,7 @@ class MixStyle(Method):
     requires = frozenset({"several_images"})
 
     def __init__(
-        self,
-        prob: Share = 0.5,
-        alpha: NotNegative = 0.1,
-        stages: Sequence[int | str] | None = (1, 2),
+        self, prob: Share = 0.5, alpha: NotNegative = 0.1, stages: Sequence[int | str] | None = (1, 2)
     ) -> None:
         self.prob, self.alpha, self.stages = prob, alpha, stages
 

@@ -7,7 +7,7 @@ from medfedaug.functional import working_precision
 from medfedaug.methods.arguments import Share
 from medfedaug.methods.base import Method, SiteContext, SitePart, Targets
 from medfedaug.models import insert_layers, stage_layers
-from medfedaug.models.stage_layer import StageLayer
+from medfedaug.models.stages import StageLayer
 from medfedaug.research.methods.mixup import mixed_targets
 
 

@@ -11,8 +11,8 @@ from medfedaug import functional as F
 from medfedaug.functional.passes import per_channel
 from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
+from medfedaug.methods.condist import TeacherGuidedSite
 from medfedaug.models.substitution import trained_entries
-from medfedaug.research.methods.condist import TeacherGuidedSite
 
 
 class Teacher(Method):
@@ -82,7 +82,7 @@ class TeacherSite(TeacherGuidedSite):
         possible = possible_classes(*self.decoded(step.targets))
         outputs, teacher = F.working_precision(step.outputs), self.teacher_logits(step.inputs)
         term = confident_entropy(outputs, teacher, possible, self.method.threshold)
-        self._means.add(term)
+        self.measure(term)
         return self.method.weight_of(self.context.round(), self.context.rounds) * term
 
     @torch.no_grad()

@@ -18,11 +18,11 @@ from medfedaug.config.comparison import (
 )
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.federation import federation_settings
-from medfedaug.data.file_hashes import check_same_files, fingerprint_sites
-from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.data.checks import check_same_files, fingerprint_sites
+from medfedaug.data.preparation.cache import keep_decoded
+from medfedaug.data.sites import federation_settings
 from medfedaug.errors import ConfigError
-from medfedaug.federation.composition import Composition
+from medfedaug.federation.composition import FOR_OPEN_CLASSES, Composition
 from medfedaug.federation.in_process import compare_in_process, run_in_process
 from medfedaug.federation.job_folder import COMPARED, STATE
 from medfedaug.methods.registry import parse_methods
@@ -36,7 +36,7 @@ from medfedaug.utils.files import parse_versioned, write_json, write_versioned
 PAGE = "compare.html"
 FEWEST_ROUNDS, MOST_ROUNDS = 4, 100
 
-_LACKING = "condist"  # where sites have annotated different classes
+_LACKING = ",".join(FOR_OPEN_CLASSES)
 _COST = 1.5  # of a method's round, in rounds of FedAvg; Ditto's costs 2
 _MEMORY = 4 * 2**30  # bytes of decoded images
 _FILE, _KIND, _VERSION = "trainings.json", "trainings", 1

@@ -28,10 +28,10 @@ from typing import Any, ClassVar
 import torch
 from filelock import FileLock
 
-from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.data.preparation.cache import keep_decoded
 from medfedaug.errors import ConfigError, RunFailed, first_line
 from medfedaug.federation.job_folder import STATE
-from medfedaug.research.sweeps.planned import PlannedRun
+from medfedaug.research.sweeps.run_list import PlannedRun
 
 Make = Callable[..., str]
 """Makes one run, and returns the reason if it failed."""
@@ -186,7 +186,6 @@ class Job:
     memory: int
 
     def __call__(self) -> str:
-        """Make the run; return the reason if it failed."""
         self.lock.parent.mkdir(parents=True, exist_ok=True)
         with _turn, FileLock(self.lock), keep_decoded(self.memory):
             if "SLURM_JOB_ID" in os.environ:

@@ -7,7 +7,6 @@ from typing import Any
 
 from medfedaug.data.base import Case
 from medfedaug.errors import ConfigError
-from medfedaug.runs.prediction.case_quality import look_first
 from medfedaug.utils.files import check_version, parse_json, version_mark, write_json
 from medfedaug.utils.printable import counted, printable
 from medfedaug.utils.structure import (
@@ -98,11 +97,8 @@ class Predictions:
                 "folder, or --overwrite"
             )
 
-    def remove(self, files: Iterable[str]) -> None:
-        """Delete files of an earlier call, and its record."""
-        self._delete((*files, PREDICTIONS))
-
-    def _delete(self, files: Iterable[str]) -> None:
+    def delete(self, files: Iterable[str]) -> None:
+        """Delete files of an earlier call."""
         for file in files:
             (self.out / file).unlink(missing_ok=True)
 
@@ -123,14 +119,13 @@ class Predictions:
 
     def failure(self, case: Case, error: str, files: Iterable[str]) -> None:
         """Add a failed case, and delete its files, which an earlier call made from another image."""
-        self._delete(files)
+        self.delete(files)
         self.failed[case.name] = {"error": error}
         self.cases.pop(case.name, None)
         self.pending.pop(case.name, None)
         self._write_soon()
 
     def write(self) -> None:
-        """Write the file."""
         content = {
             **version_mark(_KIND, _VERSION),
             **self.inputs,
@@ -146,6 +141,20 @@ class Predictions:
     def _write_soon(self) -> None:
         if time.monotonic() - self._written > _SECONDS:
             self.write()
+
+
+def look_first(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Sort cases by their least certain class; empty label maps come first.
+
+    ``docs/results/look_first`` measures how many of the worst predictions the order finds.
+    """
+    lowest = {
+        name: entry["probabilities"][entry["class"]]
+        if "probabilities" in entry
+        else min(entry["confidence"].values(), default=0.0)
+        for name, entry in cases.items()
+    }
+    return sorted(lowest, key=lambda name: (lowest[name], name))
 
 
 def _first_difference(key: str, before: Any, now: Any) -> tuple[str, str, str]:
@@ -165,15 +174,16 @@ def _file(value: Any, where: str) -> None:
 
 
 def _result_check(content: Mapping[str, Any]) -> Check:
-    """Return the check of the results of a finished case."""
     classes = content["classes"]
     if content["task"] != "segmentation":
         shares = both(map_of(number), entries({}, needed=classes))
-        return entries({"class": one_of(classes), "probabilities": shares}, needed=("class", "probabilities"))
+        of_image = {"class": one_of(classes), "probabilities": shares, "set": list_of(one_of(classes))}
+        return entries(of_image, needed=("class", "probabilities"))
     results = {
         "voxels": both(map_of(count), entries({}, needed=classes)),
         "volume_ml": both(map_of(number), entries({}, needed=classes[1:])),
         "confidence": map_of(number),
+        "controlled": map_of(entries({"file": text, "voxels": count, "volume_ml": number})),
     }
     return entries(results, needed=("voxels",))
 
@@ -185,6 +195,8 @@ _CASE = entries(
         "state": list_of(list_of(count)),
         "warnings": list_of(text),
         "remarks": list_of(text),
+        "image": map_of(number),
+        "no_promise": list_of(text),
     },
     finite,
     needed=("written", "state", "warnings"),
@@ -203,6 +215,7 @@ _CONTENT = entries(
         "pending": map_of(list_of(_file)),
         "notes": list_of(text),
         "borrowed": map_of(text),
+        "promises": map_of(text),
         "compared_with_the_sites": list_of(text),
         "failed": map_of(entries({"error": text}, needed=("error",))),
         "test": entries({"score": text, "warning": text}, needed=("score", "warning")),

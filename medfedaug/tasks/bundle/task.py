@@ -1,6 +1,9 @@
 """`BundleTask`: samples, loss, inference and metric of a Bundle."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from itertools import groupby, islice
 from typing import Any
 
@@ -9,24 +12,33 @@ import numpy as np
 import torch
 from monai.data import decollate_batch, list_data_collate
 from monai.inferers import SimpleInferer
-from monai.transforms import Compose, apply_transform
+from monai.transforms import (
+    Compose,
+    Orientationd,
+    Randomizable,
+    RandomizableTrait,
+    ResampleToMatchd,
+    Spacingd,
+    SpatialResampled,
+    Transform,
+    apply_transform,
+)
 from monai.utils import CommonKeys as Keys
-from monai.utils import convert_to_tensor
+from monai.utils import convert_to_tensor, ensure_tuple
 from torch import Tensor, nn
 
-from medfedaug.config.bundle_reference import PREDICTS
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.checks.site_checks import check_classes, check_files_alone, check_known_classes
+from medfedaug.data.checks import check_classes, check_files_alone, check_known_classes
 from medfedaug.data.preparation.preparation import Preparation
-from medfedaug.errors import ConfigError, DataError
-from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, device_of, plain_tensor
-from medfedaug.tasks.bundle.metrics import BundleMetrics
-from medfedaug.tasks.bundle.parser import BundleConfiguration, reason_of
-from medfedaug.tasks.bundle.transforms import BundleAugmentation, Parts, plain_sample
+from medfedaug.errors import DataError
+from medfedaug.tasks.base import EvaluationCase, Pipeline, Sample, Task, device_of, plain_tensor
+from medfedaug.tasks.bundle.parser import BundleConfiguration, BundleMetrics, reason_of
 from medfedaug.tasks.losses import Loss
 
 _AT_LEAST = 2**32 - 1
+_CROPS, _INTENSITY = "monai.transforms.croppad", "monai.transforms.intensity"
+_LOCATED = (Orientationd, ResampleToMatchd, Spacingd, SpatialResampled)
 
 
 class BundleTask(Task):
@@ -82,11 +94,6 @@ class BundleTask(Task):
         return self.configuration.make(identifier) if identifier else None
 
     @property
-    def scored_classes(self) -> tuple[str, ...]:
-        """None: the Bundle's metrics decide on scores by class."""
-        return ()
-
-    @property
     def key(self) -> str:
         """The Bundle by its content, and the classes, whose places are the labels of photographs."""
         bundle = self.configuration.bundle
@@ -94,7 +101,6 @@ class BundleTask(Task):
 
     @property
     def cuts(self) -> bool:
-        """Return whether the Bundle crops at random."""
         return self.parts.crops
 
     def check_site(self, site: SiteFolder) -> None:
@@ -219,21 +225,6 @@ class BundleTask(Task):
         except RuntimeError as error:
             raise self.configuration.problem("postprocessing", f"fails ({reason_of(error)})") from error
 
-    def predict_case(
-        self,
-        network: nn.Module,
-        case: EvaluationCase,
-        transform: Pipeline,
-        batch_size: int = 16,
-        probabilities: bool = False,
-    ) -> Prediction:
-        """Refuse: a Bundle has its own inference."""
-        raise ConfigError(PREDICTS)
-
-    def transforms(self) -> Sequence[Any]:
-        """Return none: the Bundle's transforms come first."""
-        return ()
-
 
 class _BundleLoss(Loss):
     """A Bundle's loss, called as by MONAI's trainer; cross-entropy of classes also takes probabilities."""
@@ -245,7 +236,6 @@ class _BundleLoss(Loss):
         super().__init__(f"of the Bundle {name}", num_classes, loss, soft)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Compute the loss of a batch, for any form of targets."""
         if isinstance(self.labels, nn.Module):
             self.labels.to(outputs.device)  # weights of classes
         return self.labels(outputs, targets)
@@ -254,3 +244,81 @@ class _BundleLoss(Loss):
 def _floats(image: Any) -> Tensor:
     tensor: Tensor = convert_to_tensor(image, track_meta=False)
     return tensor if tensor.is_floating_point() else tensor.float()
+
+
+class Parts:
+    """The transforms of training samples, split as by MONAI's `CacheDataset`.
+
+    Attributes:
+        once: transforms before the first random one; a site keeps their result.
+        drawn: all others, for training.
+        cutting: ``drawn`` without random ones that do not crop: for samples of the same size and scale
+            without augmentation.
+    """
+
+    __slots__ = ("cutting", "drawn", "once")  # hides them from loaders that seed attributes
+
+    def __init__(self, transforms: Any) -> None:
+        whole = (transforms if isinstance(transforms, Compose) else Compose(transforms)).flatten()
+        first = whole.get_index_of_first(
+            lambda t: isinstance(t, RandomizableTrait) or not isinstance(t, Transform)
+        )
+        every = list(whole.transforms)
+        cut = len(every) if first is None else first
+        self.once = Compose(every[:cut])
+        self.drawn: list[Any] = every[cut:]
+        # Copies, since training draws from its own transforms.
+        self.cutting = [
+            deepcopy(t) for t in self.drawn if not isinstance(t, RandomizableTrait) or _within(t, _CROPS)
+        ]
+
+    @property
+    def crops(self) -> bool:
+        """True if samples are random crops of a case."""
+        return any(isinstance(t, RandomizableTrait) for t in self.cutting)
+
+    @property
+    def located(self) -> str:
+        """The transform, if any, that needs the affine after the first random one, which is not kept."""
+        return next((type(t).__name__ for t in self.drawn if isinstance(t, _LOCATED)), "")
+
+    @property
+    def rescaling(self) -> str:
+        """The transform, if any, that scales the image after the first random one."""
+        for transform in self.drawn:
+            fixed = not isinstance(transform, RandomizableTrait) and _within(transform, _INTENSITY)
+            if fixed and Keys.IMAGE in ensure_tuple(getattr(transform, "keys", ())):
+                return type(transform).__name__
+        return ""
+
+
+def _within(transform: Any, package: str) -> bool:
+    return type(transform).__module__.startswith(package)
+
+
+def plain_sample(sample: Any) -> Any:
+    """Return image and label of one or several samples as tensors without MONAI's metadata.
+
+    Boolean labels become 1 and 0: MONAI's losses take no norm of booleans.
+    """
+    if not isinstance(sample, Mapping):
+        return [plain_sample(part) for part in sample]
+    plain = {key: convert_to_tensor(sample[key], track_meta=False) for key in (Keys.IMAGE, Keys.LABEL)}
+    return {key: value.float() if value.dtype == torch.bool else value for key, value in plain.items()}
+
+
+class BundleAugmentation(Randomizable):
+    """The random transforms of a Bundle (`Parts.drawn`), image by image, and all after the first of them."""
+
+    def __init__(self, transforms: Sequence[Any]) -> None:
+        self.transform = Compose(transforms)
+
+    def set_random_state(
+        self, seed: int | None = None, state: np.random.RandomState | None = None
+    ) -> BundleAugmentation:
+        self.transform.set_random_state(seed, state)
+        return self
+
+    def __call__(self, samples: Sequence[Any]) -> list[Any]:
+        """Return new samples; several samples from one are a list in its place."""
+        return [plain_sample(self.transform(dict(sample))) for sample in samples]

@@ -12,7 +12,7 @@ from running import TINY_NETWORK
 
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import BY_PLAN, RunConfig
-from medfedaug.data.preparation.normalisation import ModalityNormalisation
+from medfedaug.data.preparation.preparation import ModalityNormalisation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, MedFedAugWarning, UpdateRefused
 from medfedaug.federation.composition import Composition

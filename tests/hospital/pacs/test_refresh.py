@@ -10,7 +10,7 @@ import pytest
 from dicom_files import sets, write_slices
 from imports import VOXELS, Site, box, write_image, write_outline
 
-from medfedaug.data.file_hashes import fingerprint_sites
+from medfedaug.data.checks import fingerprint_sites
 from medfedaug.data.volumes import VolumeFolder
 
 FIRST, SECOND = box((3, 9), (4, 9), (1, 3)), box((12, 18), (4, 9), (1, 3))

@@ -14,8 +14,7 @@ from medfedaug.research.datasets.benchmarks import BENCHMARKS, open_benchmark
 from medfedaug.research.papers.axes import parse_axis
 from medfedaug.research.papers.presets import PRESETS
 from medfedaug.research.sweeps import run_list
-from medfedaug.research.sweeps.planned import PlannedRun
-from medfedaug.research.sweeps.run_list import plan
+from medfedaug.research.sweeps.run_list import PlannedRun, plan
 
 
 def planned(

@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
-from medfedaug.runs.prediction.case_quality import certainty, look_first
+from medfedaug.runs.prediction.case_writer import certainty
+from medfedaug.runs.prediction.predictions_file import look_first
 
 
 def test_soft_dice_confidence_is_its_equation_in_2d_and_3d():

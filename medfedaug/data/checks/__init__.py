@@ -1,1 +1,0 @@
-"""Checks of a site's list of cases, and across sites."""
