@@ -17,7 +17,7 @@ from medfedaug.federation.job_folder import CARDS, COUNTS, LEVELS, SPACING
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import mean_interval
-from medfedaug.runs.annotated import BORROWED, OWN, Annotated
+from medfedaug.runs.model_score import BORROWED, OWN, Annotated
 from medfedaug.runs.recorded_run import RecordedRun
 from medfedaug.runs.run import recorded_input
 from medfedaug.utils.files import write_text

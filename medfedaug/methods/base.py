@@ -131,10 +131,10 @@ class ServerExchange(ABC):
     """Flag: the mean for `accept_mean` has the weights of the mean of models; otherwise equal weights."""
 
     def terms(self, payload: Payload) -> Payload:
-        """Return the terms of a payload that sites add up under secure aggregation.
+        """Return the terms of a payload that sites add up where the server learns only sums.
 
         The site calls it; the terms follow only from the payload. By default `result` does not follow from
-        sums over the sites, and the method excludes secure aggregation.
+        sums over the sites, and such a run refuses the method.
         """
         raise ConfigError("its result does not follow from the sum of the sites' values")
 

@@ -10,7 +10,7 @@ from medfedaug.methods import catalogue
 from medfedaug.methods.base import Method
 from medfedaug.methods.compatibility import check_compatible, constraints
 from medfedaug.utils import plugins
-from medfedaug.utils.layers import added_modules
+from medfedaug.utils.plugins import added_modules
 from medfedaug.utils.validation import match_case, not_known, split_names
 
 _CLASSES = [

@@ -67,7 +67,6 @@ def nothing_learned_at(metric: str, scores: Mapping[str, float | None]) -> list[
 
 
 def _is_undivided(entry: Mapping[str, Any]) -> bool:
-    """Return whether all cases of a site with a score are undivided."""
     cases = entry.get("cases")
     scored = sum(score is not None for score in cases.values()) if isinstance(cases, Mapping) else 0
     return bool(scored) and number_or_none(entry.get("undivided", 0)) == scored

@@ -9,9 +9,8 @@ import torch
 from running import TINY_NETWORK, TINY_OPTIONS
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.federation import arrange, check_federation
-from medfedaug.data.preparation.decoded_cache import keep_decoded
-from medfedaug.data.sites import find_sites, site_statistics
+from medfedaug.data.preparation.cache import keep_decoded
+from medfedaug.data.sites import arrange, check_federation, find_sites, site_statistics
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.site.trainer import SiteTrainer

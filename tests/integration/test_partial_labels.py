@@ -23,8 +23,8 @@ from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.research.datasets.partial_phantom import TRUTH, annotate_apart
-from medfedaug.runs.annotated import BORROWED, OWN, UNKNOWN, Annotated
 from medfedaug.runs.load_results import load_run
+from medfedaug.runs.model_score import BORROWED, OWN, UNKNOWN, Annotated
 from medfedaug.simulate import configure, simulate
 
 STRUCTURES = ("lesion", "ventricles", "deep grey matter", "white matter")

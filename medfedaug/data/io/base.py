@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 
@@ -35,11 +35,11 @@ def file_state(file: Path) -> FileState:
     return str(file.absolute()), status.st_mtime_ns, status.st_size
 
 
-class Segments(Protocol):
-    """The classes of a label map; a format that records more has a class of its own."""
+@dataclass(frozen=True)
+class Segments:
+    """The classes of a label map; a format that records more adds its fields."""
 
-    @property
-    def classes(self) -> tuple[str, ...]: ...
+    classes: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,13 +175,10 @@ class ImageFormat(ABC):
         return [label]
 
     def write_label_map(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
-        """Write a label map with the geometry of its image, by default as NIfTI.
+        """Write a label map, (X, Y, Z) unsigned integers, with its image's geometry, by default as NIfTI.
 
-        Args:
-            path: the file, with the suffix of `label_suffix`; other files written to its folder are kept.
-            image: the image, of several files the first.
-            voxels: (X, Y, Z), unsigned integers, on the grid of the image.
-            segments: the classes.
+        The file has the suffix of `label_suffix`; other files written to its folder are kept. Of an image of
+        several files, ``image`` is the first.
         """
         from nibabel import Nifti1Image
 

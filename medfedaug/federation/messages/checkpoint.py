@@ -16,11 +16,6 @@ _KIND, _VERSION = "checkpoint", 2
 CHECKPOINT_FORMAT: str = version_mark(_KIND, _VERSION)["format"]
 
 
-def server_checkpoint(state_dir: str | Path, name: str = "medfedaug") -> Path:
-    """Return the path of the server's checkpoint of the run ``name``, next to the folders of the sites."""
-    return Path(state_dir) / "server" / f"{name}.pt"
-
-
 def save_checkpoint(path: Path, content: dict[str, Any], *, private: bool = False) -> None:
     """Write ``content``, tensors and plain Python types, atomically."""
     whole = {**version_mark(_KIND, _VERSION), **content}

@@ -6,8 +6,7 @@ from pathlib import Path
 from medfedaug.config.machine import DATA_VARIABLE
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.folders import is_federation, is_site
-from medfedaug.data.sites import open_site
+from medfedaug.data.sites import is_federation, is_site, open_site
 from medfedaug.errors import DataError
 
 

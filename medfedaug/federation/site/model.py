@@ -149,7 +149,6 @@ class SiteModel:
         return make(**site, task=self.task, config=self.config, machine=self.machine)
 
     def _context(self, samples: SiteSamples) -> SiteContext:
-        """The context of all methods at this site."""
         config, composition = self.config, self.composition
         return SiteContext(
             self.name,

@@ -6,6 +6,7 @@ highdicom writes the report, which is an extra: ``pip install 'medfedaug[pacs]'`
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,7 @@ from medfedaug.data.io.formats import is_dicom, write_whole
 from medfedaug.hospital.dicom.identity import ModelIdentity, ObjectKind
 from medfedaug.hospital.dicom.segmentation import Segments, category, check_highdicom, save_object, writing
 from medfedaug.hospital.dicom.series import open_series
-from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.model_score import ModelScore
 from medfedaug.runs.prediction.case_writer import SeriesObjects
 from medfedaug.runs.prediction.options import PredictionOptions
@@ -45,16 +45,24 @@ class DicomObjects(SeriesObjects):
         kinds = object_kinds(self.options) if is_dicom(case.image) else ()
         return [_object_file(label.removesuffix(".dcm"), kind) for kind in kinds]
 
-    def segments(self, case: Case, classes: tuple[str, ...], notes: Mapping[str, str]) -> Segments:
-        """Return the segments of a DICOM SEG."""
-        return Segments(classes, self.identity(case), notes)
+    def segments(
+        self, case: Case, classes: tuple[str, ...], notes: Mapping[str, str], controlled: str = ""
+    ) -> Segments:
+        """Return the segments of a DICOM SEG; ``controlled`` names the structure of a controlled map."""
+        identity = self.identity(case)
+        if not controlled:
+            return Segments(classes, identity, notes)
+        settings = hashlib.sha256(f"{identity.settings} {controlled}".encode()).hexdigest()
+        return Segments(classes, replace(identity, settings=settings), notes, ObjectKind.CONTROLLED)
 
     def identity(self, case: Case) -> ModelIdentity:
         """Return the identity of the objects of a case."""
         further = self.further.get(case.name) or further_series(case, self.folder.channel_names)
-        return object_identity(self.run, self.origin, further=further)
+        return object_identity(self.run, self.origin, further=further, calibration=self.calibration)
 
-    def write(self, out: Path, case: Case, label: Tensor, file: str, segments: Classes) -> None:
+    def write(
+        self, out: Path, case: Case, label: Tensor, file: str, segments: Classes, comment: str = ""
+    ) -> None:
         """Write the objects of a series.
 
         Raises:
@@ -69,7 +77,9 @@ class DicomObjects(SeriesObjects):
             if kind is ObjectKind.RTSTRUCT:
                 write_whole(out / name, lambda path: write_rtstruct(path, image, voxels, model))
             else:
-                write_whole(out / name, lambda path: write_report(path, image, voxels, out / file, model))
+                write_whole(
+                    out / name, lambda path: write_report(path, image, voxels, out / file, model, comment)
+                )
 
 
 def channel_keys(names: Sequence[str], count: int) -> list[str]:
@@ -84,14 +94,15 @@ def further_series(case: Case, names: Sequence[str]) -> dict[str, str]:
 
 
 def object_identity(
-    run: FinishedRun, origin: Origin, *, further: Mapping[str, str] | None = None
+    run: FinishedRun, origin: Origin, *, further: Mapping[str, str] | None = None, calibration: str = ""
 ) -> ModelIdentity:
     """Return the identity of a case's objects, which depends on settings and further series.
 
     A site's pair follows from model and site, and a pair of the images themselves does not count. ``further``
-    has the SeriesInstanceUIDs of the image's series after the first, by channel.
+    has the SeriesInstanceUIDs of the image's series after the first, by channel; ``calibration`` is the hash
+    of an applied calibration.
     """
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, Any] = {"calibration": calibration} if calibration else {}
     if origin.pair is not None and not origin.site:
         chosen["statistics"] = [origin.pair.mean.tolist(), origin.pair.std.tolist()]
     if further:
@@ -124,13 +135,13 @@ def _object_file(name: str, kind: ObjectKind) -> str:
 
 
 def write_report(
-    path: Path, series: Path, voxels: np.ndarray, segmentation: Path, segments: Segments
+    path: Path, series: Path, voxels: np.ndarray, segmentation: Path, segments: Segments, comment: str = ""
 ) -> None:
-    """Write a report (PS3.16, TID 1500): volume of each class, in millilitres."""
+    """Write a report (PS3.16, TID 1500): volume of each class, in millilitres, and a comment."""
     with writing("report", series, "Leave out --report."):
         seg = pydicom.dcmread(segmentation, stop_before_pixels=True)
         slices = [pydicom.dcmread(file, stop_before_pixels=True) for file in open_series(series).files]
-        save_object(_report(series, voxels, seg, slices, segments), slices[0], path)
+        save_object(_report(series, voxels, seg, slices, segments, comment), slices[0], path)
 
 
 def _report(
@@ -139,6 +150,7 @@ def _report(
     seg: pydicom.Dataset,
     slices: Sequence[pydicom.Dataset],
     segments: Segments,
+    more: str,
 ) -> Any:
     import highdicom as hd
     from pydicom.sr.codedict import codes
@@ -195,7 +207,7 @@ def _report(
         title=codes.DCM.ImagingMeasurementReport,
     )
     warning = f"DO NOT RELY ON IT: {model.warning}" if model.warning else ""
-    if text := ". ".join(filter(None, (warning, model.test))):
+    if text := ". ".join(filter(None, (warning, model.test, more))):
         comment = hd.sr.TextContentItem(
             name=codes.DCM.Comment, value=text, relationship_type=hd.sr.RelationshipTypeValues.CONTAINS
         )

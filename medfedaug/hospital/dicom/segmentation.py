@@ -16,6 +16,7 @@ import pydicom
 from pydicom import Dataset
 from pydicom.valuerep import CUSTOMIZABLE_CHARSET_VR
 
+from medfedaug.data.io import base
 from medfedaug.errors import ConfigError, DataError, ReaderError, first_line
 from medfedaug.hospital.dicom.checks import require
 from medfedaug.hospital.dicom.headers import first_item, items_of
@@ -33,12 +34,12 @@ _PLACED = ("ImageOrientationPatient", "PixelSpacing")
 
 
 @dataclass(frozen=True)
-class Segments:
-    """Segments of a label map; ``notes`` are descriptions, by class."""
+class Segments(base.Segments):
+    """Segments of a label map of some kind; ``notes`` are descriptions, by class."""
 
-    classes: tuple[str, ...]
     model: ModelIdentity
     notes: Mapping[str, str] = field(default_factory=dict)
+    kind: ObjectKind = ObjectKind.SEGMENTATION
 
     def type_of(self, number: int) -> Any:
         """Return the code of the class with a number, for highdicom: its name in `OWN_CODES`."""
@@ -102,7 +103,7 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
             description.SegmentDescription = segments.notes[name]
         descriptions.append(description)
     fractional = voxels.ndim > 3
-    kind = ObjectKind.PROBABILITIES if fractional else ObjectKind.SEGMENTATION
+    kind = ObjectKind.PROBABILITIES if fractional else segments.kind
     # highdicom expects slices, rows, columns; a column is a step along x.
     frames = voxels[..., 1:].transpose(2, 1, 0, 3) if fractional else voxels.transpose(2, 1, 0)
     if volume.first.frames > 1:  # and the frames of one file in their stored order

@@ -13,10 +13,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from medfedaug.data.base import SPLITS, Case
+from medfedaug.data.base import SPLITS, Case, split_patients
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.data.preparation.cache import remove_prepared
-from medfedaug.data.splits import split_patients
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import ArchiveSeries, ArchiveStudy, StudyQuery
 from medfedaug.hospital.pacs.choice import StudyPlan

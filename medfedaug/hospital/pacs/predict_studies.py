@@ -30,12 +30,12 @@ from medfedaug.hospital.pacs.object_check import reading_objects
 from medfedaug.hospital.pacs.settings import ImportSettings, StudyOptions
 from medfedaug.hospital.pacs.volume import choose_volume, load_on_grid, open_volume, write_nifti
 from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
-from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.folder import only_process
-from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predict import Event, predict_images, uses_given_images
 from medfedaug.runs.prediction.predictions_file import Predictions
+from medfedaug.runs.prediction.promise import Promise
 from medfedaug.utils.files import private_folder, write_json, write_versioned
 
 _LIST, _KIND, _VERSION = "studies.json", "predicted-studies", 1
@@ -68,6 +68,7 @@ def predict_studies(
     studies: StudyOptions,
     *,
     on_event: Event | None = None,
+    promise: Promise | None = None,
 ) -> StudyPredictions:
     """Fetch studies, predict them, and store the predictions with their images.
 
@@ -96,7 +97,7 @@ def predict_studies(
             state=state,
             studies=studies,
             series=options.series,
-            identity=partial(object_identity, run, origin),
+            identity=partial(object_identity, run, origin, calibration=promise.sha256 if promise else ""),
             kinds=(ObjectKind.SEGMENTATION, *object_kinds(options)),
             named=bool(run.config.channel_names),
             book=_Book(state / _LIST),
@@ -111,6 +112,7 @@ def predict_studies(
                 further={case: job.further(case) for case in fetched},
                 on_event=tell,
                 on_case=job.deliver,
+                promise=promise,
             )
             failed = predictions.failed
             job.result.problems |= {case: failed[case]["error"] for case in fetched if case in failed}

@@ -13,11 +13,10 @@ import torch
 from medfedaug.data.base import SPLITS, Case, SiteFolder, by_patient, plain_name
 from medfedaug.data.checks import find_copies
 from medfedaug.data.dataset_json import LABELLED, named_classes, unseen_note
-from medfedaug.data.folders import is_federation, is_site, site_folders
 from medfedaug.data.io.formats import is_photograph
-from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.data.preparation.cache import keep_decoded
 from medfedaug.data.preparation.preparation import foreground_voxels
-from medfedaug.data.sites import open_site
+from medfedaug.data.sites import is_federation, is_site, open_site, site_folders
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 from medfedaug.research.comparison.case_comparison import CaseMeasures, measure_case, odd_cases, odd_site

@@ -16,7 +16,7 @@ from medfedaug.data.base import SPLITS, plain_name
 from medfedaug.errors import ConfigError
 from medfedaug.research.comparison.inspection import SiteInspection
 from medfedaug.research.comparison.shift import Measure, OddSite, Shift, odd_sites, site_shift
-from medfedaug.runs.leftovers import is_json_with
+from medfedaug.runs.folder import is_json_with
 from medfedaug.runs.prediction.prediction_image import INK, PAPER
 from medfedaug.utils.files import write_json
 from medfedaug.utils.printable import counted

@@ -11,7 +11,7 @@ from medfedaug.federation.job_folder import EVALUATION, RESULTS
 from medfedaug.metrics.base import Metric
 from medfedaug.metrics.registry import GLOBAL, LOCAL, PERSONAL, UNSEEN, add_recorded, find_metric
 from medfedaug.research.comparison.verdict import ENOUGH_PATIENTS
-from medfedaug.runs.results_schema import check_evaluation
+from medfedaug.runs.load_results import check_evaluation
 from medfedaug.utils.files import parse_json
 
 

@@ -20,9 +20,8 @@ from matplotlib.lines import Line2D
 from medfedaug.analysis import page
 from medfedaug.analysis.plots import WIDTH
 from medfedaug.data.base import Case
-from medfedaug.data.folders import is_federation, is_site
 from medfedaug.data.io.formats import is_photograph
-from medfedaug.data.sites import find_sites, open_site
+from medfedaug.data.sites import find_sites, is_federation, is_site, open_site
 from medfedaug.errors import DataError, MedFedAugError, first_line
 from medfedaug.federation.job_folder import GLOBAL_MODEL
 from medfedaug.federation.site.model import SiteModel

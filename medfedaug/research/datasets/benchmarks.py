@@ -19,7 +19,7 @@ from pkgutil import iter_modules
 from typing import Any, TypeVar
 
 from medfedaug.data.base import SiteFolder, spread
-from medfedaug.data.folders import MARKER, open_folder, site_folders
+from medfedaug.data.sites import MARKER, open_folder, site_folders
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.research.datasets.published import COMMON_OPTIONS, FOLDS, Benchmark, in_fold
 from medfedaug.utils.files import parse_versioned, write_versioned

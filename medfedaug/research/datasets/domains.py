@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from medfedaug.data.base import Case, SiteFolder, reading
+from medfedaug.data.base import Case, SiteFolder, reading, split_by_class
 from medfedaug.data.images import ImageFolder, cases_of_classes, published_split, visible_folders
-from medfedaug.data.splits import split_by_class
 from medfedaug.research.datasets.published import Benchmark, base_folder
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice

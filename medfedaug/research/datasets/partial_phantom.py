@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from medfedaug.data.base import SPLITS
-from medfedaug.data.folders import MANIFEST
+from medfedaug.data.sites import MANIFEST
 
 TRUTH = "truth"  # folder with the same federation and full outlines, only for measuring
 _UNKNOWN = 255

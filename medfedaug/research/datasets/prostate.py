@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from medfedaug.data.base import Case, SiteFolder, reading
-from medfedaug.data.preparation.decoded_cache import decoded
-from medfedaug.data.splits import split_patients
+from medfedaug.data.base import Case, SiteFolder, reading, split_patients
+from medfedaug.data.preparation.cache import decoded
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.research.datasets.published import Benchmark, base_folder, fold_patients

@@ -7,8 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from medfedaug.data.base import Case, SiteFolder, by_patient
-from medfedaug.data.splits import shuffled, split_patients
+from medfedaug.data.base import Case, SiteFolder, by_patient, shuffled, split_patients
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 

@@ -26,8 +26,7 @@ from medfedaug.config.options import File, Settings, setting, settings
 from medfedaug.config.plan import PLAN_FIELDS, Plan, load_plan, planning_settings
 from medfedaug.config.run import RunConfig, task_defaults
 from medfedaug.data.base import is_own_data
-from medfedaug.data.federation import federation_settings
-from medfedaug.data.folders import is_federation
+from medfedaug.data.sites import federation_settings, is_federation
 from medfedaug.errors import ConfigError, first_line, warn
 from medfedaug.methods.registry import parse_methods
 from medfedaug.research.datasets.benchmarks import OWN_DATA, find_benchmark, open_benchmark, read_federation

@@ -12,7 +12,7 @@ from typing import Any
 from medfedaug.config.plan import PLAN_FIELDS, Plan, planning_settings
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.federation import federation_settings
+from medfedaug.data.sites import federation_settings
 from medfedaug.errors import ConfigError
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.initial_weights import InitialWeights

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.config.run import Execution
-from medfedaug.data.federation import federation_settings
+from medfedaug.data.sites import federation_settings
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.methods.registry import parse_methods

@@ -14,7 +14,7 @@ from traceback import format_exc
 from typing import Any
 
 from medfedaug.config.run import Execution, RunConfig, asked_settings
-from medfedaug.data.folders import MARKER
+from medfedaug.data.sites import MARKER
 from medfedaug.errors import ConfigError, MedFedAugError, first_line
 from medfedaug.federation.engine import check_device, find_engine
 from medfedaug.federation.job_folder import RESULTS

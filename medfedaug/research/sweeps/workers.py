@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 import torch
 from filelock import FileLock
 
-from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.data.preparation.cache import keep_decoded
 from medfedaug.errors import ConfigError, RunFailed, first_line
 from medfedaug.federation.job_folder import STATE
 from medfedaug.research.sweeps.run_list import PlannedRun

@@ -12,8 +12,7 @@ from medfedaug._version import __version__
 from medfedaug.errors import ConfigError
 from medfedaug.federation.server.output import write_state
 from medfedaug.runs.bundle.network import PlainInference, plain_inference
-from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.utils.files import write_json
 
 

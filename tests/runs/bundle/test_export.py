@@ -24,8 +24,7 @@ from medfedaug.federation.composition import Composition
 from medfedaug.federation.server.output import write_run
 from medfedaug.methods import parse_methods
 from medfedaug.runs.bundle.network import plain_inference
-from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.simulate import configure
 from medfedaug.statistics import load_statistics, save_statistics
 
