@@ -13,16 +13,7 @@ from medfedaug.data.dataset_json import LABELLED
 from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import PairedTest
-from medfedaug.runs.run import (
-    BASELINE,
-    MODEL,
-    NOT_RECORDED,
-    OTHER_INPUT,
-    SCALED,
-    Input,
-    Run,
-    compared_metric,
-)
+from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, OTHER_INPUT, SCALED, Input, Run, compared_metric
 from medfedaug.utils.plugins import added_modules
 from medfedaug.utils.printable import counted
 

@@ -4,14 +4,7 @@ import copy
 
 import pytest
 import torch
-from monai.networks.nets import (
-    DenseNet,
-    DynUNet,
-    SegResNet,
-    SegResNetDS,
-    SwinUNETR,
-    resnet10,
-)
+from monai.networks.nets import DenseNet, DynUNet, SegResNet, SegResNetDS, SwinUNETR, resnet10
 from small_networks import SEGMENTING, needs_einops
 from torch import nn
 
