@@ -88,7 +88,7 @@ def simulate(
     with starting():
         from medfedaug.data.sites import describe_federation, num_patients
         from medfedaug.federation.job_folder import REPORT
-        from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
+        from medfedaug.metrics.registry import REMEDIES, nothing_learned_at, nothing_learned_in
         from medfedaug.metrics.segmentation import oversized_in
         from medfedaug.runs.run import recorded_input
         from medfedaug.simulate import Simulation, run_simulation

@@ -11,7 +11,7 @@ from torch import nn
 from medfedaug.config.run import RunConfig
 from medfedaug.federation.composition import Composition
 from medfedaug.models import build_network, ffa_layers, insert_ffa, network_names, remove_ffa
-from medfedaug.models.substitution import call_with
+from medfedaug.models.entries import call_with
 from medfedaug.models.supervision import network_heads
 from medfedaug.research.papers.presets import PRESETS
 
