@@ -343,9 +343,7 @@ def _settings(
     folder = bundle or reference.get("name")
     settings["bundle"] = locate(folder) if folder else {}
     if reference and not bundle and content_hash(settings["bundle"]) != reference["hash"]:
-        raise ConfigError(
-            f"--bundle {folder}: its content differs from the Bundle of --config; give the Bundle"
-        )
+        raise ConfigError(f"--bundle {folder}: its content differs from that of --config; give the Bundle")
     settings |= _plan(plan, memory, given)
     if "task" in settings and not folder:  # a Bundle has the other settings
         usual = task_defaults(settings["task"], settings["plan"], own_data=True)
