@@ -86,6 +86,9 @@ def simulate(
     # In a process that has computed before, OpenMP may have threads, and a fork would hang.
     prepares = engine == "nvflare" and not check and "torch" not in sys.modules
     with starting():
+        if prepares:
+            import nvflare  # noqa: F401, first, since it looks through all modules that are imported before it
+
         from medfedaug.data.sites import describe_federation, num_patients
         from medfedaug.federation.job_folder import REPORT
         from medfedaug.metrics.registry import REMEDIES, nothing_learned_at, nothing_learned_in
@@ -340,9 +343,7 @@ def _settings(
     folder = bundle or reference.get("name")
     settings["bundle"] = locate(folder) if folder else {}
     if reference and not bundle and content_hash(settings["bundle"]) != reference["hash"]:
-        raise ConfigError(
-            f"--bundle {folder}: its content differs from the Bundle of --config; give the Bundle"
-        )
+        raise ConfigError(f"--bundle {folder}: its content differs from that of --config; give the Bundle")
     settings |= _plan(plan, memory, given)
     if "task" in settings and not folder:  # a Bundle has the other settings
         usual = task_defaults(settings["task"], settings["plan"], own_data=True)

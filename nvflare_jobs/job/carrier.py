@@ -205,6 +205,7 @@ class NVFlareCarrier(Carrier):
         answered: set[str] = set()
         good: set[str] = set()
         lock, closed = threading.Lock(), False
+        complete = threading.Event()  # NVFlare notices it 0.2 s later
 
         def take(site: str, reply: Reply) -> bool:
             with lock:
@@ -214,13 +215,15 @@ class NVFlareCarrier(Carrier):
                 used = accept(site, reply)
                 if used:
                     good.add(site)
+                if answered >= {*sites}:
+                    complete.set()
             if not used:
                 self._warn(f"{request.task}, round {request.round}: {site} is left out")
             return used
 
         task = self._send(request, sites, take)
         grace, enough_since, reported = self.execution.grace, None, set[str]()
-        while task.completion_status is None and not self.abort_signal.triggered:
+        while not (complete.wait(self.period) or task.completion_status or self.abort_signal.triggered):
             if len(good) >= needed and enough_since is None:
                 enough_since = time.monotonic()
             if grace is not None and enough_since is not None and time.monotonic() - enough_since >= grace:
@@ -230,10 +233,9 @@ class NVFlareCarrier(Carrier):
                 if enough_since is not None:
                     break
                 reported = self._report_waiting(waiting, reported, len(good), needed)
-            time.sleep(self.period)
         with lock:
             closed = True
-        if task.completion_status is None:
+        if task.completion_status is None and not complete.is_set():
             status = TaskCompletionStatus.CANCELLED
             self.controller.cancel_task(task, completion_status=status, fl_ctx=self.fl_ctx)
         return {site: self._reason(site, task) for site in sorted(set(sites) - answered)}

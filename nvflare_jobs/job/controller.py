@@ -49,7 +49,7 @@ class ProtocolController(Controller):
     """Run a protocol over NVFlare, and write its events to ``medfedaug/events.jsonl``."""
 
     def __init__(self, execution: dict[str, Any] | None) -> None:
-        super().__init__(task_check_period=_CHECK_PERIOD)
+        super().__init__()
         self.execution = execution or {}
         self._execution = Execution.from_dict(self.execution)
         self._presence = Presence()

@@ -248,19 +248,17 @@ class Comparison:
 
     @property
     def nothing_learned(self) -> str:
-        """The reason why FedAvg learned nothing in any training; empty if it did."""
-        reasons = [
-            self._entry(t)["nothing_learned"] for t in self.config.trainings() if t.method == REFERENCE
-        ]
-        return str(min(reasons)) if all(reasons) else ""
+        """The reason why no method learned anything in any training; empty if some did."""
+        reasons = [self._entry(t)["nothing_learned"] for t in self.config.trainings()]
+        return str(reasons[0]) if all(reasons) else ""
 
     def results(self) -> dict[str, Any]:
         """Return the content of ``compare.json``.
 
         ``gains`` has the mean gain of each method over FedAvg after its last round, with its 90% interval,
         positive where the method is better; ``recommended`` the methods whose interval lies above 0, the best
-        first, or FedAvg if some interval lies below 0 and none above. Both are empty if FedAvg learned
-        nothing.
+        first, or FedAvg if some interval lies below 0 and none above. Both are empty if no method learned
+        anything.
         """
         nothing, order = self.nothing_learned, self.config.order
         after = {} if nothing else {name: self._last_stage(name) for name in order}
