@@ -14,8 +14,7 @@ from medfedaug.analysis.text_table import number, plain_markdown
 from medfedaug.config.run import DEFAULT_LOSSES, job_hash
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.federation.job_folder import CARDS, COUNTS, LEVELS, SPACING
-from medfedaug.metrics.nothing_learned import nothing_learned_in
-from medfedaug.metrics.registry import find_metric
+from medfedaug.metrics.registry import find_metric, nothing_learned_in
 from medfedaug.metrics.significance import mean_interval
 from medfedaug.runs.model_score import BORROWED, OWN, Annotated
 from medfedaug.runs.recorded_run import RecordedRun

@@ -47,7 +47,7 @@ from medfedaug.methods.contexts import (
     Targets,
     zeros,
 )
-from medfedaug.models.substitution import trained_entries
+from medfedaug.models.entries import trained_entries
 from medfedaug.statistics import ChannelStatistics
 
 __all__ = [

@@ -52,7 +52,7 @@ class SiteContext:
         training_loss: the mean of the task's loss over the training images, in evaluation mode, in the form
             that a method may send: `medfedaug.federation.site.model.SiteModel.training_loss`.
         local_entries: the state-dict entries that stay at the site.
-        frozen: the state-dict entries that are not trained (`medfedaug.models.substitution`).
+        frozen: the state-dict entries that are not trained (`medfedaug.models.entries`).
         missing_channels: the channels that the site lacks by its own list, 0 in all of its images.
         annotated: the classes, without the background, that some training case of the site has annotated.
         task: loss and form of the targets.
