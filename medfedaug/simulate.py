@@ -129,7 +129,7 @@ class Simulation:
             share the cores.
         machine: memory and folder of every site's prepared images; by default from ``MEDFEDAUG_MEMORY`` and
             ``MEDFEDAUG_CACHE``.
-        init: a file with initial weights (`medfedaug.models.weights`). Entries that do not fit the network
+        init: a file with initial weights (`medfedaug.models.entries`). Entries that do not fit the network
             start from the seed, and ``results.json`` lists them.
         loop: the path of a script with a custom training loop, or the name of a package's loop
             (`medfedaug.config.training_scripts`), which the sites run instead of the federation's; with

@@ -34,7 +34,7 @@ def calibrate(
     """
     options = CalibrationOptions(**given[CalibrationOptions])
     from medfedaug.hospital.assurance.calibrate import calibrate as calibrated
-    from medfedaug.hospital.assurance.calibration import CALIBRATION, sentence, write_calibration
+    from medfedaug.hospital.assurance.calibration import CALIBRATION, sentence
     from medfedaug.runs.finished_run import FinishedRun
     from medfedaug.runs.folder import is_json_with
     from medfedaug.utils.files import write_json
@@ -51,7 +51,7 @@ def calibrate(
             promised = "threshold" in structure
             text = sentence(content, site, name) if promised else f"no promise: {structure['reason']}"
             say(f"{site}: {name}: {text}", None if promised else "yellow")
-    write_calibration(target, content)
+    write_json(target, content, private=True)
     if json_file is not None:
         write_json(json_file, content)
     say(f"{target}: stays at the site; medfedaug predict applies it")

@@ -22,11 +22,13 @@ from medfedaug.cli.options import (
     SiteNames,
     SiteOrSites,
     State,
+    existing_file,
     existing_run,
     takes,
 )
 from medfedaug.errors import ConfigError
 from medfedaug.runs.prediction.options import PredictionOptions
+from medfedaug.utils.plugins import added_module
 from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 20
 
+Calibration = Annotated[
+    Path | None,
+    Option(metavar="FILE", callback=existing_file, help="Calibration whose promises to state by site."),
+]
 Model = Annotated[Path, Option(callback=existing_run, help="Folder of a run, or its model.")]
 Out = Annotated[Path, Option(help="Folder for label maps, DICOM SEG and pictures.")]
 Images = Annotated[Path | None, Option(help="Image, folder, DICOM series, or dataset.json; no labels.")]
@@ -196,6 +202,7 @@ def report(
     reference: Annotated[str, Option(help="Methods to compare the others with.")] = "fedavg",
     device: Device = "auto",
     card: Annotated[bool, Option("--card", help="Write the model card of one run.")] = False,
+    calibration: Calibration = None,
     site_names: SiteNames = False,
 ) -> None:
     """Show a run or compare several on one self-contained page.
@@ -203,7 +210,7 @@ def report(
     With --card, write a run's model card: training data, scores, and known gaps of the model.
     """
     if card:
-        _write_card(runs, out, site_names=site_names)
+        _write_card(runs, out, calibration, site_names=site_names)
         return
     page = out or Path("report.html")
     from medfedaug.analysis import write_report
@@ -231,7 +238,9 @@ def report(
     say(str(page))
 
 
-def _write_card(runs: Sequence[Path], out: Path | None, *, site_names: bool) -> None:
+def _write_card(
+    runs: Sequence[Path], out: Path | None, calibration: Path | None, *, site_names: bool
+) -> None:
     if len(runs) > 1:
         raise ConfigError("--card takes one run: name one folder")
     existing_run(runs[0])
@@ -239,7 +248,11 @@ def _write_card(runs: Sequence[Path], out: Path | None, *, site_names: bool) -> 
     from medfedaug.runs.recorded_run import RecordedRun
 
     opened = RecordedRun.open(runs[0])
-    files = write_model_card(opened, out or opened.model.parent, site_names=site_names)
+    promises: dict[str, str] = {}
+    if calibration is not None:
+        module = added_module("assurance.calibration", "--calibration")
+        promises = module.sentences(module.read_calibration(calibration, opened))
+    files = write_model_card(opened, out or opened.model.parent, site_names=site_names, promises=promises)
     say(", ".join(map(str, files)))
 
 
@@ -297,6 +310,7 @@ def bundle(
     out: Annotated[Path, Option(help="A new or empty folder.")],
     site: Annotated[str | None, Option(help="Site whose statistics or layers are used.")] = None,
     statistics: Annotated[Path | None, Option(help="Statistics of the place of use.")] = None,
+    calibration: Calibration = None,
     state: State = None,
     site_names: SiteNames = False,
 ) -> None:
@@ -308,11 +322,18 @@ def bundle(
     opened = FinishedRun.open(run, state=state)
     origin = Origin.of(opened, site, statistics)
 
+    thresholds: dict[str, float] = {}
+    promises: dict[str, str] = {}
+    if calibration is not None:
+        find = added_module("assurance.calibration", "--calibration").find_promise
+        promise = find(opened, calibration, origin)
+        thresholds, promises = promise.thresholds, promise.sentences
+
     def write_card(folder: Path) -> None:
-        write_model_card(opened, folder, site_names=site_names)
+        write_model_card(opened, folder, site_names=site_names, promises=promises)
 
     with err_console.status("comparing with MONAI's network"):
-        write_bundle(opened, out, origin, card=write_card)
+        write_bundle(opened, out, origin, card=write_card, thresholds=thresholds)
     config, meta = (quote(f"{out}/configs/{name}.json") for name in ("inference", "metadata"))
     call = f"python -m monai.bundle run --bundle_root {quote(str(out))} --config_file {config}"
     say(f"{out}: run it with")

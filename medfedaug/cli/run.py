@@ -91,7 +91,7 @@ def simulate(
 
         from medfedaug.data.sites import describe_federation, num_patients
         from medfedaug.federation.job_folder import REPORT
-        from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
+        from medfedaug.metrics.registry import REMEDIES, nothing_learned_at, nothing_learned_in
         from medfedaug.metrics.segmentation import oversized_in
         from medfedaug.runs.run import recorded_input
         from medfedaug.simulate import Simulation, run_simulation
@@ -343,9 +343,7 @@ def _settings(
     folder = bundle or reference.get("name")
     settings["bundle"] = locate(folder) if folder else {}
     if reference and not bundle and content_hash(settings["bundle"]) != reference["hash"]:
-        raise ConfigError(
-            f"--bundle {folder}: its content differs from the Bundle of --config; give the Bundle"
-        )
+        raise ConfigError(f"--bundle {folder}: its content differs from that of --config; give the Bundle")
     settings |= _plan(plan, memory, given)
     if "task" in settings and not folder:  # a Bundle has the other settings
         usual = task_defaults(settings["task"], settings["plan"], own_data=True)

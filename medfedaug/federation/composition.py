@@ -23,8 +23,8 @@ from medfedaug.methods.base import ServerContext
 from medfedaug.methods.compatibility import Constraints, check_compatible, constraints, methods_with
 from medfedaug.metrics.registry import LOCAL, UNSEEN, whose_model
 from medfedaug.models import build_network
+from medfedaug.models.entries import first_names_of, freeze
 from medfedaug.models.networks import check_size, size_multiple
-from medfedaug.models.substitution import first_names_of, freeze
 from medfedaug.tasks import Task, make_task
 from medfedaug.utils.plugins import added_module
 

@@ -188,9 +188,7 @@ class PooledCarrier(InProcessCarrier):
                 trainer.take_plan(self.server.planning.planned())
                 trainer.open(name)
         training = [trainer for _, trainer in sorted(self.trainers.items()) if trainer.trains]
-        return ConcatenatedDataset(
-            [trainer.own_dataset(derive_seed(seed, trainer.name)) for trainer in training]
-        )
+        return ConcatenatedDataset([one.own_dataset(derive_seed(seed, one.name)) for one in training])
 
     def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
         """Let one site train; all others only score the model on their validation cases."""

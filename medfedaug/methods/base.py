@@ -35,7 +35,7 @@ from medfedaug.methods.contexts import SiteUpdate as SiteUpdate
 from medfedaug.methods.contexts import Step as Step
 from medfedaug.methods.contexts import Targets as Targets
 from medfedaug.methods.contexts import zeros as zeros
-from medfedaug.models.substitution import trained_entries
+from medfedaug.models.entries import trained_entries
 from medfedaug.statistics import ChannelStatistics
 
 WORDS: dict[str, str] = {

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from medfedaug import functional as F
 from medfedaug.data.annotation import Decoded
-from medfedaug.functional.passes import per_channel
+from medfedaug.functional.features import per_channel
 from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
 from medfedaug.methods.site_parts import MeasuredSite
-from medfedaug.models.substitution import call_with, evaluating
+from medfedaug.models.entries import call_with, evaluating
 
 
 class ConDist(Method):

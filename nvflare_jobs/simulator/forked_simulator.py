@@ -37,6 +37,7 @@ _LARGEST = 2**20  # bytes of a request for a site
 
 _MODULES = (
     "torch._dynamo",  # the first step of an optimiser imports it
+    "nvflare.fuel.f3.drivers.aio_http_driver",  # each process imports all of NVFlare's drivers
     "monai.networks.nets",
     "monai.transforms",
     "monai.losses",

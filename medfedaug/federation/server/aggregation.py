@@ -19,7 +19,7 @@ from medfedaug.federation.server.outlier_checks import (
 )
 from medfedaug.functional.means import WeightedMean, capped_weights
 from medfedaug.methods.base import Aggregator, Payload, RoundMean, ServerContext, ServerExchange, SiteUpdate
-from medfedaug.models.substitution import shared_by_name, trained_entries
+from medfedaug.models.entries import shared_by_name, trained_entries
 from medfedaug.statistics import ChannelStatistics
 
 _COMPARED = "compared/once"  # in checkpoints, next to the groups of `Aggregation._halves`

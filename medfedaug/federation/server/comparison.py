@@ -15,8 +15,7 @@ from medfedaug.federation.job_folder import server_checkpoint
 from medfedaug.federation.messages.messages import SCORE, Reply, Request, raise_error, refusal
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics, is_count
 from medfedaug.federation.server.server import FederationServer
-from medfedaug.metrics.nothing_learned import nothing_learned_at, nothing_learned_in
-from medfedaug.metrics.registry import METRICS
+from medfedaug.metrics.registry import METRICS, nothing_learned_at, nothing_learned_in
 from medfedaug.metrics.significance import Difference, Gain, is_converged, mean_gain, t_quantile
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import parse_versioned, write_versioned

@@ -40,7 +40,7 @@ from medfedaug.federation.server.reply_checks import ReplyChecks
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.registry import METRICS
 from medfedaug.metrics.significance import has_stalled
-from medfedaug.models.substitution import shared_by_name
+from medfedaug.models.entries import shared_by_name
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.utils.event_text import OnEvent
 

@@ -18,8 +18,8 @@ from medfedaug.errors import MedFedAugError, first_line, warn
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
 from medfedaug.methods.base import Step, Targets, overridden
+from medfedaug.models.entries import hold_norms
 from medfedaug.models.execution import call_plainly
-from medfedaug.models.substitution import hold_norms
 from medfedaug.models.supervision import DeepSupervision
 from medfedaug.sampling import TrainingDataset, on_device, prefetch
 
