@@ -22,9 +22,8 @@ import torch
 from measure import hardware, parser
 from scipy.ndimage import binary_fill_holes, binary_opening
 
-from medfedaug.data.folders import MANIFEST
 from medfedaug.data.phantom import make_phantom
-from medfedaug.data.sites import find_sites
+from medfedaug.data.sites import MANIFEST, find_sites
 from medfedaug.methods import parse_methods
 from medfedaug.research.datasets.partial_phantom import TRUTH, annotate_apart
 from medfedaug.runs.evaluate import evaluate_model

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from medfedaug.analysis.grouping import group_runs, pool_runs
 from medfedaug.research.comparison.comparison import compare_groups
-from medfedaug.research.comparison.patient_tests import PatientTest
+from medfedaug.research.comparison.paired_tests import PatientTest
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import BASELINE, Run
 

@@ -34,9 +34,8 @@ import matplotlib.pyplot as plt
 import torch
 from measure import hardware, parser
 
-from medfedaug.data.folders import MANIFEST
 from medfedaug.data.phantom import Scanner, make_phantom
-from medfedaug.data.sites import find_sites
+from medfedaug.data.sites import MANIFEST, find_sites
 from medfedaug.federation import run_in_process
 from medfedaug.methods import parse_methods
 from medfedaug.metrics.significance import paired_t_test

@@ -23,10 +23,9 @@ import torch
 from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.federation import arrange
 from medfedaug.data.phantom import Structure, make_phantom
-from medfedaug.data.preparation.decoded_cache import keep_decoded
-from medfedaug.data.sites import find_sites
+from medfedaug.data.preparation.cache import keep_decoded
+from medfedaug.data.sites import arrange, find_sites
 from medfedaug.federation.in_process import compare_in_process, run_in_process
 from medfedaug.methods import parse_methods
 from medfedaug.research.datasets.benchmarks import open_benchmark

@@ -39,7 +39,7 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import StorageError
 from medfedaug.federation import Carrier, FederationServer, Reply, Request, Site, SiteTrainer, run
-from medfedaug.federation.messages.checkpoint import server_checkpoint
+from medfedaug.federation.job_folder import server_checkpoint
 from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.protocol import Accept
 from medfedaug.functional.means import WeightedMean

@@ -8,7 +8,7 @@ Dice. *rare 5* is a method that misses a structure (0.6 Dice) in 5% of patients 
 elsewhere; *mixture* has a standard deviation of 0.3 in 10% of patients and 0.02 elsewhere. Trainings move all
 scores of a method by one amount, whose standard deviation is a multiple of the standard error over patients.
 The columns count tables with at least one verdict: by the tests of the observed differences, and by the rule,
-which adds `medfedaug.research.comparison.patient_tests.rare_loss_test`.
+which adds `medfedaug.research.comparison.paired_tests.rare_loss_test`.
 """
 
 import argparse
@@ -16,8 +16,7 @@ import argparse
 import numpy as np
 
 from medfedaug.metrics.significance import paired_t_test
-from medfedaug.research.comparison.crossed import crossed_test, holm
-from medfedaug.research.comparison.patient_tests import rare_loss_test
+from medfedaug.research.comparison.paired_tests import crossed_test, holm, rare_loss_test
 from medfedaug.research.comparison.verdict import LEVEL, chance
 
 METHODS, SEEDS, SPREAD, LOSS = 11, 5, 0.05, 0.6

@@ -341,7 +341,6 @@ def load_statistics(
 
 
 def _check_alike(statistics: Mapping[str, ChannelStatistics]) -> None:
-    """Check that there are sites, and that all have the same channels."""
     if not statistics:
         raise ValueError("no site with statistics")
     first = next(iter(statistics))

@@ -18,24 +18,8 @@ from torch import Tensor, nn
 
 from medfedaug.errors import WITH_BATCH_NORM
 from medfedaug.functional import mix_statistics, working_precision
-from medfedaug.functional.features import normalising
-from medfedaug.functional.passes import scale_by_moments
-from medfedaug.models.substitution import evaluating
-
-__all__ = [
-    "AdaptiveBatchNorm",
-    "InstanceAdapter",
-    "Interpolation",
-    "LearnedAlpha",
-    "RandomMix",
-    "UnsavedModule",
-    "adapt_batch_norm",
-    "adaptive_norms",
-    "insert_instance_adapters",
-    "instance_adapters",
-    "interpolating",
-    "training_adapters",
-]
+from medfedaug.functional.features import normalising, scale_by_moments
+from medfedaug.models.entries import evaluating
 
 Network = TypeVar("Network", bound=nn.Module)
 Statistics = tuple[Tensor, Tensor]
@@ -68,11 +52,6 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
         assert self.running_mean is not None
         self.global_mean, self.global_var = mean.to(self.running_mean), var.to(self.running_mean)
 
-    def global_statistics(self) -> tuple[Tensor, Tensor]:
-        """Return the federation's mean and √(variance + ``eps``), (C,) each, at least float32."""
-        mean, var = (working_precision(value) for value in self._global())
-        return mean, (var + self.eps).sqrt()
-
     def _global(self) -> tuple[Tensor, Tensor]:
         mean = self.running_mean if self.global_mean is None else self.global_mean
         var = self.running_var if self.global_var is None else self.global_var
@@ -98,7 +77,9 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
 
         def move(mean: Tensor, var: Tensor) -> Statistics:
             local = mean, (var + self.eps).sqrt()
-            return normalising(*how(self, local, self.global_statistics()), self.weight, self.bias)
+            global_mean, global_var = map(working_precision, self._global())
+            federation = global_mean, (global_var + self.eps).sqrt()
+            return normalising(*how(self, local, federation), self.weight, self.bias)
 
         return scale_by_moments(x, move)
 

@@ -59,14 +59,7 @@ def alexnet(spatial_dims: int = 2, in_channels: int = 3, out_channels: int = 10)
     """AlexNet with batch norm (FedFA, ICLR 2023, Table 10): 49.5 MB for RGB images and ten classes.
 
     Five stages of 64, 192, 384, 256 and 256 channels, the first two and the last with pooling.
-
-    Args:
-        spatial_dims: 2 as in the paper, or 3.
-        in_channels: channels of the image.
-        out_channels: number of classes.
-
-    Returns:
-        The network; images need 63 voxels or more in each direction.
+    Images are 2D as in the paper, or 3D, and need 63 voxels or more in each direction.
     """
     pool = (3, 2)
     stages = [
@@ -97,9 +90,6 @@ class SwinClassifier(nn.Module):
     original (Liu et al., ICCV 2021). Its only norm is layer norm.
 
     Args:
-        spatial_dims: 2 or 3.
-        in_channels: channels of the image.
-        out_channels: number of classes.
         embed_dim: width of the first stage.
         depths: number of blocks of each of the four stages.
         num_heads: attention heads of each stage.
@@ -148,12 +138,7 @@ class SwinClassifier(nn.Module):
 
 
 class ViTClassifier(ViT):
-    """MONAI's vision transformer, with the logits as its only output.
-
-    Args:
-        spatial_dims: 2 or 3.
-        **args: arguments of `monai.networks.nets.ViT`; ``img_size`` is the size of the images.
-    """
+    """MONAI's vision transformer, with its arguments, and with the logits as its only output."""
 
     def __init__(self, spatial_dims: int = 2, **args: Any) -> None:
         super().__init__(

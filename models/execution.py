@@ -26,10 +26,7 @@ def run_in_bfloat16(net: nn.Module) -> nn.Module:
     Hooks put `torch.autocast` around each call of the network, also around the passes of methods. Losses and
     the methods' equations outside of the network stay in float32, and so do weights, gradients and running
     statistics. bfloat16 has the range of float32, so that the loss needs no scaling. Hooks inside the network
-    see features in bfloat16.
-
-    Args:
-        net: changed in place.
+    see features in bfloat16. The network is changed in place.
 
     Example:
         >>> net = run_in_bfloat16(nn.Conv2d(1, 1, 1))

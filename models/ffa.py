@@ -10,7 +10,7 @@ from torch import Tensor, distributed
 
 from medfedaug.errors import warn
 from medfedaug.functional import augmentation_spread, feature_statistics, perturb_features
-from medfedaug.functional.passes import plain_tensor
+from medfedaug.functional.features import plain_tensor
 from medfedaug.models.stages import StageLayer
 
 _VARIANCES = ("adaptive", "direct", "client", "random")
@@ -198,7 +198,6 @@ class FFALayer(StageLayer):
 
     @torch.jit.unused
     def _warn(self, x: Tensor) -> None:
-        """Warn of features whose statistics say little."""
         if torch.compiler.is_compiling() or self.variance == "random":
             return
         if len(x) == 1:
@@ -215,14 +214,14 @@ class FFALayer(StageLayer):
 
     @torch.jit.unused
     def _gather(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
-        both = rows_of_all(torch.cat([mean, std], dim=1))
+        both = _not_compiled(rows_of_all)(torch.cat([mean, std], dim=1))
         return both[:, : self.num_channels], both[:, self.num_channels :]
 
     def _draw(self, x: Tensor, together: bool) -> Tensor:
         """Draw the number that decides whether the layer is active, uniform in [0, 1)."""
         if not torch.jit.is_scripting():
             if together:
-                return drawn_together(torch.rand((), device=x.device))
+                return _not_compiled(drawn_together)(torch.rand((), device=x.device))
             if torch.compiler.is_compiling():
                 return torch.rand((), device=x.device)
         return torch.rand(1)  # on the CPU, which does not wait for a GPU
@@ -330,15 +329,6 @@ def rows_of_all(rows: Tensor) -> Tensor:
 
     Rows are (B, N), the result is (sum of all B, N), the same in every process; the values keep their bits.
     """
-    return _not_compiled(_gather)(rows)
-
-
-def drawn_together(value: Tensor) -> Tensor:
-    """Return the random number of the first process in all processes."""
-    return _not_compiled(_broadcast)(value)
-
-
-def _gather(rows: Tensor) -> Tensor:
     from torch.distributed.nn import functional
 
     rank, world = distributed.get_rank(), distributed.get_world_size()
@@ -351,6 +341,7 @@ def _gather(rows: Tensor) -> Tensor:
     return padded
 
 
-def _broadcast(value: Tensor) -> Tensor:
+def drawn_together(value: Tensor) -> Tensor:
+    """Return the random number of the first process in all processes."""
     distributed.broadcast(value, 0)
     return value

@@ -67,9 +67,7 @@ class FFAArguments(TypedDict, total=False):
 
 
 def insert_ffa(
-    net: Network,
-    stages: Sequence[int | str] | None = None,
-    **ffa: Unpack[FFAArguments],
+    net: Network, stages: Sequence[int | str] | None = None, **ffa: Unpack[FFAArguments]
 ) -> Network:
     """Insert an `FFALayer` after each stage of a network's encoder.
 
@@ -115,10 +113,7 @@ def insert_ffa(
 
 
 def insert_layers(
-    net: Network,
-    kind: type[StageLayer],
-    stages: Sequence[int | str] | None = None,
-    **args: Any,
+    net: Network, kind: type[StageLayer], stages: Sequence[int | str] | None = None, **args: Any
 ) -> Network:
     """Insert a layer after each stage of a network's encoder; a stage may have several kinds of layers.
 

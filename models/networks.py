@@ -1,8 +1,8 @@
-"""Networks by name, with one argument for their normalisation."""
+"""Networks by name, with one argument for their normalisation; the sizes of images that they take."""
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from monai.networks import nets
@@ -28,6 +28,20 @@ _MONAI_NORMS: dict[str, tuple[str, dict[str, Any]]] = {
 _IN_CHANNELS = ("in_channels", "n_input_channels")
 _OUT_CHANNELS = ("out_channels", "num_classes")
 _NORM = ("norm", "norm_name", "norm_type")
+
+_USUAL = 16  # four poolings
+# The others pad images that do not fit, or are not known.
+_STRICT = (
+    nets.UNet,
+    nets.AttentionUnet,
+    nets.DynUNet,
+    nets.SegResNet,
+    nets.SegResNetDS,
+    nets.SwinUNETR,
+    nets.VNet,
+    nets.MedNeXt,
+    nets.FlexibleUNet,
+)
 
 Builder = Callable[..., nn.Module]
 _NETWORKS: dict[str, Builder] = {}
@@ -91,7 +105,6 @@ class ClassifierBuilder:
         self.build, self.cls, self.names, self.defaults = build, cls or build, names, defaults
 
     def __call__(self, **args: Any) -> nn.Module:
-        """Build the network."""
         arguments = {**self.defaults, **args}
         return self.build(**{self.names.get(name, name): value for name, value in arguments.items()})
 
@@ -299,3 +312,55 @@ _NETWORKS.update(
     swin_t=ClassifierBuilder(SwinClassifier),
     vit=ClassifierBuilder(ViTClassifier, names=_CLASSES, **_VIT),
 )
+
+
+def size_multiple(net: nn.Module, spatial_dims: int) -> tuple[int, ...]:
+    """Return, for each axis, the number of which an image's size must be a multiple.
+
+    An unknown network is assumed to halve its images four times.
+
+    Example:
+        >>> size_multiple(nets.UNet(2, 1, 2, channels=(4, 8, 16), strides=(2, (2, 1))), 2)
+        (4, 2)
+    """
+    multiple: Any = _USUAL
+    if isinstance(net, (nets.UNet, nets.AttentionUnet, nets.DynUNet)):
+        return _product(net.strides, spatial_dims)
+    if isinstance(net, nets.SegResNetDS):
+        return tuple(int(n) for n in net.shape_factor())
+    if isinstance(net, nets.SegResNet):
+        multiple = 2 ** (len(net.down_layers) - 1)
+    elif isinstance(net, nets.MedNeXt):
+        multiple = 2 ** len(net.down_blocks)
+    elif isinstance(net, nets.FlexibleUNet):
+        multiple = 32
+    elif isinstance(net, nets.SwinUNETR):
+        multiple = net.patch_size**5
+    return (int(multiple),) * spatial_dims
+
+
+def check_size(net: nn.Module, size: Sequence[int]) -> None:
+    """Check that a network takes images of a size; an unknown network is assumed to take it.
+
+    Example:
+        >>> check_size(nets.UNet(2, 1, 2, channels=(4, 8, 16), strides=(2, 2)), (32, 30))
+        Traceback (most recent call last):
+        ValueError: images must have sizes that are multiples of 4 x 4, not 32 x 30
+    """
+    multiple, needed = size_multiple(net, len(size)), ""
+    if isinstance(net, _STRICT) and any(n % m for n, m in zip(size, multiple, strict=True)):
+        needed = f"sizes that are multiples of {_by(multiple)}"
+    if isinstance(net, nets.UNETR):
+        made_for = tuple(n * m for n, m in zip(net.feat_size, net.patch_size, strict=True))
+        needed = "" if made_for == tuple(size) else f"the size {_by(made_for)}"
+    if needed:
+        raise ValueError(f"images must have {needed}, not {_by(size)}")
+
+
+def _by(size: Sequence[int]) -> str:
+    return " x ".join(map(str, size))
+
+
+def _product(strides: Iterable[Any], spatial_dims: int) -> tuple[int, ...]:
+    by_axis = (s if isinstance(s, (tuple, list)) else (s,) * spatial_dims for s in strides)
+    return tuple(math.prod(steps) for steps in zip(*by_axis, strict=True))

@@ -224,11 +224,7 @@ def supported_networks() -> tuple[str, ...]:
 _HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 # DynUNet and MedNeXt register coarser heads after the finest one. The last block of UNet is a transposed
 # convolution and, with residual units, a convolution.
-_HEAD_NAMES = {
-    nets.DynUNet: "output_block.conv.conv",
-    nets.MedNeXt: "out_0.conv_out",
-    nets.UNet: "model.2",
-}
+_HEAD_NAMES = {nets.DynUNet: "output_block.conv.conv", nets.MedNeXt: "out_0.conv_out", nets.UNet: "model.2"}
 
 
 def find_head(net: nn.Module) -> nn.Module:

@@ -68,7 +68,7 @@ def test_running_in_process_imports_neither_nvflare_nor_opacus_which_noise_alone
 @pytest.mark.all_layers
 def test_the_dictionary_of_dicom_codes_is_imported_when_a_report_is_written(simulate_alone):
     assert "pydicom.sr" not in simulate_alone[1]
-    script = "import sys, medfedaug.hospital.dicom.structured_report; sys.exit('pydicom.sr' in sys.modules)"
+    script = "import sys, medfedaug.hospital.dicom.prediction_objects; sys.exit('pydicom.sr' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 

@@ -63,12 +63,9 @@ def _text(gain: Mapping[str, Any] | None) -> str:
 
 
 def conclusions(record: Mapping[str, Any], data: str = "", settings: Sequence[str] = ()) -> list[str]:
-    """Return what a comparison shows, in sentences, and the command of the next step.
+    """Return what a ``compare.json`` shows, in sentences, and the command of the next step.
 
-    Args:
-        record: content of ``compare.json``.
-        data: the folder of all sites; empty for a comparison of hospitals.
-        settings: the settings of the comparison, ``NAME=VALUE``.
+    The command names the folder of all sites, if any, and the settings of the comparison, ``NAME=VALUE``.
     """
     kept = [setting for setting in settings if not setting.startswith("rounds=")]
     return list(_conclusions(record, data, kept))
@@ -79,7 +76,7 @@ def _conclusions(record: Mapping[str, Any], data: str, settings: Sequence[str]) 
     rounds = counted(max(budget["stages"], default=0), "round")
     if record["nothing_learned"]:
         yield (
-            f"No comparison: {REFERENCE} learned nothing in {rounds} ({record['nothing_learned']}). Train "
+            f"No comparison: no method learned anything in {rounds} ({record['nothing_learned']}). Train "
             "longer: a larger --budget, or more local epochs (--set local_epochs=4)."
         )
         return
@@ -122,8 +119,10 @@ def _next_step(record: Mapping[str, Any], data: str, settings: Sequence[str]) ->
         f"{counted(record['budget']['seeds'], 'seed')} on validation patients; longer trainings were not."
     )
     if not record["recommended"]:
+        first = max(record["gains"], key=lambda name: record["gains"][name]["mean"])
         return (
-            f"{measured} Nothing was distinguishable: repeat with a larger --budget, or with more patients."
+            f"{measured} Nothing was distinguishable; the largest gain is that of {first}, "
+            f"{_text(record['gains'][first])}. Repeat with a larger --budget, or with more patients."
         )
     rounds = 5 * max(record["budget"]["stages"])
     if not data:
@@ -193,7 +192,7 @@ def _explained(record: Mapping[str, Any]) -> Iterator[str]:
     yield (
         "Gain: the mean difference on the validation patients of each site, positive where the method is "
         "better; sites count alike, test cases are not read. The interval covers other seeds and other "
-        "patients of these sites, each method by itself (medfedaug.metrics.gains)."
+        "patients of these sites, each method by itself (medfedaug.metrics.significance)."
     )
     yield (
         f"After rounds {', '.join(map(str, budget['stages']))}, each training's best model so far is "

@@ -32,9 +32,6 @@ def learning_curves(runs: Sequence[Run]) -> Figure:
 
     With more than a dozen sites, only the mean is drawn. Several seeds of a method are drawn as their mean,
     in a band from the lowest to the highest seed. A dot marks the round whose model was tested.
-
-    Args:
-        runs: finished runs of one metric.
     """
     groups = group_runs(runs)
     sites = sorted({site for run in runs for site in run.sites})
@@ -57,9 +54,6 @@ def site_scores(groups: Mapping[str, Sequence[Run]]) -> Figure:
 
     A case counts with the mean of its scores over seeds and folds; the interval is Student's
     (`medfedaug.metrics.significance.mean_interval`), and missing for fewer than three cases.
-
-    Args:
-        groups: runs by method, at most a dozen sites in all.
     """
     metric = find_metric(next(iter(groups.values()))[0].metric)
     sites = sorted({site for members in groups.values() for run in members for site in run.sites})

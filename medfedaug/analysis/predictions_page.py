@@ -25,14 +25,7 @@ _NOTHING = "–"
 def write_predictions_page(out: str | Path) -> Path | None:
     """Write ``predictions.html`` from ``predictions.json`` and the previews in a folder.
 
-    The page needs no other files. It has pictures of the first 200 cases.
-
-    Returns:
-        The page; ``None`` if the folder has no record.
-
-    Raises:
-        ConfigError: when the folder's record cannot be read, or another file has the page's name.
-        StorageError: when it cannot be written.
+    The page needs no other files. It has pictures of the first 200 cases. A folder without a record has none.
     """
     out = Path(out)
     target, record = out / PAGE, Predictions.read(out)
@@ -54,6 +47,8 @@ def _page(out: Path, record: Mapping[str, Any]) -> ET.Element:
     ranked = record.get("task") == "segmentation" and "test" in record and not test["warning"]
     order = list(dict.fromkeys([*(look_first(cases) if ranked else ()), *sorted(cases)]))
     page.add(body, "p", _summary(record, len(cases), len(failed)))
+    for name, text in record.get("promises", {}).items():
+        page.add(body, "p", f"Promise, for the controlled maps or sets of {name}: {text}.")
     for note in record.get("notes", ()):
         page.remark(body, f"{note[:1].upper()}{note[1:]}.")
     if cases:
@@ -101,7 +96,9 @@ def _table(body: ET.Element, order: Sequence[str], record: Mapping[str, Any], *,
         ]
     for name, row in zip(order, rows, strict=True):
         row.append(str(len(cases[name]["warnings"]) or _NOTHING))
-    page.table(section, [*header, "unlike"], rows)
+        if record.get("promises"):
+            row.append(_promised(cases[name]))
+    page.table(section, [*header, "unlike", *(["promise"] if record.get("promises") else [])], rows)
     for text in _explanations(header, record.get("borrowed", {}), ranked=ranked):
         page.remark(section, text)
 
@@ -117,6 +114,18 @@ def _label_maps(
     named = [f"{name} (borrowed)" if name in borrowed else name for name in classes]
     header = ["case", *(f"{name}, {unit}" for name in named)]
     return header, [[case, *(f"{cases[case][sizes][name]:{form}}" for name in classes)] for case in order]
+
+
+def _promised(case: Mapping[str, Any]) -> str:
+    """Describe the controlled maps, or the set of classes, of a case."""
+    if "no_promise" in case:
+        return "none"
+    if "set" in case:
+        return ", ".join(case["set"]) or "empty set"
+    sizes = {name: (one.get("volume_ml"), one["voxels"]) for name, one in case.get("controlled", {}).items()}
+    return ", ".join(
+        f"{name} {v} pixels" if ml is None else f"{name} {ml:.1f} ml" for name, (ml, v) in sizes.items()
+    )
 
 
 def _explanations(header: Sequence[str], borrowed: Collection[str], *, ranked: bool) -> Iterator[str]:
@@ -145,16 +154,18 @@ def _pictures(
         frame = page.add(grid, "figure", **{"class": "photo"})
         files = [file for file in entry["written"] if file.startswith("previews/")]
         if files and (out / files[-1]).is_file():
-            page.add(frame, "img", src=_thumbnail(out / files[-1]), alt=f"prediction of {name}")
+            page.add(frame, "img", src=thumbnail(out / files[-1]), alt=f"prediction of {name}")
         page.add(page.add(frame, "figcaption"), "strong", f"{number}. {name}")
-        for text in (*entry["warnings"], *entry.get("remarks", ())):
+        lost = (f"no promise: {text}" for text in entry.get("no_promise", ()))
+        for text in (*entry["warnings"], *entry.get("remarks", ()), *lost):
             page.add(frame, "figcaption", text)
     if len(order) > _MOST_PICTURES:
         text = f"And {len(order) - _MOST_PICTURES} later cases of the table, without pictures here."
         page.add(section, "p", text)
 
 
-def _thumbnail(picture: Path) -> str:
+def thumbnail(picture: Path) -> str:
+    """Return a small copy of a picture for a page."""
     stream = io.BytesIO()
     with Image.open(picture) as image:
         image.thumbnail((_PIXELS, 4 * _PIXELS))

@@ -20,11 +20,10 @@ from medfedaug.analysis.plan_page import add_plan
 from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves, site_scores
 from medfedaug.analysis.score_table import MOST_SITES, STUDIES, Row, Table, summary_table
 from medfedaug.analysis.text_table import number
-from medfedaug.metrics.nothing_learned import REMEDIES
-from medfedaug.metrics.registry import METRICS, find_metric
+from medfedaug.metrics.registry import METRICS, REMEDIES, find_metric
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
-from medfedaug.utils.layers import added_modules
+from medfedaug.utils.plugins import added_modules
 from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import is_number
 
@@ -54,9 +53,6 @@ def write_report(
         notes: paragraphs that a reader must know first, and tables as lines of cells, the headings first.
         evaluations: contents of ``evaluation.json``, which come first; with them no run is needed.
         reference: the methods that all others are compared with, joined by commas.
-
-    Returns:
-        ``out_html``.
 
     Raises:
         DataError: when a ``results.json`` is missing or malformed, or data cannot be used.
@@ -97,7 +93,7 @@ def _page(
         caption = "A line is the 95% interval of the mean over a site's test patients, from three on."
         page.figure(body, site_scores(groups), "Test score by site and method", caption)
     example = page.add(body, "section")
-    for note in (_lead(runs), *notes, *_oversized(runs), *_stalled(runs), *_late(runs)):
+    for note in (_lead(runs), *notes, *_events(runs)):
         if isinstance(note, str):
             page.add(body, "p", note)
         else:
@@ -137,24 +133,13 @@ def _lead(runs: Sequence[Run]) -> str:
     return " · ".join(parts)
 
 
-def _oversized(runs: Sequence[Run]) -> list[str]:
-    """Return a sentence for each run and site with structures many times as large as outlined."""
-    return [f"{run.label} ({run.name}), {text}" for run in runs for text in run.context.get("oversized", ())]
-
-
-def _stalled(runs: Sequence[Run]) -> list[str]:
-    """Return a sentence for each run that ended before its last round."""
-    return [
-        f"{run.label} ({run.name}) ended after {early['round']} of {run.config['rounds']} rounds: "
-        f"{early['reason']}."
-        for run in runs
-        if (early := run.context.get("stalled"))
-    ]
-
-
-def _late(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a sentence for each run with buffered rounds."""
+def _events(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield sentences on structures marked many times as large as outlined, an early end, late updates."""
     for run in runs:
+        yield from (f"{run.label} ({run.name}), {text}" for text in run.context.get("oversized", ()))
+        if early := run.context.get("stalled"):
+            ended = f"ended after {early['round']} of {run.config['rounds']} rounds"
+            yield f"{run.label} ({run.name}) {ended}: {early['reason']}."
         late: dict[str, list[int]] = defaultdict(list)
         for site, reply in (pair for entry in run.rounds for pair in entry["sites"].items()):
             if is_number(reply.get("staleness")):

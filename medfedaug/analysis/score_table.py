@@ -10,25 +10,14 @@ from typing import Any
 from medfedaug.analysis.grouping import Groups, Tested, group_runs, unscored_notes, whole_seeds
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.data.dataset_json import LABELLED
-from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at
-from medfedaug.metrics.registry import find_metric
+from medfedaug.metrics.registry import REMEDIES, find_metric, nothing_learned_at
 from medfedaug.metrics.significance import PairedTest
-from medfedaug.runs.run import (
-    BASELINE,
-    MODEL,
-    NOT_RECORDED,
-    OTHER_INPUT,
-    SCALED,
-    Input,
-    Run,
-    compared_metric,
-    input_note,
-)
-from medfedaug.utils.layers import added_modules
+from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, OTHER_INPUT, SCALED, Input, Run, compared_metric
+from medfedaug.utils.plugins import added_modules
 from medfedaug.utils.printable import counted
 
 MOST_SITES = 12  # in text; CSV has all of them
-STUDIES = "comparison.report_parts"
+STUDIES = "comparison.patient_table"
 """Module of a layer that compares runs."""
 
 RESOLUTION = "could see"
@@ -166,8 +155,10 @@ def _records(rows: Sequence[Row], sites: Sequence[str]) -> list[dict[str, Any]]:
             "held_out": row.held_out,
             "input": str(row.input),
         }
-        columns = {_column(site): row.sites.get(site, Score()) for site in sites}
-        for name, score in {"mean": row.mean, **columns}.items():
+        # A site's column is never one of the others.
+        columns = {f"site {s}" if s.removesuffix("_std") in _COLUMNS else s: s for s in sites}
+        scores = {name: row.sites.get(site, Score()) for name, site in columns.items()}
+        for name, score in {"mean": row.mean, **scores}.items():
             record |= {name: score.mean, f"{name}_std": score.std}
         record |= {"difference": row.difference} if judged else {}
         record |= {name: getattr(row.test, name, None) for name in _TESTED} if tested else {}
@@ -184,10 +175,7 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
     with the reference's under otherwise equal settings: mean difference, its 95% confidence interval,
     the p-value of a two-sided paired t-test, not corrected for the number of rows, and the smallest
     difference that the test would detect (`medfedaug.metrics.significance.detectable_difference`). The
-    verdict is that of `medfedaug.research`.
-
-    Args:
-        reference: the methods that all others are compared with, joined by commas.
+    verdict is that of `medfedaug.research`. The reference is methods, joined by commas.
     """
     groups = group_runs(runs)
     runs = [run for members in groups.values() for run in members]
@@ -293,15 +281,16 @@ def marked(label: str, other_input: bool) -> str:
     return f"{label} {OTHER_INPUT}" if other_input else label
 
 
-def input_notes(groups: Groups, baselines: Mapping[str, str]) -> tuple[str, ...]:
-    """Return notes on methods whose input was scaled differently from their reference's."""
-    methods: dict[str, list[str]] = {}
-    for label, baseline in baselines.items():
-        methods.setdefault(baseline, []).append(label)
-    return tuple(
-        input_note(baseline, {label: groups[label][0].input for label in (baseline, *labels)})
-        for baseline, labels in methods.items()
-    )
+def input_notes(groups: Groups, baselines: Mapping[str, str]) -> Iterator[str]:
+    """Yield notes on methods whose input was scaled differently from their reference's."""
+    for baseline in dict.fromkeys(baselines.values()):
+        labels = [baseline, *(label for label, reference in baselines.items() if reference == baseline)]
+        inputs = "; ".join(f"{label}: {groups[label][0].input}" for label in labels)
+        yield (
+            f"{OTHER_INPUT} Not the same input as {baseline} ({inputs}): a difference may come of the "
+            "scaling and not of the method. Runs that all have --intensity scale, or all raw, differ only by "
+            "their methods."
+        )
 
 
 def _untrained(label: str, members: Sequence[Run], reason: str) -> str:
@@ -333,11 +322,7 @@ def cells_note(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _notes(
-    runs: Sequence[Run],
-    rows: Sequence[Row],
-    unseen: Sequence[str],
-    uncompared: str,
-    reference: str,
+    runs: Sequence[Run], rows: Sequence[Row], unseen: Sequence[str], uncompared: str, reference: str
 ) -> tuple[str, ...]:
     metric, name = find_metric(runs[0].metric), runs[0].title
     name += "" if metric.higher_is_better else " (lower is better)"
@@ -398,8 +383,3 @@ def _counts(runs: Sequence[Run]) -> dict[str, int]:
         if testing:
             counts[site] = len(named) or max(run.cases.get(site, 0) for run in testing)
     return counts
-
-
-def _column(site: str) -> str:
-    """Return the column of a site in CSV, apart from all other columns."""
-    return f"site {site}" if site.removesuffix("_std") in _COLUMNS else site

@@ -33,16 +33,11 @@ def configure(
     *,
     given: Given,
     config: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="JSON like local/medfedaug.json; options take precedence."),
+        Path | None, Option(metavar="FILE", help="JSON like local/medfedaug.json; options take precedence.")
     ] = None,
     allow_bundle: Annotated[
         list[Path] | None,
-        _rule(
-            "--allow-bundle",
-            metavar="DIR",
-            help="Let jobs use a Bundle as it is now; repeatable.",
-        ),
+        _rule("--allow-bundle", metavar="DIR", help="Let jobs use a Bundle as it is now; repeatable."),
     ] = None,
     forbid_code: Annotated[
         bool,
@@ -174,8 +169,7 @@ def jobs(
     from datetime import datetime
 
     from medfedaug.config import bundle_reference
-    from medfedaug.hospital.privacy.job_log import WAITING
-    from medfedaug.hospital.privacy.job_summary import summary
+    from medfedaug.hospital.privacy.job_log import WAITING, summary
     from medfedaug.hospital.privacy.policy import OPEN_PROMISE
     from medfedaug.nvflare_jobs.kit.job_states import running_jobs
     from medfedaug.utils import plugins

@@ -1,4 +1,4 @@
-"""Data of a site: named cases in three splits, of any format."""
+"""Data of a site: named cases of any format, in three splits that a list gives or a permutation draws."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
+import numpy as np
+
+from medfedaug.config.run import derive_seed
 from medfedaug.data.annotation import Annotation
 from medfedaug.data.io.formats import file_states
 from medfedaug.errors import DataError, ReaderError, first_line, own, withheld
@@ -25,7 +28,9 @@ if TYPE_CHECKING:
 
 SPLITS = ("training", "validation", "test")
 
-_Any = TypeVar("_Any")
+T = TypeVar("T")
+# Without published splits; seeds are names alone, so that all runs share a split.
+_SHARES = (0.6, 0.2)
 _ONE_SPLIT = "A patient belongs to one split only, or the test is not one."
 
 
@@ -352,7 +357,7 @@ def by_patient(cases: Iterable[Case]) -> list[list[Case]]:
     return list(patients.values())
 
 
-def spread(cases: Sequence[_Any], limit: int | None) -> tuple[_Any, ...]:
+def spread(cases: Sequence[T], limit: int | None) -> tuple[T, ...]:
     """Choose at most ``limit`` cases, evenly over a list that may be sorted by class."""
     if limit is None or limit >= len(cases):
         return tuple(cases)
@@ -369,3 +374,38 @@ def reading(site: str, path: Path) -> Iterator[None]:
         hint = "Replace the file or leave the case out."
         problem = f"cannot be read as an image ({withheld(text)})"
         raise DataError(problem, site=site, path=path, hint=hint) from error
+
+
+def shuffled(items: Sequence[T], *seeds: object) -> list[T]:
+    """Shuffle items by a permutation that follows from some values, the same in every process."""
+    order = np.random.default_rng(derive_seed(*seeds)).permutation(len(items))
+    return [items[i] for i in order]
+
+
+def split_by_class(
+    site: str, cases: Sequence[Case], shares: tuple[float, float] = _SHARES
+) -> dict[str, Sequence[Case]]:
+    """Split each class by a permutation that depends only on the names of site and class."""
+    split: dict[str, list[Case]] = {key: [] for key in SPLITS}
+    for label in sorted({str(case.label) for case in cases}):
+        images = [case for case in cases if case.label == label]
+        drawn = shuffled(images, "split", site, label)
+        first, second = (round(sum(shares[: k + 1]) * len(drawn)) for k in range(2))
+        for key, part in zip(SPLITS, (drawn[:first], drawn[first:second], drawn[second:]), strict=True):
+            split[key] += part
+    return dict(split)
+
+
+def split_patients(site: str, cases: Sequence[Case], seed: int = 0) -> dict[str, Sequence[Case]]:
+    """Split patients 60/20/20 by a permutation that depends only on the site's name and a seed.
+
+    Cases of one `Case.patient` stay together; a case without a name stands for a patient. A site with fewer
+    than three patients is unseen: all are tested.
+    """
+    patients = by_patient(cases)
+    if len(patients) < 3:
+        return {"training": (), "validation": (), "test": tuple(cases)}
+    drawn = shuffled(patients, "split", site, "patients", *([seed] if seed else []))
+    held = max(1, round(_SHARES[1] * len(patients)))
+    parts = (drawn[2 * held :], drawn[held : 2 * held], drawn[:held])
+    return {split: [*chain(*part)] for split, part in zip(SPLITS, parts, strict=True)}

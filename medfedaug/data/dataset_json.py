@@ -86,7 +86,6 @@ class _DatasetFile:
         return DataError(problem, site=self.site, path=self.path, hint=hint)
 
     def split(self, name: str, labelled: bool = True) -> Sequence[Case]:
-        """Read the cases of a split, with or without their label maps."""
         listed = self.content.get(name)
         if not listed:
             return ()
@@ -103,7 +102,6 @@ class _DatasetFile:
         return cases
 
     def check_annotated(self, classes: Sequence[str], cases: dict[str, Sequence[Case]]) -> None:
-        """Check the classes that cases, by split, have annotated."""
         known = {plain_name(name) for name in classes[1:]}
         listed = [(split, case) for split in SPLITS for case in cases[split]]
         unlabelled = [(split, case) for split, case in listed if not case.label]
@@ -161,7 +159,6 @@ class _DatasetFile:
         return names
 
     def _mapping(self, key: str, numbers: str, default: Any = None) -> dict[int, str]:
-        """Return the names of an entry by number."""
         try:
             return {int(number): str(text) for number, text in self.content.get(key, default).items()}
         except (AttributeError, TypeError, ValueError) as error:

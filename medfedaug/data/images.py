@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, patient_name
+from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, patient_name, split_by_class
 from medfedaug.data.checks import check_copies
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.io.photographs import check_photograph, read_photograph
-from medfedaug.data.preparation.decoded_cache import decoded
-from medfedaug.data.splits import split_by_class
+from medfedaug.data.preparation.cache import decoded
 from medfedaug.errors import DataError, own, warn, withheld
 from medfedaug.utils.files import parse_json
 

@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from medfedaug.data.base import SPLITS, Case, by_patient, plain_name, reading
+from medfedaug.data.base import SPLITS, Case, by_patient, plain_name, reading, shuffled, split_patients
 from medfedaug.data.checks import check_classes
 from medfedaug.data.dataset_json import IGNORE, LARGEST_VALUE, LAYOUTS, UNNAMED, find_layout, unseen_note
 from medfedaug.data.io.formats import format_of, image_suffix, is_lossy, without_suffix
-from medfedaug.data.splits import shuffled, split_patients
 from medfedaug.data.volumes import VolumeFolder, is_black_and_white
 from medfedaug.errors import DataError, first_line
 from medfedaug.utils.files import parse_json, write_json
@@ -49,11 +48,6 @@ class Proposal:
     notes: tuple[str, ...]
 
     @property
-    def folder(self) -> Path:
-        """The site's folder."""
-        return self.site.path
-
-    @property
     def counts(self) -> dict[str, int]:
         """The number of cases of each split."""
         return {split: len(self.content[split]) for split in SPLITS}
@@ -68,7 +62,7 @@ def propose(
 ) -> Proposal:
     """Find the cases of a folder, and split them by patient.
 
-    A site without a test folder is split 60/20/20 (`medfedaug.data.splits.split_patients`); with one, a fifth
+    A site without a test folder is split 60/20/20 (`medfedaug.data.base.split_patients`); with one, a fifth
     of the other patients validates. The classes follow from all label maps.
 
     Args:
@@ -131,7 +125,7 @@ def check_same_classes(proposals: Sequence[Proposal]) -> None:
 
 def write_proposal(proposal: Proposal) -> Path:
     """Write ``dataset.json``, and keep an existing one as ``dataset.before.json``, which must not exist."""
-    target, kept = proposal.folder / LISTING, proposal.folder / _BEFORE
+    target, kept = proposal.site.path / LISTING, proposal.site.path / _BEFORE
     if target.exists():
         if kept.exists():
             raise DataError("exists already", path=kept, hint="Move it away first.")
@@ -247,10 +241,7 @@ def _looks_grouped(cases: Sequence[Case]) -> str:
 
 
 def _classes(
-    cases: Sequence[Case],
-    names: Sequence[str] | Mapping[int, str],
-    site: str,
-    notes: list[str],
+    cases: Sequence[Case], names: Sequence[str] | Mapping[int, str], site: str, notes: list[str]
 ) -> dict[int, str]:
     """Return the classes by value, with names by value or in the order of values; note those without one."""
     holders: dict[float, Path] = {}

@@ -31,7 +31,7 @@ from monai.transforms import (
 )
 from numpy.typing import ArrayLike
 
-from medfedaug.data.folders import MANIFEST
+from medfedaug.data.sites import MANIFEST
 
 CLASSES = ("background", "lesion", "ventricles", "deep grey matter", "white matter")
 """Classes of the label maps, in the order of the labels."""
@@ -78,10 +78,8 @@ class Scanner:
 
         A parameter p becomes ``m (p / m)ˢ``, m the geometric mean of its lowest and highest value; the
         coil's field s times as strong. Parameters that could remove the lesion from the image (field
-        of view, coverage, blur, noise) stay within the range of scanners.
-
-        Args:
-            shift: s; 0 makes all scanners equal, 1 keeps them.
+        of view, coverage, blur, noise) stay within the range of scanners. A shift s of 0 makes all scanners
+        equal, 1 keeps them.
         """
         if shift == 1:
             return self
@@ -146,7 +144,6 @@ def make_phantom(
 
     Args:
         out_dir: folder to write, new or empty; it appears only when complete.
-        sites: number of sites.
         patients: number of patients per site, at least 3 (one for each split).
         shape: voxels of a volume, (left-right, posterior-anterior, slices); without effect with ``spacings``.
         seed: from 0 to 2**32 - 1.

@@ -19,7 +19,7 @@ from medfedaug.data.checks import check_copies, compare_axes
 from medfedaug.data.dataset_json import read_listing
 from medfedaug.data.io.base import Header
 from medfedaug.data.io.formats import format_of, is_lossy, is_photograph, label_bits, read_header
-from medfedaug.data.preparation.decoded_cache import decoded
+from medfedaug.data.preparation.cache import decoded
 from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
@@ -115,7 +115,6 @@ class VolumeFolder(SiteFolder):
         return replace(image, channels=sum(header.channels for header in headers))
 
     def _check_grid(self, path: Path, header: Header, image: Header, file: str, other: str) -> None:
-        """Check that a file of a case lies on the grid of its image."""
         problem = ""
         apart = image.distance(header) if self.compares_axes and image.shape == header.shape else 0.0
         if header.white != image.white and file != "the label map":

@@ -15,7 +15,7 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.utils.event_text import OnEvent
-from medfedaug.utils.layers import added_module
+from medfedaug.utils.plugins import added_module
 from medfedaug.utils.validation import check_choice
 
 # By their names: the import of NVFlare takes seconds.

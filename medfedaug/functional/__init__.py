@@ -20,28 +20,18 @@ Sources:
       "Can You Really Backdoor Federated Learning?".
 """
 
+from medfedaug.functional.distances import gaussian_mmd, ramp_up, soft_histogram, symmetric_kl
 from medfedaug.functional.features import (
+    across_site_variance,
     augment_features,
     augmentation_spread,
-    perturb_features,
-)
-from medfedaug.functional.histogram import soft_histogram, symmetric_kl
-from medfedaug.functional.means import (
-    clip_factor,
-    coordinate_median,
-    trimmed_mean,
-)
-from medfedaug.functional.moments import (
-    across_site_variance,
     feature_statistics,
     mix_statistics,
+    perturb_features,
     student_t_modulation,
+    working_precision,
 )
-from medfedaug.functional.passes import working_precision
-from medfedaug.functional.prototypes import (
-    gaussian_mmd,
-    ramp_up,
-)
+from medfedaug.functional.means import clip_factor, coordinate_median, trimmed_mean
 
 __all__ = [
     "across_site_variance",

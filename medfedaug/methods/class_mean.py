@@ -9,9 +9,9 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import Aggregator, Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, RoundMean, ServerContext, SiteContext, SiteUpdate
-from medfedaug.methods.kept import AggregatorExchange
+from medfedaug.methods.exchanges import AggregatorExchange
 from medfedaug.models import find_head
-from medfedaug.models.substitution import trained_entries
+from medfedaug.models.entries import trained_entries
 
 
 class ClassMean(Method):

@@ -1,15 +1,17 @@
 """ConDistFL: the global model teaches a site the classes that it has not outlined."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from medfedaug import functional as F
 from medfedaug.data.annotation import Decoded
-from medfedaug.functional.passes import per_channel
+from medfedaug.functional.features import per_channel
 from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
-from medfedaug.methods.own_loss import RoundMeans
-from medfedaug.models.substitution import call_with, evaluating
+from medfedaug.methods.site_parts import MeasuredSite
+from medfedaug.models.entries import call_with, evaluating
 
 
 class ConDist(Method):
@@ -59,17 +61,18 @@ class ConDist(Method):
         return self.first_weight + (self.weight - self.first_weight) * share
 
 
-class TeacherGuidedSite(SitePart):
+class TeacherGuidedSite(MeasuredSite):
     """A site that learns from its labels and from a teacher.
 
     Attributes:
         teacher: the teacher's entries; other entries are the network's.
     """
 
-    def __init__(self, context: SiteContext) -> None:
-        self.context = context
+    measured = ("distillation",)
+
+    def __init__(self, method: Any, context: SiteContext) -> None:
+        self.method, self.context = method, context
         self.teacher: dict[str, Tensor] = {}
-        self._means = RoundMeans("distillation")
 
     @property
     def partial(self) -> bool:
@@ -87,7 +90,7 @@ class TeacherGuidedSite(SitePart):
         if self.partial:
             state = self.context.network.state_dict()
             self.teacher = {key: value.detach().clone() for key, value in state.items()}
-        self._means.clear()
+        super().start_round()
 
     @torch.no_grad()
     def teacher_logits(self, inputs: Tensor) -> Tensor:
@@ -98,14 +101,9 @@ class TeacherGuidedSite(SitePart):
     def end_round(self) -> None:
         self.teacher = {}
 
-    def metrics(self) -> dict[str, float]:
-        return self._means.read()
-
 
 class ConDistSite(TeacherGuidedSite):
-    def __init__(self, method: ConDist, context: SiteContext) -> None:
-        super().__init__(context)
-        self.method = method
+    method: ConDist
 
     def loss(self, step: Step) -> Tensor | None:
         """Return λ times the distillation loss of the batch."""
@@ -119,7 +117,7 @@ class ConDistSite(TeacherGuidedSite):
             decoded.annotated,
             self.method.temperature,
         )
-        self._means.add(term)
+        self.measure(term)
         return self.method.weight_of(self.context.round(), self.context.rounds) * term
 
 

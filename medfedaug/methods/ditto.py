@@ -10,8 +10,8 @@ from torch import Tensor
 from medfedaug.errors import MedFedAugError
 from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, Payload, SiteContext, SitePart, Step, shared_parameters
-from medfedaug.methods.own_loss import RoundMeans
-from medfedaug.models.substitution import call_with, shared_by_name, trained_entries
+from medfedaug.methods.site_parts import MeasuredSite
+from medfedaug.models.entries import call_with, shared_by_name, trained_entries
 
 
 class Ditto(Method):
@@ -54,12 +54,14 @@ class Ditto(Method):
         return DittoSite(self.weight, context)
 
 
-class DittoSite(SitePart):
+class DittoSite(MeasuredSite):
     """The personal model and its optimiser.
 
     Attributes:
         own: all entries of the personal model; empty before the site has trained.
     """
+
+    measured = ("loss",)
 
     def __init__(self, weight: float, context: SiteContext) -> None:
         self.weight, self.context = weight, context
@@ -68,7 +70,6 @@ class DittoSite(SitePart):
         self._anchor: Payload = {}
         self._trained: list[Tensor] = []
         self._optimiser: torch.optim.Optimizer | None = None
-        self._means = RoundMeans("loss")
 
     def start_round(self) -> None:
         """Keep the global model of the round, and make an optimiser for the personal model."""
@@ -80,7 +81,7 @@ class DittoSite(SitePart):
         self._anchor = {key: state[key] for key in self.near}
         self._trained = [self.own[name].requires_grad_() for name in trained_entries(network)]
         self._optimiser = self.context.optimiser(self._trained)
-        self._means.clear()
+        super().start_round()
 
     def after_step(self, step: Step) -> None:
         """Take the same step with the personal model."""
@@ -97,7 +98,7 @@ class DittoSite(SitePart):
         for parameter, gradient in zip(self._trained, gradients, strict=True):
             parameter.grad = gradient
         self._optimiser.step()
-        self._means.add(loss)
+        self.measure(loss)
 
     def end_round(self) -> None:
         for parameter in self._trained:
@@ -110,9 +111,6 @@ class DittoSite(SitePart):
                 f"site {self.context.name}: the loss of ditto's personal model is {loss}; lower the learning "
                 "rate or ditto.weight"
             )
-
-    def metrics(self) -> dict[str, float]:
-        return self._means.read()
 
     @contextmanager
     def scoring(self) -> Iterator[None]:

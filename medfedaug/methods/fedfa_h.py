@@ -151,7 +151,6 @@ class FedFAhSite(SitePart, SiteExchange):
         return {"histogram": (counts / counts.sum(dim=1, keepdim=True)).float()}
 
     def _counts(self) -> Iterator[Tensor]:
-        """Yield the counts of each training case."""
         for batches in self.context.case_batches():
             yield self._counts_of(self._samples(batches))
 

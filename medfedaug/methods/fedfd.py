@@ -6,10 +6,10 @@ from typing import Any
 from torch import nn
 
 from medfedaug.methods.arguments import NotNegative, Share
-from medfedaug.methods.average import AverageServer, check_variances
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
-from medfedaug.methods.diversification import DiversifiedSite, Reduction
+from medfedaug.methods.exchanges import AverageServer, check_variances
+from medfedaug.methods.site_parts import DiversifiedSite, Reduction
 from medfedaug.models import adaptation
 
 _STATISTICS = ("running_mean", "running_var")
@@ -59,10 +59,7 @@ class FedFD(Method):
     provides = frozenset({"extra_passes"})
 
     def __init__(
-        self,
-        lambda1: Share = 0.1,
-        lambda2: NotNegative = 4.0,
-        distance: Reduction = "mean",
+        self, lambda1: Share = 0.1, lambda2: NotNegative = 4.0, distance: Reduction = "mean"
     ) -> None:
         self.lambda1, self.lambda2, self.distance = lambda1, lambda2, distance
 

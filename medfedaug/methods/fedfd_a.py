@@ -4,11 +4,10 @@ import torch
 from torch import nn
 
 from medfedaug.methods.arguments import BelowOne, NotNegative, Positive, Share
-from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Payload, ServerContext, ServerExchange, SiteContext, SitePart, Step
-from medfedaug.methods.diversification import Reduction
+from medfedaug.methods.exchanges import AverageServer
 from medfedaug.methods.fedfd import FedFD, FedFDSite, shared_entries
-from medfedaug.methods.own_loss import RoundMeans
+from medfedaug.methods.site_parts import MeasuredSite, Reduction
 from medfedaug.models import adaptation
 
 
@@ -69,16 +68,17 @@ class FedFDA(FedFD):
         return AverageServer({**shared_entries(network), **_adapters(network)})
 
 
-class FedFDASite(FedFDSite):
+class FedFDASite(MeasuredSite, FedFDSite):
+    measured = ("adapter_loss",)
+
     def __init__(self, method: FedFDA, network: nn.Module) -> None:
         super().__init__(method, network)
         self.settings = method
         self.adapters = _adapters(network)
         self.optimiser: torch.optim.Optimizer | None = None
-        self._means = RoundMeans("adapter_loss")
 
     def start_round(self) -> None:
-        self._means.clear()
+        super().start_round()
         adapters, method = list(self.adapters.values()), self.settings
         self.optimiser = torch.optim.SGD(adapters, lr=method.adapter_lr, momentum=method.adapter_momentum)
 
@@ -94,10 +94,7 @@ class FedFDASite(FedFDSite):
             parameter.grad = gradient
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        self._means.add(loss)
-
-    def metrics(self) -> dict[str, float]:
-        return self._means.read()
+        self.measure(loss)
 
     def collect(self) -> Payload:
         return {**super().collect(), **{key: value.detach() for key, value in self.adapters.items()}}

@@ -11,7 +11,7 @@ from medfedaug.config.kinds import INTENSITY_MEAN, INTENSITY_STD
 from medfedaug.methods.arguments import Over
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Bounds, Contributions, Payload, ServerContext, SiteContext
-from medfedaug.methods.gathered import GatheredServer
+from medfedaug.methods.exchanges import GatheredServer
 from medfedaug.statistics import ChannelStatistics, usable_pairs
 from medfedaug.transforms import FedRDNd
 
@@ -128,7 +128,6 @@ class FedRDNServer(GatheredServer):
 
 
 def _pairs(payload: Payload) -> dict[str, ChannelStatistics]:
-    """Return the pair of each site in the server's payload."""
     sites = sorted(key.removeprefix("mean/") for key in payload if key.startswith("mean/"))
     return {
         site: _statistics(payload[f"mean/{site}"], payload[f"std/{site}"], payload[f"count/{site}"])

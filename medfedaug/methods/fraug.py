@@ -10,12 +10,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfedaug import functional as F
 from medfedaug.methods.arguments import AtLeastOne, Count, NotNegative, Positive
-from medfedaug.methods.average import AverageServer
-from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
-from medfedaug.methods.class_features import linear_head
+from medfedaug.methods.base import Method, ServerExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
-from medfedaug.methods.own_loss import RoundMeans
-from medfedaug.models.substitution import state_entries
+from medfedaug.methods.exchanges import AveragedParameters, AverageServer
+from medfedaug.methods.site_parts import MeasuredSite, linear_head
+from medfedaug.models.entries import state_entries
 
 
 class Generator(nn.Module):
@@ -129,30 +128,31 @@ class FRAug(Method):
         return AverageServer(self.generator().state_dict())
 
 
-class FRAugSite(SitePart, SiteExchange):
+class FRAugSite(MeasuredSite, AveragedParameters):
     """The site's half: every step has the same shapes, so that none waits for a number from a GPU.
 
     The prototypes of all classes pass through both networks in one batch with the embeddings; a class not yet
     seen has weight 0.
     """
 
+    measured = ("generator_loss", "rtnet_loss")
+
     def __init__(self, method: FRAug, network: nn.Module) -> None:
         self.method, self.head = method, linear_head(network, method.name)
         weight = self.head.weight
         classes, size = weight.shape
         self.generator = method.generator().to(weight)
+        super().__init__(dict(self.generator.named_parameters()))
         # Made in the first training, with the site's random numbers.
         self.transformation: nn.Module | None = None
         self.means = weight.new_zeros(classes, size)
         self.seen = torch.zeros(classes, dtype=torch.bool, device=weight.device)
         self.steps = 0
-        self.every_round = self
         self._classes = torch.arange(classes, device=weight.device)
         self._optimisers: list[tuple[torch.optim.Optimizer, list[nn.Parameter]]] = []
         self._embeddings: Tensor | None = None
         self._real: Tensor | None = None
         self._synthetic: tuple[Tensor, Tensor] | None = None
-        self._means = RoundMeans("generator_loss", "rtnet_loss")
         self.head.register_forward_pre_hook(self._keep)
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -161,7 +161,7 @@ class FRAugSite(SitePart, SiteExchange):
     def start_round(self) -> None:
         """Drop the optimisers; the first step makes new ones."""
         self._optimisers, self._real = [], None
-        self._means.clear()
+        super().start_round()
 
     def _begin(self) -> None:
         size = self.head.in_features
@@ -204,7 +204,7 @@ class FRAugSite(SitePart, SiteExchange):
                 parameter.grad = value
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-        self._means.add(*losses)
+        self.measure(*losses)
         self._real = self._synthetic = None
         self.steps += 1
 
@@ -259,15 +259,6 @@ class FRAugSite(SitePart, SiteExchange):
 
     def _ramp(self) -> float:
         return F.ramp_up(self.steps, self.method.ramp_steps)
-
-    def metrics(self) -> dict[str, float]:
-        return self._means.read()
-
-    def collect(self) -> Payload:
-        return {key: value.detach() for key, value in self.generator.state_dict().items()}
-
-    def apply(self, payload: Payload) -> None:
-        self.generator.load_state_dict(payload)
 
     def state(self) -> Payload:
         kept = {"means": self.means, "seen": self.seen, "steps": torch.as_tensor(self.steps)}

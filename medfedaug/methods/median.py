@@ -4,7 +4,7 @@ from torch import Tensor
 
 from medfedaug import functional as F
 from medfedaug.methods.base import Aggregator, Method, RoundMean, ServerContext
-from medfedaug.methods.kept import KeptUpdates, stacked
+from medfedaug.methods.exchanges import KeptUpdates, stacked
 
 
 class Median(Method):

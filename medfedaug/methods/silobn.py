@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from medfedaug.methods.base import check_norms
-from medfedaug.methods.unseen import KeepsNorms
+from medfedaug.methods.fedbn import KeepsNorms
 
 
 class SiloBN(KeepsNorms):

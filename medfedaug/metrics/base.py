@@ -42,7 +42,6 @@ class SiteScores:
     """Scores of a metric for all cases of a site.
 
     Args:
-        score: the score of the site.
         cases: the score of each case by its name, for metrics of cases.
         classes: the score of each class by its name.
         values: by class, the values and patients of which its score is the mean, if it is one.

@@ -20,9 +20,6 @@ Distances = tuple[np.ndarray, np.ndarray]
 def voxel_edges(affine: Tensor | None, dims: int = 3) -> tuple[float, ...]:
     """Return the lengths of a voxel's edges: the norms of the affine's columns; 1 without an affine.
 
-    Args:
-        affine: (4, 4), from voxels to millimetres; a shear is ignored.
-
     Example:
         >>> import torch
         >>> voxel_edges(torch.tensor([[0, -2, 0, 7], [0.5, 0, 0, 8], [0, 0, 3, 9], [0, 0, 0, 1.0]]))

@@ -63,13 +63,9 @@ class LabelMapScores:
         owner: Hashable = None,
         annotated: Sequence[bool] | None = None,
     ) -> None:
-        r"""Score a case.
+        r"""Score a case by its label map and the truth, (1, \*spatial) each.
 
-        Args:
-            predicted: label map, (1, \*spatial).
-            label: the truth, (1, \*spatial).
-            affine: (4, 4), from voxels to millimetres.
-            annotated: for each class but the background, whether the case has it annotated; by default all.
+        ``annotated`` says of each class but the background whether the case has it annotated; by default all.
         """
         labels = self.classes[1:]
         outlined = labels if annotated is None else tuple(compress(labels, annotated))

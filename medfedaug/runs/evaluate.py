@@ -4,17 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from medfedaug.data.folders import is_federation, is_site
-from medfedaug.data.sites import find_sites
+from medfedaug.data.sites import find_sites, is_federation, is_site
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.federation.site.gate import all_scores
 from medfedaug.federation.site.model import SiteModel
+from medfedaug.federation.site.site import all_scores
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.registry import GLOBAL, LOCAL, PERSONAL, described, over_sites
 from medfedaug.metrics.significance import difference, paired_by_patient
 from medfedaug.runs.finished_run import FinishedRun
-
-__all__ = ["evaluate_model", "evaluate_sites", "open_model"]
 
 
 def open_model(
@@ -35,12 +32,12 @@ def open_model(
         keep. One site at a time, since a model holds the site's images.
     """
     run = FinishedRun.open(model, state=state)
-    for name in _sites(run, Path(data)):
+    for name in sites_of(run, Path(data)):
         opened = run.at_site(name, data, device, limit=limit)
         yield opened, opened.recall(run.local_state(name))
 
 
-def _sites(run: FinishedRun, data: Path) -> list[str]:
+def sites_of(run: FinishedRun, data: Path) -> list[str]:
     """List the sites of a folder, or the folder's site; refuse a run without its layers of the sites."""
     single = data.is_dir() and is_site(data) and not is_federation(data)
     names = [data.resolve().name] if single else [site.name for site in find_sites(data)]
@@ -69,7 +66,7 @@ def evaluate_model(
     """
     run = FinishedRun.open(model, state=state)
     sites: dict[str, Any] = {}
-    for name in _sites(run, Path(data)):
+    for name in sites_of(run, Path(data)):
         trainer = run.trainer(name, data, device, limit=limit)
         if not trainer.folder.cases.get(split):
             raise DataError(f"no case in the split {split!r}", site=name, path=trainer.folder.path)
@@ -92,14 +89,8 @@ def evaluate_sites(
     A site scores its local model; the global model, with the statistics of its images as its only own part;
     and its personal model, if sites keep entries or state of the run.
 
-    Args:
-        model: see `medfedaug.runs.finished_run.FinishedRun.open`, also for ``state``.
-        data_dir: the folder that holds the sites' folders.
-        local: the folder of a run in which each site trained by itself (``single``).
-        device: the sites' device.
-
-    Returns:
-        The content of ``evaluation.json``.
+    `medfedaug.runs.finished_run.FinishedRun.open` describes ``model`` and ``state``. In the run ``local``
+    each site trained by itself (``single``). The result is the content of ``evaluation.json``.
     """
     run, alone = FinishedRun.open(model, state=state), FinishedRun.open(local)
     _check(run, alone)
@@ -138,7 +129,6 @@ def evaluate_sites(
 
 
 def _check(run: FinishedRun, alone: FinishedRun) -> None:
-    """Check that the runs go together."""
     for each in (run, alone):
         each.check_whole()
         each.composition.check_apart("an evaluation")

@@ -1,4 +1,4 @@
-"""`FinishedRun`: a recorded run with its network, weights and exchanged values."""
+"""`FinishedRun`: a recorded run with its network, weights and exchanges; `Origin`: of images for it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor, nn
 
+from medfedaug.config.bundle_reference import PREDICTS
 from medfedaug.config.machine import KIT_STATE, STATE_VARIABLE, Machine
-from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SPLITS, SiteFolder
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.volumes import VolumeFolder
@@ -25,14 +25,12 @@ from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.state import LocalState, read_local_states
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.registry import GLOBAL, UNSEEN
-from medfedaug.models.weights import load_tensors
+from medfedaug.models.entries import load_tensors
 from medfedaug.runs.recorded_run import RecordedRun
-from medfedaug.statistics import ChannelStatistics
+from medfedaug.statistics import ChannelStatistics, load_statistics
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-__all__ = ["FinishedRun"]
 
 _Model = TypeVar("_Model", bound=SiteModel)
 
@@ -112,8 +110,9 @@ class FinishedRun(RecordedRun):
             keeping = [m.name for m in self.composition.methods if m.local_entries(model.network)]
             sites = ", ".join(self.sites_with_layers)
             raise ConfigError(
-                f"{' and '.join(keeping)}: layers of the model stay at the sites"
-                + (f"; name one with --site ({sites})" if sites else f", and {self.state} has none")
+                f"{' and '.join(keeping)}: layers of the model stay at the sites; name one with --site "
+                f"({sites or 'none'} in {self.state}, and --state names another folder), or train with the "
+                "method's argument unseen"
             )
         with model.scoring():
             model.network.eval()
@@ -154,7 +153,8 @@ class FinishedRun(RecordedRun):
         the site's statistics are computed from its images.
         """
         self.check_whole()
-        model = SiteModel(self._limited(limit), data, device, machine=_machine(), statistics=statistics)
+        config = replace(self.config, limit=limit)
+        model = SiteModel(config, data, device, machine=_machine(), statistics=statistics)
         model.open(name)
         return self._received(model)
 
@@ -163,7 +163,8 @@ class FinishedRun(RecordedRun):
     ) -> SiteTrainer:
         """Open the model at a site that may train it further before its test; otherwise as `at_site`."""
         self.check_whole()
-        trainer = SiteTrainer(self._limited(limit), data, device, self.state / name, machine=_machine())
+        config = replace(self.config, limit=limit)
+        trainer = SiteTrainer(config, data, device, self.state / name, machine=_machine())
         trainer.open(name)
         trainer.enter_run(self.record["run"])
         return self._received(trainer)
@@ -174,9 +175,6 @@ class FinishedRun(RecordedRun):
         except MedFedAugError as error:  # of a model that somebody changed and recorded
             raise ConfigError(f"{self.model}: {error}") from error
         return model
-
-    def _limited(self, limit: int | None) -> RunConfig:
-        return replace(self.config, limit=limit)
 
 
 def _find_state(folder: Path, state: str | Path | None) -> Path:
@@ -199,3 +197,66 @@ def _machine() -> Machine:
     """Read this machine's settings from the environment, without a cache of prepared images."""
     settings = Machine.from_environment()
     return Machine(compile=settings.compile, deterministic=settings.deterministic)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Origin of images: their site, empty if unknown, and the pair of statistics with its source in words.
+
+    Without a pair, the statistics of the images themselves count.
+    """
+
+    site: str
+    pair: ChannelStatistics | None
+    source: str
+
+    @classmethod
+    def of(cls, run: FinishedRun, site: str | None, statistics: str | Path | None) -> Origin:
+        """Read the origin from a run and a site's name, or from a file of statistics.
+
+        Raises:
+            ConfigError: naming the option that gives missing statistics or layers; and for a run with a
+                Bundle.
+        """
+        if run.config.bundle:
+            raise ConfigError(f"{run.model}: {PREDICTS}")
+        if site is not None and statistics is not None:
+            raise ConfigError("--site and --statistics exclude each other: both choose the statistics")
+        if statistics is not None and not run.composition.needs_statistics:
+            raise ConfigError("--statistics: the run's methods do not normalise with a site's; leave it out")
+        if statistics is not None:
+            return cls("", _one_pair(Path(statistics), run), str(statistics))
+        if site is None:
+            return cls("", None, "")
+        layers = run.sites_with_layers
+        known = {*run.statistics, *layers, *run.record.get("sites", ())}
+        known.update(*(round_["sites"] for round_ in run.record["rounds"]))
+        if site not in known:
+            raise ConfigError(f"{site!r} took no part in the run, whose sites are {', '.join(sorted(known))}")
+        if run.composition.personal and site not in layers:
+            present = f"has those of {', '.join(layers)}" if layers else "has none"
+            raise ConfigError(
+                f"the run left layers or weights at its sites, and {run.state} {present}: give --state, the "
+                f"folder in which {site} keeps its own, or its kit"
+            )
+        if run.composition.needs_statistics and site not in run.statistics:
+            raise ConfigError(
+                f"the run has no statistics of {site}: give --statistics FILE, which `medfedaug statistics "
+                f"--intensity {run.composition.intensity} --data DIR --out FILE` makes of its images"
+            )
+        return cls(site, run.statistics.get(site), f"site {site}")
+
+
+def _one_pair(path: Path, run: FinishedRun) -> ChannelStatistics:
+    try:
+        statistics = load_statistics(path, run.composition.intensity)
+    except (OSError, ValueError) as error:
+        raise ConfigError(first_line(error)) from error
+    if len(statistics) > 1:
+        raise ConfigError(f"{path}: expected one site, found {', '.join(statistics)}")
+    (pair,) = statistics.values()
+    if pair.num_channels != run.config.in_channels:
+        raise ConfigError(
+            f"{path}: has {pair.num_channels} channels; the model expects {run.config.in_channels}"
+        )
+    return pair

@@ -1,4 +1,4 @@
-"""A run's folder. Only files that a run wrote are deleted or replaced."""
+"""A run's folder and its user, without PyTorch. Only files that a run wrote are deleted or replaced."""
 
 import os
 import re
@@ -8,6 +8,8 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.job_folder import (
@@ -20,12 +22,13 @@ from medfedaug.federation.job_folder import (
     STATE,
     STATISTICS,
     exchange_file,
+    server_checkpoint,
 )
-from medfedaug.federation.messages.checkpoint import CHECKPOINT_FORMAT, server_checkpoint
-from medfedaug.runs.leftovers import LOCK, WORKSPACE, is_json_with, locked, workspaces
-from medfedaug.utils.files import parse_versioned, write_versioned
+from medfedaug.utils.files import parse_json, parse_versioned, write_versioned
 
 LOG = "nvflare.log"
+LOCK, WORKSPACE = ".medfedaug.lock", ".medfedaug-run"
+"""Files that mark the folder of a run in progress, and a workspace."""
 
 _FILES = (
     *(RESULTS, GLOBAL_MODEL, FINAL_MODEL, STATISTICS, REPORT, LOG, EVENTS, *CARDS),
@@ -87,6 +90,8 @@ def remove_state(state: Path, *, server_only: bool = False) -> None:
 
 
 def _is_checkpoint(path: Path) -> bool:
+    from medfedaug.federation.messages.checkpoint import CHECKPOINT_FORMAT  # and with it PyTorch
+
     if _UNFINISHED.fullmatch(path.name):
         return True
     try:
@@ -141,7 +146,10 @@ def only_process(out: Path) -> Iterator[None]:
     file = out / LOCK
     with locked(file, f"{out}: another process is making this run"):
         try:
-            _wait_for_sites(out)
+            if (sites := sites_lock(out)).exists():  # those of a killed process, which end soon
+                busy = f"{out}: sites of an earlier process are still at work on this run"
+                with locked(sites, busy, timeout=_WAIT_FOR_SITES):
+                    sites.unlink(missing_ok=True)
             yield
         finally:
             file.unlink(missing_ok=True)
@@ -150,11 +158,59 @@ def only_process(out: Path) -> Iterator[None]:
                     out.rmdir()
 
 
-def _wait_for_sites(out: Path) -> None:
-    """Wait until the sites of a killed process have ended, too."""
-    file = sites_lock(out)
-    if not file.exists():
-        return
-    busy = f"{out}: sites of an earlier process are still at work on this run"
-    with locked(file, busy, timeout=_WAIT_FOR_SITES):
-        file.unlink(missing_ok=True)
+def is_json_with(path: Path, *keys: str) -> bool:
+    """Return whether a file holds a JSON object with these keys."""
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and set(keys) <= set(content)
+
+
+def workspaces(out: Path) -> list[Path]:
+    """Return the workspaces of killed processes, or of the one that makes the run."""
+    pattern = re.compile(rf"\.{re.escape(out.name)}-[a-z0-9_]{{8}}")
+    return [
+        folder
+        for folder in out.resolve().parent.iterdir()
+        if pattern.fullmatch(folder.name) and (folder / WORKSPACE).exists()
+    ]
+
+
+def spare_files(out: Path) -> dict[Path, int]:
+    """Return what no command needs of a finished run, with sizes in bytes.
+
+    These are the model of the last round beside the selected one, and workspaces of killed processes.
+    """
+    if not is_json_with(out / RESULTS, "config", "rounds", "test"):
+        raise ConfigError(f"{out}: no finished run; name a folder with {RESULTS}")
+    if (out / LOCK).exists():
+        with locked(out / LOCK, f"{out}: another process is making this run"):
+            pass
+    last = out / FINAL_MODEL
+    models = [last, exchange_file(last)] if (out / GLOBAL_MODEL).exists() else []
+    spare = [*filter(Path.exists, models), *workspaces(out)]
+    files = {path: [file for file in (path, *path.rglob("*")) if file.is_file()] for path in spare}
+    return {path: sum(file.stat().st_size for file in inside) for path, inside in files.items()}
+
+
+def free(path: Path) -> None:
+    """Delete a file or folder of `spare_files`."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(file: Path, message: str, timeout: float = 0) -> Iterator[None]:
+    """Hold the lock of a file, which the system releases when the process dies."""
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=timeout)
+    except Timeout as error:
+        raise ConfigError(message) from error
+    try:
+        yield
+    finally:
+        lock.release()

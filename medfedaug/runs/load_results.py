@@ -1,4 +1,4 @@
-"""Read and check finished runs from their ``results.json``."""
+"""Read finished runs from their ``results.json``, whose structure is checked wherever one is read."""
 
 from __future__ import annotations
 
@@ -7,19 +7,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from medfedaug._version import other_version
 from medfedaug.config.run import RunConfig, asked_settings
 from medfedaug.errors import DataError, first_line
-from medfedaug.federation.job_folder import RESULTS
+from medfedaug.federation.job_folder import LEVELS, RESULTS
 from medfedaug.metrics.base import mean_score
-from medfedaug.metrics.nothing_learned import nothing_learned_in
-from medfedaug.metrics.registry import add_recorded
+from medfedaug.metrics.registry import GLOBAL, add_recorded, nothing_learned_in
 from medfedaug.metrics.segmentation import oversized_in
-from medfedaug.runs.results_schema import check_finished
 from medfedaug.runs.run import Run, Scores, recorded_input
 from medfedaug.utils.files import parse_json
-from medfedaug.utils.versions import other_version
-
-__all__ = ["find_runs", "load_run"]
+from medfedaug.utils.structure import (
+    anything,
+    both,
+    count,
+    entries,
+    kind,
+    list_of,
+    map_of,
+    number,
+    optional,
+    plain,
+    row_of,
+    score,
+    text,
+)
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
@@ -97,7 +108,6 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
 
 
 def _content(file: Path) -> dict[str, Any]:
-    """Read a file, and check its structure."""
     content: Any = None
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
@@ -119,8 +129,7 @@ def _complete(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _context(content: dict[str, Any]) -> dict[str, Any]:
-    """Return further entries of the file (`Run.context`)."""
-    names = ("data", "engine", "seconds", "files", "bytes_up_before_training", "labelled")
+    names = ("data", "engine", "seconds", "files", "bytes_up_before_training", "labelled", "stalled")
     context = {name: content[name] for name in names if name in content}
     if planned := content.get("planned"):
         context["planned"] = {**planned, "asked": _complete(asked_settings(content))}
@@ -150,3 +159,127 @@ def _scores(test: dict[str, Any], silent: Sequence[str]) -> dict[tuple[str, str]
         (metric, label): replace(scores, mean=mean_score(scores.sites.values())) if label else scores
         for (metric, label), scores in by_class.items()
     }
+
+
+def check_record(record: Any) -> None:
+    """Check that a record has the structure of this release; unknown entries pass.
+
+    Raises:
+        ValueError: naming the first entry of another kind, such as ``test.mean.dice``.
+
+    Example:
+        >>> check_record({"selected_round": "one"})
+        Traceback (most recent call last):
+        ValueError: selected_round is 'one', expected a whole number from 0 on
+    """
+    _RECORD(record, "")
+
+
+def check_finished(record: Any) -> None:
+    """Check that a record has all entries of a finished run."""
+    _FINISHED(record, "")
+    check_record(record)
+
+
+def check_evaluation(content: Any) -> None:
+    """Check that the results of an evaluation have the structure of this release."""
+    _EVALUATION(content, "")
+    for site, scores in content["sites"].items():
+        for model in scores:
+            if model not in content["models"]:
+                raise ValueError(f"sites.{site} has scores of a model '{model}', which models does not name")
+
+
+_TROUBLE = list_of(entries({"site": text, "reason": text, "task": text}))
+_ROUND = entries(
+    {
+        **dict.fromkeys(("round", "bytes_up", "bytes_down"), count),
+        **dict.fromkeys(("refused", "missing"), _TROUBLE),
+        **dict.fromkeys(("seconds", "hours"), number),
+        "sites": map_of(map_of(plain)),
+        "bytes": map_of(map_of(count)),
+        "methods": map_of(map_of(anything)),
+        "shares": map_of(number),
+        "cosines": map_of(number),
+    }
+)
+_SCORES = entries(
+    {
+        "cases": map_of(score),
+        **dict.fromkeys(("case_metrics", "case_classes", "classes"), map_of(map_of(score))),
+        "patients": map_of(count),
+        **dict.fromkeys(("scored_cases", "missed", "undivided"), count),
+        **dict.fromkeys(("note", "unit"), text),
+    },
+    score,
+)
+_WORST = entries({"site": text, "value": number}, needed=("site", "value"))
+_TEST = entries(
+    {
+        "sites": map_of(_SCORES),
+        "unseen": map_of(_SCORES),
+        "mean": map_of(score),
+        "worst": map_of(optional(_WORST)),
+        "missing": map_of(text),
+    }
+)
+_FINGERPRINT = entries(
+    {"spacing": row_of(row_of(number, 3), 3), "intensity": list_of(row_of(number, 2))},
+    needed=("spacing", "intensity"),
+)
+_RECORD = entries(
+    {
+        "config": entries(
+            {
+                "methods": list_of(entries({"name": text, "args": map_of(anything)})),
+                "holdout": list_of(text),
+                "plan": map_of(anything),
+                "seed": kind("a whole number", lambda value: type(value) is int),
+            }
+        ),
+        **dict.fromkeys(("run", "job", "date", "engine", "data"), text),
+        **dict.fromkeys(("left_out", "suspected", "scored", "versions", "sha256"), map_of(text)),
+        **dict.fromkeys(("sites", "bytes_up_before_training"), map_of(count)),
+        **dict.fromkeys(("input", "execution", "files", "metrics", "data_options", "init"), map_of(anything)),
+        "rounds": list_of(_ROUND),
+        "selected_round": count,
+        "stalled": entries({"round": count, "reason": text}, needed=("round", "reason")),
+        "unseen": list_of(text),
+        "shares": map_of(map_of(number)),
+        "labelled": map_of(list_of(text)),
+        "counts": map_of(map_of(count)),
+        "test": _TEST,
+        "seconds": number,
+        "planned": entries({"fingerprints": map_of(_FINGERPRINT), "asked": map_of(anything)}),
+        "spacing": map_of(entries(dict.fromkeys(LEVELS, row_of(number, 3)), needed=LEVELS)),
+    }
+)
+_FINISHED = entries(
+    {
+        "config": entries({"methods": list_of(entries({}, needed=("name",)))}, needed=("methods", "seed")),
+        "rounds": list_of(entries({}, needed=("round", "sites"))),
+        "test": entries({}, needed=("sites", "mean")),
+        "planned": entries({}, needed=("asked",)),
+    },
+    needed=("config", "input", "rounds", "selected_round", "test"),
+)
+_DIFFERENCE = entries({"patients": count, "cases": count}, score)
+_COMPARED = both(
+    entries({"against": map_of(_DIFFERENCE)}),
+    lambda value, where: _SCORES({k: v for k, v in value.items() if k != "against"}, where),
+)
+_MODEL = entries(
+    {"scored": text, "methods": list_of(text), "runs": list_of(entries({"run": text}))}, needed=("scored",)
+)
+_EVALUATION = entries(
+    {
+        "metric": text,
+        "metrics": map_of(map_of(plain)),
+        "models": both(map_of(_MODEL), entries({}, needed=(GLOBAL,))),
+        "unseen": list_of(text),
+        "sites": map_of(map_of(_COMPARED)),
+        "mean": map_of(map_of(score)),
+        "missing": map_of(map_of(text)),
+    },
+    needed=("metric", "models", "sites"),
+)

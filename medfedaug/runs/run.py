@@ -41,13 +41,9 @@ class Input:
     scaling: str = "each volume"
     normalised_by: str | None = None
 
-    @property
-    def scaled(self) -> str:
-        """Describe the scaling of the images."""
-        return _SCALED.get(self.scaling, self.scaling)
-
     def __str__(self) -> str:
-        return f"{self.scaled}, normalised by {self.normalised_by}" if self.normalised_by else self.scaled
+        scaled = _SCALED.get(self.scaling, self.scaling)
+        return f"{scaled}, normalised by {self.normalised_by}" if self.normalised_by else scaled
 
     def differs(self, other: Input) -> bool:
         """Return whether two runs scaled images differently; normalisation cancels a fixed factor."""
@@ -67,15 +63,6 @@ def recorded_input(content: Mapping[str, Any]) -> Input:
     return Input(
         str(known.get("scaling", "each volume")),
         str(known["normalised_by"]) if known.get("normalised_by") else None,
-    )
-
-
-def input_note(reference: str, inputs: Mapping[str, Input]) -> str:
-    """Return the note on rows whose input differs from the reference row's."""
-    text = "; ".join(f"{label}: {entry}" for label, entry in inputs.items())
-    return (
-        f"{OTHER_INPUT} Not the same input as {reference} ({text}): a difference may come of the scaling and "
-        "not of the method. Runs that all have --intensity scale, or all raw, differ only by their methods."
     )
 
 
@@ -119,7 +106,7 @@ class Run:
         test: the scores by metric and class; the class ``""`` stands for all classes together.
         missed: the number of cases and classes that were not predicted at all, by site.
         nothing_learned: the reason why the scores show that the model learned nothing
-            (`medfedaug.metrics.nothing_learned`); empty where they do not.
+            (`medfedaug.metrics.registry`); empty where they do not.
         units: the unit of lengths, by site.
         scored: the model of the scores (`medfedaug.federation.composition.Composition.scored`), by
             ``validation`` and ``test``.

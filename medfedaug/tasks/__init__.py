@@ -19,12 +19,9 @@ __all__ = [
 
 
 def make_task(config: RunConfig, *, normalised: bool) -> Task:
-    """Make the task of a run.
+    """Make the task of a run; ``normalised``: a method normalises the input.
 
-    Args:
-        config: the run.
-        normalised: a method normalises the input (`medfedaug.config.run.RunConfig.input_intensity`,
-            `medfedaug.config.run.RunConfig.prepared_plan`).
+    See `medfedaug.config.run.RunConfig.input_intensity` and `medfedaug.config.run.RunConfig.prepared_plan`.
     """
     intensity = config.input_intensity(normalised=normalised)
     config = dataclasses.replace(config, plan=config.prepared_plan(normalised=normalised))

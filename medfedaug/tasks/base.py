@@ -13,13 +13,14 @@ from monai.utils import CommonKeys as Keys
 from monai.utils import convert_to_tensor
 from torch import Tensor, nn
 
+from medfedaug.config.bundle_reference import PREDICTS
 from medfedaug.data.annotation import Annotation
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.preparation.cache import StoredCase
 from medfedaug.data.preparation.preparation import Placement, Preparation
 from medfedaug.data.sites import checked_statistics
-from medfedaug.errors import DataError, warn
-from medfedaug.sampling.augmentation import PAPERS_ANGLE, Augmentation, FlipRotate, MonaiAugmentation, Sample
+from medfedaug.errors import ConfigError, DataError, warn
+from medfedaug.sampling import PAPERS_ANGLE, Augmentation, FlipRotate, MonaiAugmentation, Sample
 from medfedaug.statistics import ChannelStatistics, average_moments
 from medfedaug.tasks.losses import Loss
 
@@ -157,7 +158,6 @@ class Task(ABC):
         The network is in evaluation mode; labels of the cases are not used.
         """
 
-    @abstractmethod
     def predict_case(
         self,
         network: nn.Module,
@@ -167,11 +167,11 @@ class Task(ABC):
         probabilities: bool = False,
     ) -> Prediction:
         """Predict a case, with ``probabilities`` on request; other arguments as in `outputs`."""
+        raise ConfigError(PREDICTS)  # a Bundle, whose inference is its own
 
     def evaluation_cases(
         self, site: SiteFolder, split: str, labelled: bool = True
     ) -> Iterator[EvaluationCase]:
-        """Load the cases of a split, one at a time."""
         return (self.evaluation_case(site, case, labelled) for case in site.cases[split])
 
     def transforms(self) -> Sequence[Transform]:
@@ -250,9 +250,9 @@ class Task(ABC):
         """
 
     @property
-    @abstractmethod
     def scored_classes(self) -> tuple[str, ...]:
-        """Classes with a score."""
+        """Classes with a score; none where the metrics of a Bundle decide."""
+        return ()
 
 
 def device_of(network: nn.Module) -> torch.device:

@@ -58,17 +58,14 @@ class ClassificationTask(Task):
 
     @classmethod
     def from_config(cls, config: RunConfig, intensity: str) -> ClassificationTask:
-        """Build the task of a run."""
         loss = build_loss("classification", config.num_classes, config.loss, config.loss_args)
         return cls(config.classes, intensity == "scale", config.image_size, loss)
 
     @property
     def scored_classes(self) -> tuple[str, ...]:
-        """All classes."""
         return self.classes
 
     def check_site(self, site: SiteFolder) -> None:
-        """Check that the federation has all classes of the site."""
         super().check_site(site)
         check_known_classes(site, self.classes)
 
@@ -100,7 +97,6 @@ class ClassificationTask(Task):
         batch_size: int = 16,
         probabilities: bool = False,
     ) -> Prediction:
-        """Predict the class of an image."""
         ((_, logits),) = self.outputs(network, [case], transform)
         return Prediction(logits.argmax(), logits.float().softmax(dim=0) if probabilities else None)
 
@@ -137,7 +133,6 @@ class ClassificationTask(Task):
         return stack(samples)
 
     def scores(self, outputs: Iterable[tuple[EvaluationCase, Tensor]], full: bool) -> dict[str, Any]:
-        """Score the images of a site together."""
         pairs = list(outputs)
         if not pairs:
             return {self.metric: None, "cases": {}}

@@ -140,7 +140,6 @@ class _Column(_Labels):
 
 @torch.no_grad()
 def _try(loss: Loss, spatial: tuple[int, ...]) -> None:
-    """Compute a loss once."""
     count = loss.num_classes
     labels = torch.arange(2 * 8 ** len(spatial)).remainder(count).view(2, *([1, *spatial] if spatial else []))
     outputs = torch.zeros(2, count, *spatial)

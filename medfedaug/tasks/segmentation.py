@@ -90,7 +90,6 @@ class SegmentationTask(Task):
 
     @classmethod
     def from_config(cls, config: RunConfig, intensity: str) -> SegmentationTask:
-        """Build the task of a run."""
         return cls(
             config.num_classes,
             intensity,
@@ -104,7 +103,6 @@ class SegmentationTask(Task):
 
     @property
     def scored_classes(self) -> tuple[str, ...]:
-        """The classes without the background."""
         return self._names[1:]
 
     @property
@@ -141,7 +139,6 @@ class SegmentationTask(Task):
 
     @property
     def cuts(self) -> bool:
-        """Return whether the plan has a patch size."""
         return self.plan.patch_size is not None
 
     def prepared(self, site: SiteFolder, case: Case) -> dict[str, Tensor]:
@@ -248,7 +245,6 @@ class SegmentationTask(Task):
         batch_size: int = 16,
         probabilities: bool = False,
     ) -> Prediction:
-        """Predict the label map of a volume."""
         place = case.placement
         logits = self._case_logits(network, case, transform, batch_size)
         label = _label_map(logits, place).cpu()

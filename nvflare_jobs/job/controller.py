@@ -20,17 +20,15 @@ from nvflare.fuel.utils import fobs
 from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError
-from medfedaug.federation.job_folder import JOB_FOLDER, REPORT
-from medfedaug.federation.messages.checkpoint import server_checkpoint
+from medfedaug.federation.job_folder import JOB_FOLDER, REPORT, server_checkpoint
 from medfedaug.federation.messages.initial_weights import INITIAL_FILE, InitialWeights
 from medfedaug.federation.protocol import run
 from medfedaug.federation.server.output import write_models, write_run
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.hospital.privacy.site_settings import SiteSettings
-from medfedaug.nvflare_jobs.job.carrier import Aborted, NVFlareCarrier
+from medfedaug.nvflare_jobs.job.carrier import Aborted, NVFlareCarrier, Presence
 from medfedaug.nvflare_jobs.job.events import EventLog
-from medfedaug.nvflare_jobs.job.presence import Presence
-from medfedaug.runs.leftovers import locked
+from medfedaug.runs.folder import locked
 from medfedaug.utils import plugins
 from medfedaug.utils.files import remove_unfinished
 
@@ -51,7 +49,7 @@ class ProtocolController(Controller):
     """Run a protocol over NVFlare, and write its events to ``medfedaug/events.jsonl``."""
 
     def __init__(self, execution: dict[str, Any] | None) -> None:
-        super().__init__(task_check_period=_CHECK_PERIOD)
+        super().__init__()
         self.execution = execution or {}
         self._execution = Execution.from_dict(self.execution)
         self._presence = Presence()
@@ -202,7 +200,6 @@ class FederationController(ProtocolController):
             self.log_warning(fl_ctx, text)
 
     def _initial(self, fl_ctx: FLContext) -> InitialWeights | None:
-        """Load the job's initial weights."""
         if not self._run_config.init or self.resume:
             return None
         path = Path(self.engine.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / INITIAL_FILE

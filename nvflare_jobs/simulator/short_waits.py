@@ -8,10 +8,12 @@ processes of a simulation, for the versions in `VERSIONS`.
 import time
 from typing import Any
 
+from nvflare.fuel.f3.cellnet import connector_manager
 from nvflare.fuel.f3.mpm import MainProcessMonitor
 from nvflare.private.fed.app.simulator import simulator, simulator_runner, simulator_worker
+from nvflare.private.fed.client import client_runner
 
-_CHECK = 0.05  # seconds between two checks of the simulator; NVFlare: 1
+_CHECK = 0.05  # seconds between two checks of the simulator, before a first message; NVFlare: 1, 0.5
 _ENGINE_CHECK = 0.2  # between two checks of the server's engine, which sends a message each time; NVFlare: 3
 _ASK_AGAIN = (0.1, 0.5)  # between two requests of an idle site, from few sites to many; NVFlare: 0.5
 _SITES_A_SECOND = 50  # requests of idle sites a second that are no load for the server
@@ -57,7 +59,8 @@ def run_simulator(arguments: list[str], processes: object) -> int:
     options = parser.parse_args(arguments)
     _replace(simulator, "SimulatorRunner", _Runner)
     _replace(simulator_runner, "subprocess", processes)
-    _replace(simulator_runner, "time", _Pauses(_CHECK))
+    for module in (simulator_runner, connector_manager):
+        _replace(module, "time", _Pauses(_CHECK))
     code: int = simulator.run_simulator(options)
     return code
 
@@ -67,6 +70,7 @@ def run_site(arguments: list[str], sites: int) -> None:
     simulator_worker.sys.argv = arguments
     least, most = _ASK_AGAIN
     _replace(simulator_worker, "time", _Pauses(min(max(least, sites / _SITES_A_SECOND), most)))
+    _replace(client_runner, "time", _Pauses(_CHECK))
     args = simulator_worker.parse_arguments()
     MainProcessMonitor.run(
         main_func=simulator_worker.main, run_dir=args.workspace, shutdown_grace_time=_GRACE, args=args

@@ -14,7 +14,7 @@ from medfedaug.analysis import metric_table, summary_table
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.metrics.significance import detectable_difference
 from medfedaug.research.comparison import patient_table
-from medfedaug.research.comparison.patient_tests import sign_flip_test
+from medfedaug.research.comparison.paired_tests import sign_flip_test
 from medfedaug.runs.load_results import find_runs, load_run
 
 

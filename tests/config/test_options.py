@@ -12,7 +12,7 @@ from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access
-from medfedaug.hospital.privacy import JobRules, PrivacyPolicy, job_summary
+from medfedaug.hospital.privacy import JobRules, PrivacyPolicy, job_log
 from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE, SiteSettings
 from medfedaug.runs.prediction.options import PredictionOptions
 
@@ -97,7 +97,7 @@ class Run(RunConfig):
 
 
 def test_a_new_setting_of_a_run_is_on_the_page_that_a_site_approves():
-    assert job_summary.changed_settings(Run(warmth=3.0, rounds=7)) == ["rounds: 7", "warmth: 3.0"]
+    assert job_log.changed_settings(Run(warmth=3.0, rounds=7)) == ["rounds: 7", "warmth: 3.0"]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfedaug.data.federation import arrange, check_federation
-from medfedaug.data.sites import check_voxels, find_sites, open_site
+from medfedaug.data.sites import arrange, check_federation, check_voxels, find_sites, open_site
 from medfedaug.errors import DataError
 from medfedaug.research.comparison.inspection import inspect_sites
 

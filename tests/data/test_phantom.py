@@ -8,8 +8,8 @@ import pytest
 from monai.data import load_decathlon_datalist
 
 from medfedaug.data import phantom
-from medfedaug.data.folders import MANIFEST
 from medfedaug.data.phantom import Structure, make_phantom
+from medfedaug.data.sites import MANIFEST
 from medfedaug.research.comparison.inspection import inspect_sites
 from medfedaug.research.comparison.inspection_page import federation_shift
 

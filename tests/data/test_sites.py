@@ -9,8 +9,7 @@ import torch
 from benchmark_files import write_volume
 from PIL import Image
 
-from medfedaug.data.federation import arrange, check_federation
-from medfedaug.data.sites import find_sites, open_site, site_statistics
+from medfedaug.data.sites import arrange, check_federation, find_sites, open_site, site_statistics
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation import SiteTrainer, resolve_data_folder, run_in_process

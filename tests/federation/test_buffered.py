@@ -12,7 +12,7 @@ from medfedaug.federation import FederationServer, Reply, Request, run_in_proces
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.in_process import SitesInProcess
 from medfedaug.methods import parse_methods
-from medfedaug.runs.results_schema import check_record
+from medfedaug.runs.load_results import check_record
 from medfedaug.simulate import simulate
 
 SAMPLES = {"A": 10, "B": 30, "C": 20}

@@ -18,7 +18,8 @@ from running import TINY_OPTIONS
 from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, Request, Site, SiteTrainer, run_in_process
-from medfedaug.federation.messages.checkpoint import load_checkpoint, server_checkpoint
+from medfedaug.federation.job_folder import server_checkpoint
+from medfedaug.federation.messages.checkpoint import load_checkpoint
 from medfedaug.federation.messages.messages import TEST
 from medfedaug.federation.site.local_training import LocalTraining
 from medfedaug.nvflare_jobs.simulator.simulator import run_in_simulator

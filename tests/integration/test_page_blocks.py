@@ -31,6 +31,7 @@ LINE = "medfedaug simulate --data data --methods {0} --out runs/{0}\n"
 BEFORE = {
     "README.md": "rm -r data",
     "docs/analysis.md": LINE.format("fedrdn") + LINE.format("fedavg").replace("runs", "runs/office"),
+    "docs/calibrate.md": LINE.format("fedrdn"),
     "docs/howto/data.md": "cp -r data/site_A hospital-a\nrm hospital-a/dataset.json",
     "docs/evaluation.md": LINE.format("ditto") + LINE.format("single"),
 }

@@ -18,13 +18,13 @@ from medfedaug.federation.planning.fingerprint import fingerprint
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy import PrivacyLedger, PrivacyPolicy
 from medfedaug.hospital.privacy.guard import SitePrivacy
-from medfedaug.hospital.privacy.job_summary import summary
+from medfedaug.hospital.privacy.job_log import summary
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.research.datasets.partial_phantom import TRUTH, annotate_apart
-from medfedaug.runs.annotated import BORROWED, OWN, UNKNOWN, Annotated
 from medfedaug.runs.load_results import load_run
+from medfedaug.runs.model_score import BORROWED, OWN, UNKNOWN, Annotated
 from medfedaug.simulate import configure, simulate
 
 STRUCTURES = ("lesion", "ventricles", "deep grey matter", "white matter")

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from running import TINY_OPTIONS
 
 from medfedaug.errors import ConfigError
-from medfedaug.federation.messages.checkpoint import server_checkpoint
+from medfedaug.federation.job_folder import server_checkpoint
 from medfedaug.runs.folder import only_process, sites_lock
 
 MARK = "MEDFEDAUG_TEST_MARK"

@@ -10,8 +10,7 @@ import pytest
 from page_blocks import blocks
 
 from medfedaug.config.run import RunConfig
-from medfedaug.hospital.privacy.job_log import WAITING, JobEntry, job_hash
-from medfedaug.hospital.privacy.job_summary import summary
+from medfedaug.hospital.privacy.job_log import WAITING, JobEntry, job_hash, summary
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.methods import parse_methods
 

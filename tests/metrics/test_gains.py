@@ -5,8 +5,7 @@ from statistics import fmean, variance
 import numpy as np
 import pytest
 
-from medfedaug.metrics.gains import CONFIDENCE, Difference, mean_gain
-from medfedaug.metrics.significance import t_quantile
+from medfedaug.metrics.significance import GAIN_CONFIDENCE, Difference, mean_gain, t_quantile
 
 
 def trainings(means, error=0.0, patients=1):
@@ -16,7 +15,7 @@ def trainings(means, error=0.0, patients=1):
 
 def test_one_method_has_the_interval_of_its_seeds():
     gain = mean_gain(trainings([0.1, 0.14]))
-    half = t_quantile(CONFIDENCE, 1) * (variance([0.1, 0.14]) / 2) ** 0.5
+    half = t_quantile(GAIN_CONFIDENCE, 1) * (variance([0.1, 0.14]) / 2) ** 0.5
     assert (gain.mean, gain.low, gain.high) == pytest.approx((0.12, 0.12 - half, 0.12 + half))
 
 
@@ -25,27 +24,27 @@ def test_other_methods_say_how_much_seeds_differ():
     more = mean_gain(trainings([0.1, 0.14]), [trainings([0.0, 0.04])] * 4)
     assert more.mean == alone.mean
     assert more.high - more.low < (alone.high - alone.low) / 2
-    half = t_quantile(CONFIDENCE, 4 * 5 / 8) * (variance([0.1, 0.14]) / 2) ** 0.5
+    half = t_quantile(GAIN_CONFIDENCE, 4 * 5 / 8) * (variance([0.1, 0.14]) / 2) ** 0.5
     assert more.high - more.mean == pytest.approx(half)
 
 
 def test_patients_count_once_for_all_seeds():
     gain = mean_gain(trainings([0.1, 0.1], error=0.02, patients=5))
-    half = t_quantile(CONFIDENCE, 8) * (2 * 0.02**2) ** 0.5 / 2
+    half = t_quantile(GAIN_CONFIDENCE, 8) * (2 * 0.02**2) ** 0.5 / 2
     assert gain.high - gain.mean == pytest.approx(half)
 
 
 def test_a_site_with_one_patient_has_the_spread_of_the_others():
     sites = {"A": Difference(0.1, 0.02, 4), "B": Difference(0.1)}
     gain = mean_gain([sites, sites])
-    half = t_quantile(CONFIDENCE, 3) * (0.02**2 + 4 * 0.02**2) ** 0.5 / 2
+    half = t_quantile(GAIN_CONFIDENCE, 3) * (0.02**2 + 4 * 0.02**2) ** 0.5 / 2
     assert gain.high - gain.mean == pytest.approx(half)
 
 
 def test_sites_of_one_patient_each_differ_by_their_patients():
     sites = {"A": Difference(0.1), "B": Difference(0.2), "C": Difference(0.3)}
     gain = mean_gain([sites, sites])
-    half = t_quantile(CONFIDENCE, 2) * (variance([0.1, 0.2, 0.3]) / 3) ** 0.5
+    half = t_quantile(GAIN_CONFIDENCE, 2) * (variance([0.1, 0.2, 0.3]) / 3) ** 0.5
     assert gain.high - gain.mean == pytest.approx(half)
 
 

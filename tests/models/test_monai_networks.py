@@ -10,7 +10,7 @@ from medfedaug.config.plan import Plan
 from medfedaug.errors import ConfigError
 from medfedaug.federation.composition import Composition
 from medfedaug.models import build_network, ffa_layers, find_head, insert_ffa, remove_ffa
-from medfedaug.models.sizes import size_multiple
+from medfedaug.models.networks import size_multiple
 from medfedaug.models.supervision import network_heads
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm

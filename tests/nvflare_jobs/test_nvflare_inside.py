@@ -9,10 +9,12 @@ from importlib.util import find_spec
 import pytest
 from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
+from nvflare.fuel.f3.cellnet import connector_manager
 from nvflare.fuel.f3.mpm import MainProcessMonitor
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.job_config.fed_job_config import FedJobConfig
 from nvflare.private.fed.app.simulator import simulator, simulator_runner, simulator_worker
+from nvflare.private.fed.client import client_runner
 from nvflare.private.fed.client.client_engine import ClientEngine
 from nvflare.private.fed.client.communicator import Communicator
 from nvflare.private.fed.server.fed_server import FederatedServer
@@ -21,7 +23,7 @@ from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.private.fed.server.server_runner import ServerRunner
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
-from medfedaug.nvflare_jobs.job.presence import _BEAT
+from medfedaug.nvflare_jobs.job.carrier import _BEAT
 from medfedaug.nvflare_jobs.kit.kit_process import PARENTS
 from medfedaug.nvflare_jobs.kit.rejoin import _WORKER
 from medfedaug.nvflare_jobs.simulator.simulator_process import VERSIONS, WORKER
@@ -59,9 +61,9 @@ def test_the_modules_of_nvflares_processes_have_their_names(module):
 @pytest.mark.skipif(version("nvflare") not in VERSIONS, reason="the adapter is off for this NVFlare")
 def test_the_simulator_waits_and_starts_sites_by_the_names_that_are_replaced():
     """`simulator/short_waits.py`."""
-    assert simulator_runner.time is time
+    for module in (simulator_runner, simulator_worker, client_runner, connector_manager):
+        assert module.time is time
     assert simulator_runner.subprocess is subprocess
-    assert simulator_worker.time is time
     assert simulator.SimulatorRunner is simulator_runner.SimulatorRunner
     text = inspect.getsource(simulator_runner)
     assert WORKER in text

@@ -6,8 +6,8 @@ import pytest
 import torch
 from running import TINY_OPTIONS
 
-from medfedaug.federation.job_folder import FINAL_MODEL, GLOBAL_MODEL
-from medfedaug.federation.messages.checkpoint import load_checkpoint, server_checkpoint
+from medfedaug.federation.job_folder import FINAL_MODEL, GLOBAL_MODEL, server_checkpoint
+from medfedaug.federation.messages.checkpoint import load_checkpoint
 from medfedaug.runs.folder import make_workspace, only_process
 from medfedaug.simulate import simulate
 

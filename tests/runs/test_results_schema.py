@@ -10,8 +10,8 @@ from changed_records import SEEDS, changes
 from finished_runs import simulated
 
 from medfedaug.errors import ConfigError
+from medfedaug.runs.load_results import check_record
 from medfedaug.runs.recorded_run import RecordedRun
-from medfedaug.runs.results_schema import check_record
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from medfedaug.federation import FederationServer
 from medfedaug.federation.in_process import SitesInProcess
 from medfedaug.federation.messages.messages import Reply, Request
 from medfedaug.federation.protocol import run as run_protocol
-from medfedaug.hospital.privacy.account_mark import ACCOUNT_MARK
+from medfedaug.hospital.privacy.ledger import ACCOUNT_MARK
 from medfedaug.nvflare_jobs.job.executor import SiteExecutor
 from medfedaug.nvflare_jobs.job.messages import reply_from_model, request_to_model
 from medfedaug.utils import plugins

@@ -8,7 +8,7 @@ from PIL import Image
 from torch.nn.functional import cross_entropy
 
 from medfedaug.data.sites import open_site
-from medfedaug.hospital.privacy.accountant import ORDERS
+from medfedaug.hospital.privacy.ledger import ORDERS
 
 
 def by_hand(folder, start, clip):

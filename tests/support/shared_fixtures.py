@@ -33,7 +33,7 @@ from medfedaug.analysis import page
 from medfedaug.config import bundle_reference as content
 from medfedaug.config.run import RunConfig
 from medfedaug.data.phantom import make_phantom
-from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.data.preparation.cache import keep_decoded
 from medfedaug.data.sites import find_sites
 from medfedaug.methods import parse_methods, registry
 from medfedaug.metrics.registry import METRICS

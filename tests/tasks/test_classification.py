@@ -9,9 +9,8 @@ from PIL import Image
 from torch import nn
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.federation import check_federation
 from medfedaug.data.images import ImageFolder
-from medfedaug.data.sites import find_sites, open_site, site_statistics
+from medfedaug.data.sites import check_federation, find_sites, open_site, site_statistics
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation import SiteTrainer
 from medfedaug.federation.messages.messages import PREPARE, Request

@@ -1,4 +1,6 @@
-"""Prepared cases, in memory up to a limit and then in files."""
+"""Prepared cases, in memory up to a limit and then in files; decoded images in memory, for many runs."""
+
+from __future__ import annotations
 
 import hashlib
 import os
@@ -6,17 +8,21 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from medfedaug._version import __version__
 from medfedaug.config.machine import Machine
+from medfedaug.data.io.formats import file_states
 from medfedaug.errors import StorageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Window = tuple[slice, ...]
 
@@ -44,6 +50,8 @@ class StoredCase:
         where: tuple[Any, ...] = (...,) if index is None else (index, ..., *window)
         if self.tensors is not None:
             return self.tensors[name][where]
+        import torch
+
         # Mapped for this read alone: the window is read, and no page stays with the process.
         return torch.from_numpy(np.array(self._mapped(name)[where]))
 
@@ -153,3 +161,43 @@ def remove_prepared(folder: Path, files: Sequence[Path]) -> int:
 def _mark(file: Path) -> str:
     """Return a digest of a file's name, which may identify a patient."""
     return hashlib.sha256(file.name.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class DecodedMemory:
+    """Tensors by file, up to a number of bytes; none is replaced, since runs read files in one order."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.num_bytes, self.decodings = max_bytes, 0, 0
+        self._kept: dict[tuple[object, ...], Tensor] = {}
+
+    def get(self, key: tuple[object, ...], load: Callable[[], Tensor]) -> Tensor:
+        """Return the tensor of ``key``, or ``load()``."""
+        if key in self._kept:
+            return self._kept[key]
+        value = load()
+        self.decodings += 1
+        if self.num_bytes + value.nbytes <= self.max_bytes:
+            # Cloned, since a view would keep the whole tensor in memory.
+            self._kept[key] = value if value.untyped_storage().nbytes() == value.nbytes else value.clone()
+            self.num_bytes += value.nbytes
+        return value
+
+
+_active: ContextVar[DecodedMemory | None] = ContextVar("decoded_memory", default=None)
+
+
+@contextmanager
+def keep_decoded(max_bytes: int) -> Iterator[DecodedMemory]:
+    """Share decoded images between all sites of this process in a context, up to a number of bytes."""
+    memory = DecodedMemory(max_bytes)
+    token = _active.set(memory)
+    try:
+        yield memory
+    finally:
+        _active.reset(token)
+
+
+def decoded(kind: str, files: Sequence[Path], load: Callable[[], Tensor]) -> Tensor:
+    """Return ``load()``, or its earlier result for this kind of use and files; it must not be changed."""
+    memory = _active.get()
+    return load() if memory is None else memory.get((kind, *file_states(files)), load)

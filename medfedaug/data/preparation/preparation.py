@@ -149,7 +149,7 @@ class Preparation:
     def placement(self, image: Tensor, affine: Tensor | None) -> Placement | None:
         """Compute the placement of a volume, (C, X, Y, Z); ``None`` where the plan moves no voxel."""
         plan = self.plan
-        if not plan.moves_voxels:
+        if plan.orientation is None and plan.spacing is None:
             return None
         if affine is None:
             raise ValueError("the plan has a spacing or an orientation, and the file states no geometry")

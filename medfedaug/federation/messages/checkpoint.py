@@ -9,16 +9,11 @@ import torch
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, StorageError, first_line
 from medfedaug.methods import build_methods
-from medfedaug.models.weights import load_tensors
+from medfedaug.models.entries import load_tensors
 from medfedaug.utils.files import check_version, version_mark, write_atomic
 
 _KIND, _VERSION = "checkpoint", 2
 CHECKPOINT_FORMAT: str = version_mark(_KIND, _VERSION)["format"]
-
-
-def server_checkpoint(state_dir: str | Path, name: str = "medfedaug") -> Path:
-    """Return the path of the server's checkpoint of the run ``name``, next to the folders of the sites."""
-    return Path(state_dir) / "server" / f"{name}.pt"
 
 
 def save_checkpoint(path: Path, content: dict[str, Any], *, private: bool = False) -> None:

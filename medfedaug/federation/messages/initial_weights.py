@@ -15,7 +15,7 @@ from torch import Tensor
 
 from medfedaug.errors import ConfigError, first_line, warn
 from medfedaug.federation.messages.messages import entries_hash
-from medfedaug.models.weights import fit_weights, read_weights
+from medfedaug.models.entries import fit_weights, read_weights
 
 INITIAL, INITIAL_FILE = "initial", "initial_weights.safetensors"
 """The prefix of the entries in `Request.once`, and the name of the file in a job."""
@@ -40,7 +40,7 @@ class InitialWeights:
 
     @classmethod
     def read(cls, path: str | Path, state: Mapping[str, Tensor]) -> InitialWeights:
-        """Read the entries of a user's file that fit a network (`medfedaug.models.weights`)."""
+        """Read the entries of a user's file that fit a network (`medfedaug.models.entries`)."""
         weights = read_weights(path)
         fit = fit_weights(weights, state)
         name = Path(path).name

@@ -37,8 +37,7 @@ from medfedaug.federation.planning.fingerprint import is_ct, outlines_differ
 from medfedaug.functional.means import capped_weights
 from medfedaug.methods.base import Payload
 from medfedaug.models import build_network
-from medfedaug.models.networks import supervises
-from medfedaug.models.sizes import size_multiple
+from medfedaug.models.networks import size_multiple, supervises
 
 _ANISOTROPIC = 3.0  # least ratio of spacings for separate treatment of the coarse axis
 _LARGEST_SHARE = 0.45  # of a site in medians over sites, so that no site exceeds a half
@@ -152,7 +151,6 @@ class _Decisions:
         self.reasons: list[tuple[str, str]] = []
 
     def settle(self, name: str, value: Any, why: str) -> Any:
-        """Decide over a field of the plan."""
         if name in self.given:
             value, why = getattr(self.config.plan, name), "given"
         text = _text(value, separator=", " if name in _BY_CHANNEL else " x ")
@@ -163,7 +161,6 @@ class _Decisions:
 def _axes_of_plan(
     decided: _Decisions, size: torch.Tensor, target: torch.Tensor, *, located: bool
 ) -> tuple[int, str | None]:
-    """Decide over slices or volumes, and their orientation."""
     slices = round(float(size.min()))
     flat = slices < _FEW_SLICES
     number = f"fewer than {_FEW_SLICES}" if flat else f"at least {_FEW_SLICES}"

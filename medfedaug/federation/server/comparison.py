@@ -1,8 +1,8 @@
 """The server's half of a comparison: short trainings of several methods within a budget."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,14 +11,12 @@ from medfedaug.config.comparison import REFERENCE, ComparisonConfig, Training
 from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.messages.checkpoint import server_checkpoint
+from medfedaug.federation.job_folder import server_checkpoint
 from medfedaug.federation.messages.messages import SCORE, Reply, Request, raise_error, refusal
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics, is_count
 from medfedaug.federation.server.server import FederationServer
-from medfedaug.metrics.gains import Difference, Gain, mean_gain
-from medfedaug.metrics.nothing_learned import nothing_learned_at, nothing_learned_in
-from medfedaug.metrics.registry import METRICS
-from medfedaug.metrics.significance import is_converged, t_quantile
+from medfedaug.metrics.registry import METRICS, nothing_learned_at, nothing_learned_in
+from medfedaug.metrics.significance import Difference, Gain, is_converged, mean_gain, t_quantile
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import parse_versioned, write_versioned
 from medfedaug.utils.validation import is_number
@@ -51,9 +49,9 @@ class Comparison:
     the best model of each training on their validation cases, and compare it patient by patient with the
     model of FedAvg of the same seed. Test cases are not read.
 
-    A method stops if the upper end of its gain over FedAvg (`medfedaug.metrics.gains.mean_gain`) lies below
-    the lower end of the method with the largest gain; FedAvg's own gain is 0. A later stage is shortened for
-    all methods alike, or left out, if the budget does not suffice for it.
+    A method stops if the upper end of its gain over FedAvg (`medfedaug.metrics.significance.mean_gain`) lies
+    below the lower end of the method with the largest gain; FedAvg's own gain is 0. A later stage is
+    shortened for all methods alike, or left out, if the budget does not suffice for it.
 
     A new object with the same folder continues: a training from its last round, with the same results.
 
@@ -194,7 +192,6 @@ class Comparison:
         write_versioned(self.file, _KIND, _VERSION, self.record)
 
     def _stop_worse(self, rounds: int) -> None:
-        """Stop the methods that are clearly worse than the best one."""
         gains = {REFERENCE: Gain(0.0, 0.0, 0.0), **self._gains(rounds)}
         best = max(gains, key=lambda name: gains[name].mean)
         for name, gain in gains.items():
@@ -251,19 +248,17 @@ class Comparison:
 
     @property
     def nothing_learned(self) -> str:
-        """The reason why FedAvg learned nothing in any training; empty if it did."""
-        reasons = [
-            self._entry(t)["nothing_learned"] for t in self.config.trainings() if t.method == REFERENCE
-        ]
-        return str(min(reasons)) if all(reasons) else ""
+        """The reason why no method learned anything in any training; empty if some did."""
+        reasons = [self._entry(t)["nothing_learned"] for t in self.config.trainings()]
+        return str(reasons[0]) if all(reasons) else ""
 
     def results(self) -> dict[str, Any]:
         """Return the content of ``compare.json``.
 
         ``gains`` has the mean gain of each method over FedAvg after its last round, with its 90% interval,
         positive where the method is better; ``recommended`` the methods whose interval lies above 0, the best
-        first, or FedAvg if some interval lies below 0 and none above. Both are empty if FedAvg learned
-        nothing.
+        first, or FedAvg if some interval lies below 0 and none above. Both are empty if no method learned
+        anything.
         """
         nothing, order = self.nothing_learned, self.config.order
         after = {} if nothing else {name: self._last_stage(name) for name in order}
@@ -279,7 +274,7 @@ class Comparison:
             "metric": self.task.metric,
             "methods": order,
             "recommended": recommended(gains),
-            "gains": {name: gain.to_dict() for name, gain in gains.items()},
+            "gains": {name: asdict(gain) for name, gain in gains.items()},
             "sites": self._of_sites(after),
             "budget": {
                 "seconds": self.config.budget,
@@ -315,26 +310,24 @@ class Comparison:
         for name, rounds in after.items():
             compared = self._compared(rounds) if rounds else {}
             for site in sorted({site for by_site in compared.get(name, []) for site in by_site}):
-                alone = {
-                    key: only for key, by_seed in compared.items() if len(only := _at(by_seed, site)) > 1
+                by_method = {
+                    key: [{site: by_site[site]} for by_site in by_seed if site in by_site]
+                    for key, by_seed in compared.items()
                 }
+                alone = {key: only for key, only in by_method.items() if len(only) > 1}
                 if name not in alone:
                     continue
                 gain = mean_gain(alone[name], [only for key, only in alone.items() if key != name])
                 if all(by_site[site].error is None for by_site in alone[name]):
                     gain = Gain(gain.mean)  # nothing shows the chance of its patients
                 entry = sites.setdefault(site, {"patients": 0, "gains": {}})
-                entry["gains"][name] = gain.to_dict()
+                entry["gains"][name] = asdict(gain)
                 entry["patients"] = max(entry["patients"], *(d[site].patients for d in alone[name]))
         for site, entry in sites.items():
             scores = self._stages_of(Training(REFERENCE, 0)).get(str(after[REFERENCE]), {})
             found = nothing_learned_at(self.task.metric, {site: scores.get(site, {}).get("score")})
             entry["nothing_learned"] = bool(found)
         return dict(sorted(sites.items()))
-
-
-def _at(by_seed: Sequence[Mapping[str, Difference]], site: str) -> list[dict[str, Difference]]:
-    return [{site: by_site[site]} for by_site in by_seed if site in by_site]
 
 
 def recommended(gains: Mapping[str, Gain]) -> list[str]:

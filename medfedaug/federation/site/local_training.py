@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,11 +18,10 @@ from medfedaug.errors import MedFedAugError, first_line, warn
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
 from medfedaug.methods.base import Step, Targets, overridden
+from medfedaug.models.entries import hold_norms
 from medfedaug.models.execution import call_plainly
-from medfedaug.models.substitution import hold_norms
 from medfedaug.models.supervision import DeepSupervision
-from medfedaug.sampling.augmentation import TrainingDataset
-from medfedaug.sampling.prefetch import on_device, prefetch
+from medfedaug.sampling import TrainingDataset, on_device, prefetch
 
 
 @dataclass(frozen=True)
@@ -86,10 +85,7 @@ class LocalTraining:
         return samples.loader(dataset, seed)
 
     def run(
-        self,
-        loader: Iterable[Any],
-        round_: LocalRound,
-        should_stop: Callable[[], bool] = lambda: False,
+        self, loader: Iterable[Any], round_: LocalRound, should_stop: Callable[[], bool] = lambda: False
     ) -> list[float]:
         """Train for a number of epochs, or for a number of steps over as many epochs as needed."""
         trained = [p for p in self.network.parameters() if p.requires_grad]
@@ -192,7 +188,9 @@ class LocalTraining:
         """Compute the gradients again at other weights, with the same random numbers; restore the buffers."""
         buffers = [(buffer, buffer.clone()) for buffer in self.network.buffers()]
         with self.own_random_numbers():
-            _set_random_state(random, self.device)
+            torch.set_rng_state(random[0])
+            if len(random) > 1:
+                torch.cuda.set_rng_state(random[1], self.device)
             self._backward(inputs, targets, mixed)
         with torch.no_grad():
             for buffer, value in buffers:
@@ -211,13 +209,5 @@ def _cases(dataset: Any) -> list[int] | None:
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, ...]:
-    """Return the state of PyTorch's own random generators, of the CPU and of a GPU."""
     on_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
     return (torch.get_rng_state(), *on_gpu)
-
-
-def _set_random_state(state: Sequence[Tensor], device: torch.device) -> None:
-    """Restore a result of `_random_state`."""
-    torch.set_rng_state(state[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state[1], device)

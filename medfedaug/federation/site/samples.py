@@ -22,8 +22,7 @@ from medfedaug.data.preparation.cache import CaseCache, StoredCase
 from medfedaug.data.preparation.preparation import Placement
 from medfedaug.data.sites import checked_statistics
 from medfedaug.methods.base import SitePart
-from medfedaug.sampling.augmentation import TrainingDataset
-from medfedaug.sampling.prefetch import on_device, prefetch
+from medfedaug.sampling import TrainingDataset, on_device, prefetch
 from medfedaug.statistics import ChannelStatistics, average_moments
 from medfedaug.tasks import EvaluationCase, Sample, Task
 

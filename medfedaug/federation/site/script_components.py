@@ -16,7 +16,7 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.site.samples import SiteSamples
 from medfedaug.metrics.registry import METRICS, score_of
-from medfedaug.sampling.augmentation import TrainingDataset
+from medfedaug.sampling import TrainingDataset
 from medfedaug.statistics import ChannelStatistics, average_moments, image_moments
 from medfedaug.tasks import Sample
 from medfedaug.tasks.base import plain_tensor
@@ -58,7 +58,6 @@ class _FixedSamples(Sequence[Sample]):
         return self.samples[index]
 
     def draw(self, index: int, random: np.random.RandomState) -> Sample:
-        """Return the sample."""
         return self.samples[index]
 
 

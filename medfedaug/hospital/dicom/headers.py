@@ -16,8 +16,7 @@ from pydicom.uid import UID, ImplicitVRLittleEndian
 
 from medfedaug.data.io.base import check_edges, check_intercept, check_slope
 from medfedaug.errors import ReaderError, first_line
-from medfedaug.hospital.dicom.bounds import check_bounds
-from medfedaug.hospital.dicom.pixel_format import PixelFormat
+from medfedaug.hospital.dicom.checks import PixelFormat, check_bounds
 
 # Attributes that distinguish the volumes of one series, in the order in which they are tried, and their text.
 VOLUME_TAGS = (

@@ -33,6 +33,7 @@ class ObjectKind(Enum):
     PROBABILITIES = "probabilities", _SERIES + 1, f"{_NAME} probabilities"
     RTSTRUCT = "rtstruct", _SERIES + 2, f"{_NAME} contours"
     REPORT = "sr", _SERIES + 3, f"{_NAME} volumes"
+    CONTROLLED = "controlled", _SERIES + 4, f"{_NAME} controlled map"
 
     def __init__(self, word: str, number: int, description: str) -> None:
         self.word, self.number, self.description = word, number, description

@@ -22,9 +22,8 @@ from pydicom.pixels.utils import get_expected_length
 from pydicom.uid import UID, ImplicitVRLittleEndian, RLELossless, SecondaryCaptureImageStorage, generate_uid
 
 from medfedaug.errors import ReaderError, first_line
-from medfedaug.hospital.dicom.bounds import require
+from medfedaug.hospital.dicom.checks import PixelFormat, require
 from medfedaug.hospital.dicom.headers import DicomInstance, DicomSlice, units_of
-from medfedaug.hospital.dicom.pixel_format import PixelFormat
 
 # Syntaxes of JPEG, lossless JPEG, JPEG-LS and JPEG 2000, which SimpleITK's GDCM decodes.
 _BY_GDCM = {f"1.2.840.10008.1.2.4.{number}" for number in (50, 51, 57, 70, 80, 81, 90, 91)}
@@ -77,7 +76,6 @@ def read_slices(slices: Sequence[DicomSlice]) -> np.ndarray:
 
 
 def _intensities(file: Path, slices: Sequence[DicomSlice]) -> np.ndarray:
-    """Read slices of one file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of values that break the standard
         try:
@@ -235,7 +233,6 @@ def _by_pydicom(dataset: Dataset, syntax: UID) -> np.ndarray:
 
 
 def _decompressed(image: bytes, form: PixelFormat, syntax: UID) -> np.ndarray:
-    """Decode one compressed image to its stored values."""
     dataset = _image_object(image, form, syntax)
     try:
         if syntax in _BY_GDCM:
@@ -250,7 +247,6 @@ def _decompressed(image: bytes, form: PixelFormat, syntax: UID) -> np.ndarray:
 
 
 def _image_object(image: bytes, form: PixelFormat, syntax: UID) -> Dataset:
-    """Make an object of one compressed image and its description."""
     dataset = Dataset()
     dataset.file_meta = FileMetaDataset()
     dataset.file_meta.TransferSyntaxUID = syntax

@@ -1,4 +1,4 @@
-"""DICOM SEG: the prediction of a DICOM series, in a file that a PACS stores with the series.
+"""DICOM SEG: write the prediction of a series in a file that a PACS stores with it; read SEGs frame by frame.
 
 highdicom writes it, which is an extra: ``pip install 'medfedaug[dicom]'``.
 """
@@ -9,20 +9,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pydicom
 from pydicom import Dataset
 from pydicom.valuerep import CUSTOMIZABLE_CHARSET_VR
 
-from medfedaug.errors import ConfigError, DataError, first_line
+from medfedaug.data.io import base
+from medfedaug.errors import ConfigError, DataError, ReaderError, first_line
+from medfedaug.hospital.dicom.checks import require
+from medfedaug.hospital.dicom.headers import first_item, items_of
 from medfedaug.hospital.dicom.identity import ModelIdentity, ObjectKind
+from medfedaug.hospital.dicom.pixels import stored_frames
 from medfedaug.hospital.dicom.series import open_series
 from medfedaug.hospital.dicom.volumes import DicomSeries
 
-OWN_CODES = "99MEDFEDAUG"
-"""Coding scheme of classes."""
+OWN_CODES = "99MEDFEDAUG"  # coding scheme of classes
 _SEG, _CONVERT = "DICOM SEG", "Convert the series to NIfTI."
 _NEEDED = ("PatientID", "StudyInstanceUID", "FrameOfReferenceUID")
 _COLOURS = ((230, 60, 50), (60, 130, 230), (60, 180, 75), (245, 180, 40), (145, 60, 180), (70, 200, 200))
@@ -31,12 +34,12 @@ _PLACED = ("ImageOrientationPatient", "PixelSpacing")
 
 
 @dataclass(frozen=True)
-class Segments:
-    """Segments of a label map; ``notes`` are descriptions, by class."""
+class Segments(base.Segments):
+    """Segments of a label map of some kind; ``notes`` are descriptions, by class."""
 
-    classes: tuple[str, ...]
     model: ModelIdentity
     notes: Mapping[str, str] = field(default_factory=dict)
+    kind: ObjectKind = ObjectKind.SEGMENTATION
 
     def type_of(self, number: int) -> Any:
         """Return the code of the class with a number, for highdicom: its name in `OWN_CODES`."""
@@ -100,7 +103,7 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
             description.SegmentDescription = segments.notes[name]
         descriptions.append(description)
     fractional = voxels.ndim > 3
-    kind = ObjectKind.PROBABILITIES if fractional else ObjectKind.SEGMENTATION
+    kind = ObjectKind.PROBABILITIES if fractional else segments.kind
     # highdicom expects slices, rows, columns; a column is a step along x.
     frames = voxels[..., 1:].transpose(2, 1, 0, 3) if fractional else voxels.transpose(2, 1, 0)
     if volume.first.frames > 1:  # and the frames of one file in their stored order
@@ -167,3 +170,56 @@ def _check(volume: DicomSeries, slices: Sequence[Any]) -> None:
     needed = _NEEDED if frames > 1 else (*_NEEDED, *_PLACED)
     if missing := [name for name in needed if name not in slices[0]]:
         raise ValueError(f"its files have no {', '.join(missing)}")
+
+
+_KINDS = ("BINARY", "FRACTIONAL", "LABELMAP")
+
+
+class SegmentFrame(NamedTuple):
+    """Mask of a segment in one frame, (rows, columns), and functional groups of this and of all frames."""
+
+    number: int
+    pixels: np.ndarray
+    groups: tuple[Dataset, ...]
+
+
+def described_segments(dataset: Dataset) -> dict[int, str]:
+    """Return the labels of the segments by their numbers, without the background of a label map."""
+    segments = items_of(dataset, "SegmentSequence")
+    labels = {int(item.SegmentNumber): str(item.get("SegmentLabel", "")) for item in segments}
+    return {number: label for number, label in labels.items() if number != _background(dataset)}
+
+
+def segment_frames(dataset: Dataset) -> Iterator[SegmentFrame]:
+    """Decode a SEG, PS3.3 C.8.20; of a fractional one, pixels of half of its maximum count."""
+    kind = dataset.get("SegmentationType")
+    require(kind in _KINDS, "a SEG that is neither binary, fractional nor a map of labels")
+    labels = described_segments(dataset)
+    try:
+        stored = stored_frames(dataset)
+    except ReaderError as error:
+        raise ReaderError(f"a SEG is damaged: {error}; fetch or export it again") from error
+    highest = float(dataset.get("MaximumFractionalValue", 1)) if kind == "FRACTIONAL" else 1.0
+    require(
+        kind != "FRACTIONAL" or stored.max() <= highest,
+        f"a SEG with values up to {stored.max()}, above its maximum of {highest:g}",
+    )
+    groups = dataset.get("PerFrameFunctionalGroupsSequence") or []
+    require(len(groups) == len(stored), "a SEG whose frames are not all described")
+    shared = [*items_of(dataset, "SharedFunctionalGroupsSequence")][:1]
+    for frame, group in zip(stored, groups, strict=True):
+        if kind == "LABELMAP":
+            numbers = [int(number) for number in np.unique(frame) if number != _background(dataset)]
+            masks = {number: frame == number for number in numbers}
+        else:
+            identity = first_item("SegmentIdentificationSequence", group, *shared)
+            masks = {int(identity.ReferencedSegmentNumber): frame >= 0.5 * highest}
+        require(masks.keys() <= labels.keys(), "a SEG with a segment that it does not describe")
+        for number, pixels in masks.items():
+            yield SegmentFrame(number, pixels, (group, *shared))
+
+
+def _background(dataset: Dataset) -> int | None:
+    """Return the value of the background in a label map; ``None`` for another kind."""
+    is_map = dataset.get("SegmentationType") == "LABELMAP"
+    return int(dataset.get("PixelPaddingValue") or 0) if is_map else None

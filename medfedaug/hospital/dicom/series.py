@@ -17,14 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from medfedaug.data.io.series import LeftOut, Scan, Selection, walk
+from medfedaug.data.io.base import LeftOut, Scan, Selection, walk
 from medfedaug.errors import ConfigError, ReaderError
-from medfedaug.hospital.dicom.headers import (
-    DicomInstance,
-    is_dicom_file,
-    one_line,
-    read_instance,
-)
+from medfedaug.hospital.dicom.headers import DicomInstance, is_dicom_file, one_line, read_instance
 from medfedaug.hospital.dicom.pixels import read_slices
 from medfedaug.hospital.dicom.volumes import DicomSeries, volumes_of
 from medfedaug.utils.printable import counted
@@ -42,7 +37,7 @@ def scan(
     skip: Callable[[Path], str | None] = lambda folder: None,
     take: Callable[[Path], bool] = lambda file: False,
 ) -> Scan[DicomSeries]:
-    """Look at all files in a folder and below it; see `medfedaug.data.io.series.SeriesFormat.scan`."""
+    """Look at all files in a folder and below it; see `medfedaug.data.io.base.SeriesFormat.scan`."""
     instances: list[DicomInstance] = []
     others: list[Path] = []
     left_out: list[LeftOut] = []
@@ -145,7 +140,6 @@ def _doubts(group: Sequence[DicomSeries]) -> list[str]:
 
 
 def _several(series: Sequence[DicomSeries], name: str = "") -> str:
-    """Describe several volumes where one was expected."""
     uids = {one.uid for one in series}
     kind = f"{len(uids)} DICOM series" if len(uids) > 1 else f"{len(series)} volumes of one DICOM series"
     return f"holds {kind}{name}, expected one: {'; '.join(one.text for one in series)}"
@@ -173,7 +167,6 @@ def open_series(path: Path) -> DicomSeries:
 
 
 def _volumes_with(path: Path) -> tuple[DicomSeries, ...]:
-    """Return the volumes with slices from a file."""
     first = read_instance(path)
     if first.no_image:
         raise ReaderError(f"no image: {first.no_image}")

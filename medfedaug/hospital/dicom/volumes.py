@@ -11,7 +11,7 @@ import numpy as np
 
 from medfedaug.data.io.base import plausible_edges
 from medfedaug.errors import ReaderError
-from medfedaug.hospital.dicom.bounds import require
+from medfedaug.hospital.dicom.checks import require
 from medfedaug.hospital.dicom.headers import SECONDARY_CAPTURES, VOLUME_TAGS, DicomInstance, DicomSlice
 from medfedaug.hospital.dicom.pixels import undecodable
 from medfedaug.utils.printable import counted

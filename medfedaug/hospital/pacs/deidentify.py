@@ -24,8 +24,8 @@ from pydicom.uid import PYDICOM_IMPLEMENTATION_UID, UID, ExplicitVRLittleEndian,
 
 from medfedaug._version import __version__
 from medfedaug.errors import ReaderError
+from medfedaug.hospital.dicom.checks import PixelFormat
 from medfedaug.hospital.dicom.headers import SECONDARY_CAPTURES, dataset_of, items_of
-from medfedaug.hospital.dicom.pixel_format import PixelFormat
 from medfedaug.hospital.dicom.pixels import stored_frames, syntax_of
 from medfedaug.utils.files import private_folder, write_atomic
 
@@ -113,8 +113,7 @@ _TERMS = """
     ISOCENTER TREATED_VOLUME IRRAD_VOLUME CONTRAST_AGENT DOSE_REGION BRACHY_CHANNEL
 """
 
-EMPTIED = frozenset(_EMPTIED.split())
-"""Required attributes that may be empty."""
+EMPTIED = frozenset(_EMPTIED.split())  # required attributes that may be empty
 
 DUMMIES = {
     "ContentLabel": "REMOVED",
@@ -128,8 +127,7 @@ DUMMIES = {
 TABLE = frozenset(("LUTDescriptor", "LUTData", "ModalityLUTType"))
 """Attributes of a table from stored values to values of a modality."""
 
-LABELS = ("SegmentLabel", "ROIName")
-"""Names of segments and regions, which get names of classes."""
+LABELS = ("SegmentLabel", "ROIName")  # names of segments and regions, which get names of classes
 
 TERMS = frozenset([*_TERMS.split(), "SCREEN SAVE", "WHOLE BODY", "RECON TOMO", "RECON GATED TOMO"])
 """Words that an attribute of words (ImageType, Modality, ...) keeps; all others go."""
@@ -290,7 +288,6 @@ def _code(value: str, scheme: str, meaning: str) -> Dataset:
 
 
 def _may_hold_text(dataset: Dataset) -> bool:
-    """Return whether pixels may identify the patient."""
     annotation = str(dataset.get("BurnedInAnnotation", "")).strip().upper()
     return annotation == "YES" or (annotation != "NO" and str(dataset.SOPClassUID) in SECONDARY_CAPTURES)
 

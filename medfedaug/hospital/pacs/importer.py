@@ -14,18 +14,11 @@ import numpy as np
 
 from medfedaug.errors import ReaderError
 from medfedaug.hospital.dicom.series import DicomSeries
-from medfedaug.hospital.pacs.archive import (
-    Archive,
-    ArchiveError,
-    ArchiveSeries,
-    Patience,
-    require_pacs,
-)
-from medfedaug.hospital.pacs.case_files import CaseFiles
+from medfedaug.hospital.pacs.archive import Archive, ArchiveError, ArchiveSeries, Patience, require_pacs
 from medfedaug.hospital.pacs.choice import StudyPlan
-from medfedaug.hospital.pacs.import_settings import ImportSettings
-from medfedaug.hospital.pacs.label_grid import LabelGrid
+from medfedaug.hospital.pacs.import_folder import CaseFiles, StudyList, finish_withdrawals
 from medfedaug.hospital.pacs.label_objects import (
+    LabelGrid,
     LabelObject,
     LabelRefused,
     choose_outlines,
@@ -33,9 +26,8 @@ from medfedaug.hospital.pacs.label_objects import (
     possible_outlines,
 )
 from medfedaug.hospital.pacs.object_check import check_references, reading_objects
-from medfedaug.hospital.pacs.study_list import StudyList
+from medfedaug.hospital.pacs.settings import ImportSettings
 from medfedaug.hospital.pacs.volume import load_on_grid, open_volume, write_nifti
-from medfedaug.hospital.pacs.withdrawal import finish_withdrawals
 from medfedaug.utils.files import private_folder
 
 if TYPE_CHECKING:
@@ -96,7 +88,6 @@ class _Import:
         self.outcome = ImportOutcome()
 
     def run(self, plans: Sequence[StudyPlan]) -> ImportOutcome:
-        """Import the studies."""
         settings, files, studies = self.settings, self.files, self.studies
         studies.settle(settings)
         finish_withdrawals(studies, files)
@@ -132,7 +123,6 @@ class _Import:
         return self.outcome
 
     def _take_out(self, plan: StudyPlan) -> None:
-        """Take a case with a refused study out of the data folder."""
         if plan.case in self.studies.studies and self.files.whole(plan.case, self.settings):
             self.outcome.taken_out.append(plan.case)
         self.files.remove(plan.case)
@@ -180,10 +170,7 @@ class _Import:
         rules: list[str | None] = [*settings.channels.values()] or [settings.series]
         volumes = [
             open_volume(
-                staging / f"image{n}",
-                rule,
-                allow_burned_in=settings.allow_burned_in,
-                volume=settings.volume,
+                staging / f"image{n}", rule, allow_burned_in=settings.allow_burned_in, volume=settings.volume
             )
             for n, rule in enumerate(rules)
         ]
@@ -229,7 +216,6 @@ class _Import:
 
 
 def _referred(images: Sequence[ArchiveSeries], references: set[str]) -> ArchiveSeries:
-    """Return the image to which label objects refer."""
     referred = [series for series in images if series.uid in references]
     if len(referred) != 1:
         raise ReaderError(

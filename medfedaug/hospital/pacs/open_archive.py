@@ -1,10 +1,123 @@
-"""Open the archive that a user names, and import its network package."""
+"""Open the archive that a user names: a folder (`FolderArchive`), or one in the network."""
 
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import pydicom
+from pydicom import Dataset
 
 from medfedaug.errors import ConfigError
-from medfedaug.hospital.pacs.archive import Access, Archive, require_pacs
-from medfedaug.hospital.pacs.folder import FolderArchive
+from medfedaug.hospital.dicom.checks import check_bounds
+from medfedaug.hospital.dicom.headers import is_dicom_file
+from medfedaug.hospital.pacs.archive import (
+    SERIES_FIELDS,
+    STUDY_FIELDS,
+    Access,
+    Archive,
+    ArchiveError,
+    ArchiveSeries,
+    FetchError,
+    require_pacs,
+    valid_uid,
+)
+from medfedaug.hospital.pacs.object_check import OBJECT_TAGS, SeriesBounds
+
+_TAGS = [*STUDY_FIELDS, *SERIES_FIELDS, *OBJECT_TAGS, "ImageType"]
+
+
+class _File(NamedTuple):
+    path: Path
+    values: dict[str, str]
+
+
+_Index = dict[tuple[str, str], dict[str, _File]]  # by UIDs of study and series, and of the object
+
+
+class FolderArchive(Archive):
+    """Folder with DICOM files of any names.
+
+    Headers are read once, at the first search. Other files, and damaged ones, are skipped.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: no such folder")
+        self.place = str(folder)
+        self._folder = folder
+        self._index: _Index | None = None
+        self._lock = threading.Lock()
+
+    def _find(self, level: str, fields: Sequence[str], most: int, **keys: str) -> list[dict[str, str]]:
+        index = self._indexed()
+        if level == "IMAGE":
+            files = index.get((keys["StudyInstanceUID"], keys["SeriesInstanceUID"]), {})
+            return [{"SOPInstanceUID": uid} for uid in files]
+        rows: dict[tuple[str, str], dict[str, str]] = {}
+        for (study, series), files in index.items():
+            if level == "STUDY" or study == keys["StudyInstanceUID"]:
+                number = {"NumberOfSeriesRelatedInstances": str(len(files))}
+                rows.setdefault((study, "" if level == "STUDY" else series), {**_first(files), **number})
+        return [*rows.values()]
+
+    def fetch(
+        self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] = lambda: None
+    ) -> list[Path]:
+        """Link the files of a series into a folder, without copies."""
+        bounds = SeriesBounds(series)
+        folder.mkdir(parents=True, exist_ok=True)
+        files = self._indexed().get((series.study, series.uid), {})
+        if not files:
+            raise FetchError("the folder holds no file of the series")
+        linked = []
+        for index, uid in enumerate(sorted(files)):
+            bounds.check(files[uid].values, files[uid].path.stat().st_size)
+            target = folder / f"{index:06d}.dcm"
+            target.unlink(missing_ok=True)
+            os.symlink(files[uid].path.resolve(), target)
+            linked.append(target)
+            on_instance()
+        return linked
+
+    def store(self, datasets: Iterable[Dataset]) -> None:
+        """Raise `ArchiveError`: a folder is only read."""
+        raise ArchiveError(f"{self.place} is a folder, which stores nothing; name an archive instead")
+
+    def close(self) -> None:
+        """Forget the index."""
+        self._index = None
+
+    def _indexed(self) -> _Index:
+        with self._lock:
+            if self._index is None:
+                self._index = _read_folder(self._folder)
+            return self._index
+
+
+def _read_folder(folder: Path) -> _Index:
+    index: _Index = defaultdict(dict)
+    for root, folders, names in os.walk(folder):
+        folders.sort()
+        for path in (Path(root) / name for name in sorted(names)):
+            if not is_dicom_file(path):
+                continue
+            try:
+                check_bounds(path)
+                header = pydicom.dcmread(path, stop_before_pixels=True, force=True, specific_tags=_TAGS)
+                values = {name: str(header.get(name) or "").strip() for name in _TAGS}
+            except Exception:  # a damaged header fails anywhere in pydicom
+                continue
+            study, series, uid = (values[f"{name}InstanceUID"] for name in ("Study", "Series", "SOP"))
+            if valid_uid(study) and valid_uid(series) and valid_uid(uid):
+                index[study, series].setdefault(uid, _File(path, values))  # a copy is the same object
+    return index
+
+
+def _first(files: dict[str, _File]) -> dict[str, str]:
+    return next(iter(files.values())).values
 
 
 def open_archive(

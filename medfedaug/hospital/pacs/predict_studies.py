@@ -1,7 +1,5 @@
 """`predict_studies`: predict studies of an archive, and store the objects with their images."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -25,26 +23,19 @@ from medfedaug.hospital.dicom.prediction_objects import (
     object_kinds,
 )
 from medfedaug.hospital.dicom.series import scan
-from medfedaug.hospital.pacs.archive import (
-    Archive,
-    ArchiveError,
-    ArchiveSeries,
-    Patience,
-    StudyQuery,
-)
+from medfedaug.hospital.pacs.archive import Archive, ArchiveError, ArchiveSeries, Patience, StudyQuery
 from medfedaug.hospital.pacs.choice import StudyPlan, plan_import
-from medfedaug.hospital.pacs.import_settings import ImportSettings
+from medfedaug.hospital.pacs.import_folder import read_list
 from medfedaug.hospital.pacs.object_check import reading_objects
-from medfedaug.hospital.pacs.study_list import read_list
-from medfedaug.hospital.pacs.study_options import StudyOptions
+from medfedaug.hospital.pacs.settings import ImportSettings, StudyOptions
 from medfedaug.hospital.pacs.volume import choose_volume, load_on_grid, open_volume, write_nifti
 from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
-from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.folder import only_process
-from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predict import Event, predict_images, uses_given_images
 from medfedaug.runs.prediction.predictions_file import Predictions
+from medfedaug.runs.prediction.promise import Promise
 from medfedaug.utils.files import private_folder, write_json, write_versioned
 
 _LIST, _KIND, _VERSION = "studies.json", "predicted-studies", 1
@@ -77,6 +68,7 @@ def predict_studies(
     studies: StudyOptions,
     *,
     on_event: Event | None = None,
+    promise: Promise | None = None,
 ) -> StudyPredictions:
     """Fetch studies, predict them, and store the predictions with their images.
 
@@ -105,7 +97,7 @@ def predict_studies(
             state=state,
             studies=studies,
             series=options.series,
-            identity=partial(object_identity, run, origin),
+            identity=partial(object_identity, run, origin, calibration=promise.sha256 if promise else ""),
             kinds=(ObjectKind.SEGMENTATION, *object_kinds(options)),
             named=bool(run.config.channel_names),
             book=_Book(state / _LIST),
@@ -120,6 +112,7 @@ def predict_studies(
                 further={case: job.further(case) for case in fetched},
                 on_event=tell,
                 on_case=job.deliver,
+                promise=promise,
             )
             failed = predictions.failed
             job.result.problems |= {case: failed[case]["error"] for case in fetched if case in failed}
@@ -158,7 +151,7 @@ class _Job:
     identity: Callable[..., ModelIdentity]
     kinds: Sequence[ObjectKind]
     named: bool
-    book: _Book
+    book: "_Book"
     patience: Patience = field(default_factory=lambda: Patience(answered=True))
     images: dict[str, list[ArchiveSeries]] = field(default_factory=dict)
     missing: dict[str, list[ObjectKind]] = field(default_factory=dict)
@@ -202,7 +195,6 @@ class _Job:
         return True
 
     def fetch(self, todo: Sequence[str], tell: Event) -> list[str]:
-        """Fetch cases, and return those whose images are there."""
         for path in [path for part in (_IMAGES, _FETCHING) for path in (self.state / part).glob("*")]:
             if path.name not in todo:  # of other cases, or a list of them
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

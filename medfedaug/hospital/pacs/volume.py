@@ -11,7 +11,7 @@ import SimpleITK as sitk
 
 from medfedaug.data.io.base import pack_nifti
 from medfedaug.errors import ReaderError
-from medfedaug.hospital.dicom.bounds import require
+from medfedaug.hospital.dicom.checks import require
 from medfedaug.hospital.dicom.series import compile_series, load_series, scan, select
 from medfedaug.hospital.dicom.volumes import DicomSeries
 from medfedaug.utils.files import private_folder, write_atomic

@@ -1,15 +1,15 @@
-from .accountant import epsilon_spent as epsilon_spent
 from .job_log import JOBS_FOLDER as JOBS_FOLDER
 from .job_log import JobBook as JobBook
 from .job_log import JobEntry as JobEntry
 from .job_log import Origin as Origin
-from .job_policy import JobRules as JobRules
 from .ledger import LEDGER_FILE as LEDGER_FILE
 from .ledger import PrivacyLedger as PrivacyLedger
 from .ledger import Release as Release
+from .ledger import epsilon_spent as epsilon_spent
 from .policy import PrivacyPolicy as PrivacyPolicy
 from .pseudonyms import Pseudonyms as Pseudonyms
 from .pseudonyms import public_text as public_text
 from .score_release import class_labels as class_labels
 from .score_release import released_difference as released_difference
 from .score_release import released_scores as released_scores
+from .site_settings import JobRules as JobRules

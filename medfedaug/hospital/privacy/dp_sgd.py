@@ -19,10 +19,9 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from medfedaug.errors import ConfigError, MedFedAugError, first_line, withheld
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
-from medfedaug.hospital.secure.secure_random import secret_normal
+from medfedaug.hospital.primitives import secret_normal
 from medfedaug.methods.base import STEP_HOOKS, Method, overridden
-from medfedaug.sampling.augmentation import TrainingDataset
-from medfedaug.sampling.prefetch import on_device
+from medfedaug.sampling import TrainingDataset, on_device
 from medfedaug.tasks import Sample
 
 if TYPE_CHECKING:
@@ -145,10 +144,7 @@ class PrivateTraining(LocalTraining):
         return _CaseDraws(training, dataset, self.task.collate, self.config.batch_size, self.random)
 
     def run(
-        self,
-        loader: Any,
-        round_: LocalRound,
-        should_stop: Callable[[], bool] = lambda: False,
+        self, loader: Any, round_: LocalRound, should_stop: Callable[[], bool] = lambda: False
     ) -> list[float]:
         """Enter the round in the ledger, then train; return no loss: a case's influence on it has no bound.
 
@@ -221,7 +217,6 @@ class PrivateTraining(LocalTraining):
 
     @contextmanager
     def _own_buffers(self) -> Iterator[None]:
-        """Restore the network's buffers on exit."""
         before = {name: value.clone() for name, value in self.network.named_buffers()}
         try:
             yield
@@ -239,7 +234,6 @@ def _training(samples: SiteSamples) -> TrainingSamples:
 
 @contextmanager
 def _own_global_random_numbers() -> Iterator[None]:
-    """Restore the states of NumPy's and Python's global generators on exit."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     try:
         yield
@@ -266,7 +260,6 @@ class _CaseDraws:
         self._steps = -(-cases // size)
 
     def __len__(self) -> int:
-        """Return the number of steps of an epoch."""
         return self._steps
 
     def draw(self) -> list[Callable[[], Sample]]:

@@ -1,17 +1,82 @@
-"""`PrivacyLedger`: everything that a site has released, and its spent privacy budget."""
+"""`PrivacyLedger`: everything that a site has released, and its total ε; `AccountMark` binds images to it.
+
+ε is that of Gaussian releases, by Opacus' accountant of Rényi differential privacy.
+"""
+
+from __future__ import annotations
 
 import errno
 import hashlib
+import json
+import logging
+import math
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from medfedaug.errors import ConfigError, MedFedAugError, StorageError, own
 from medfedaug.hospital.database import Database
-from medfedaug.hospital.privacy.accountant import Spent, epsilon_spent
+from medfedaug.utils.files import parse_versioned, version_mark, write_atomic
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from medfedaug.data.base import SiteFolder
+
+
+class Spent(NamedTuple):
+    """Equal releases with noise; ``rate`` is the probability of a case to take part in each of them."""
+
+    noise: float
+    releases: int
+    rate: float = 1.0
+
+
+ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64)) + [2**k for k in range(6, 12)]
+"""Orders of the Rényi divergence: Opacus' orders, and larger ones for budgets below 1."""
+
+
+def require_opacus() -> Any:
+    """Import Opacus' accountants."""
+    try:
+        import opacus.accountants
+    except ImportError as error:
+        text = "privacy: noise needs Opacus for its account; pip install 'medfedaug[privacy]'"
+        raise ConfigError(text) from error
+    return opacus.accountants
+
+
+def epsilon_spent(releases: Iterable[tuple[float, int] | tuple[float, int, float]], delta: float) -> float:
+    """Return the total ε of Gaussian releases, by the accountant.
+
+    Each entry is a noise multiplier with its number of releases and, if these do not use all cases, the
+    probability of a case to be in each (`Spent`).
+
+    Returns:
+        ε; infinite where a release has no noise, or so little that its square is 0.
+    """
+    rdp = require_opacus().analysis.rdp
+    spent = [Spent(*release) for release in releases]
+    if not all(group.noise > 0 and group.noise**2 > 0 for group in spent):
+        return math.inf
+    divergence = sum(group.releases * _divergence(group.noise, group.rate) for group in spent)
+    if isinstance(divergence, int):  # no release
+        return 0.0
+    return float(rdp.get_privacy_spent(orders=ORDERS, rdp=divergence, delta=delta)[0])
+
+
+@lru_cache(maxsize=2**10)
+def _divergence(noise: float, rate: float) -> np.ndarray:
+    """Return the Rényi divergence of one release, at `ORDERS`; a ledger repeats the same calls."""
+    rdp = require_opacus().analysis.rdp
+    divergence: np.ndarray = rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=ORDERS)
+    return divergence
+
 
 __all__ = ["LEDGER_FILE", "Entry", "PrivacyLedger", "Release", "by_kind"]
 
@@ -71,7 +136,7 @@ class Entry:
 class PrivacyLedger(Database):
     """The account of everything that a site has released, over all of its jobs, restarts and names.
 
-    Cases are known by their identities (`medfedaug.hospital.privacy.content_hash.case_identities`), so that
+    Cases are known by their identities (`medfedaug.hospital.privacy.release_log.case_identities`), so that
     an account continues when a site, its folder or its files are renamed. Every method that takes identities
     also takes a mapping from the identities of cases to the identities of their patients; the latest mapping
     holds. The cases of a patient then share one budget.
@@ -196,3 +261,98 @@ def _unreadable(path: Path, error: Exception) -> MedFedAugError:
         f"{own(path)} is not a privacy ledger of this version ({error}): the spent budget is unknown, so "
         "nothing more may leave"
     )
+
+
+_log = logging.getLogger(__name__)
+
+ACCOUNT_MARK = ".medfedaug_account"  # file in a site's data folder
+
+_MARK_KIND = "account_mark", 1
+
+
+@dataclass(frozen=True)
+class AccountMark:
+    """Reference from a data folder to the ledger that counts its releases.
+
+    Identifier, number of entries and path are those of the ledger at the last writing of the mark.
+    """
+
+    account: str
+    entries: int
+    ledger: str
+
+    @classmethod
+    def read(cls, folder: Path) -> AccountMark | None:
+        """Read the mark of a data folder; ``None`` for none."""
+        path = folder / ACCOUNT_MARK
+        try:
+            text = path.read_text(encoding="utf-8")
+            if not text:  # a process was killed before it wrote
+                return None
+            content = parse_versioned(text, *_MARK_KIND)
+            return cls(content["account"], int(content["entries"]), content["ledger"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            # The images may have an account already.
+            raise ConfigError(
+                f"{own(path)} does not name an account of releases ({error}); restore it, or remove it where "
+                "nothing has left about these images"
+            ) from error
+
+    @classmethod
+    def of(cls, ledger: PrivacyLedger) -> AccountMark:
+        """Build the current mark of a ledger; a ledger that does not exist yet has no identifier."""
+        assert ledger.path is not None
+        identifier, entries = ledger.account() if ledger.path.exists() else ("", 0)
+        return cls(identifier, entries, str(ledger.path.absolute()))
+
+    def text(self) -> bytes:
+        """Return the content of the file."""
+        return f"{json.dumps({**version_mark(*_MARK_KIND), **asdict(self)})}\n".encode()
+
+
+def check_account(ledger: PrivacyLedger, site: SiteFolder) -> AccountMark | None:
+    """Check that a site's images have no other account and no newer ledger; return their mark."""
+    mark = AccountMark.read(site.path)
+    if mark is None:
+        return None
+    now, path = AccountMark.of(ledger), own(site.path / ACCOUNT_MARK)
+    if mark.account != now.account:
+        raise ConfigError(
+            f"releases about these images are counted in another ledger, {own(mark.ledger)}, and a second "
+            "one would be a second budget for the same patients. Name that state folder with site configure "
+            f"--state; or, if that ledger is lost, remove {path}, which begins a new budget"
+        )
+    if mark.entries > now.entries:
+        raise ConfigError(
+            f"the ledger {own(now.ledger)} has {now.entries} entries and had {mark.entries} before: it is an "
+            f"older copy. Restore the newer one; or, if it is lost, remove {path}, which counts from the copy"
+        )
+    return mark
+
+
+def bind_account(ledger: PrivacyLedger, site: SiteFolder) -> None:
+    """Bind a site's images to an account: a second account would be a second budget for their patients.
+
+    The number of entries in the mark reveals an older copy of the ledger. A folder that cannot be written
+    keeps its mark. Published images have no budget, and get no mark.
+    """
+    if ledger.path is None or site.published:
+        return
+    check_account(ledger, site)  # before a new ledger begins
+    with ledger.held():
+        ledger.account()  # begins a new ledger
+        mark, path = check_account(ledger, site), site.path / ACCOUNT_MARK
+        now = AccountMark.of(ledger)
+        try:
+            if mark is None and not path.exists():
+                # Two kits that begin at the same time have different locks.
+                with path.open("xb") as file:
+                    file.write(now.text())
+            elif mark != now:
+                write_atomic(path, lambda file: file.write(now.text()))
+        except FileExistsError:
+            check_account(ledger, site)
+        except (OSError, StorageError) as error:
+            _log.warning("the images do not name their account of releases: %s", error)

@@ -1,4 +1,8 @@
-"""The scores that leave a site: means over enough patients, with noise where the site has an account of ε."""
+"""The numbers and scores that leave a site.
+
+Scores are means over enough patients, with noise where the site has an account of ε. `SENT` lists all other
+numbers; no number beyond it leaves a site of a real federation.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from medfedaug.federation.job_folder import COUNTS
 from medfedaug.hospital.privacy.policy import PrivacyPolicy
 from medfedaug.methods.census import Contributors
 from medfedaug.metrics.base import MEAN, MEAN_OF_CLASSES
@@ -126,3 +131,40 @@ def _noisy(
 
 def _share(value: float) -> float:
     return min(max(value, 0.0), 1.0)
+
+
+METRIC = "METRIC"  # placeholder for the name of a metric
+
+_OF_SCORES = (METRIC, "cases", "scored_cases", "note", "unit")
+_OF_NOISE = ("privacy/epsilon", "privacy/delta", "privacy/weights", "privacy/score_epsilon")
+
+SENT: Mapping[str, tuple[str, ...]] = {
+    "fingerprint": _OF_NOISE,
+    "prepare": ("cases", "input", "spacing", COUNTS, *_OF_NOISE),
+    "train": (f"val_{METRIC}", "val_note", "seconds", *_OF_NOISE),
+    "validate": _OF_SCORES,
+    "test": _OF_SCORES,
+    "score": (*_OF_SCORES, "against", "seconds"),
+}
+"""The entries of `medfedaug.federation.messages.messages.Reply.metrics` by task.
+
+Methods' summaries of their training are not among them: they are exact numbers about a site's images, and a
+job would get as many as it has rounds."""
+
+
+def listed_name(name: str) -> str:
+    """Return the name of an answer's entry in `SENT`.
+
+    Example:
+        >>> listed_name("val_dice"), listed_name("auc"), listed_name("seconds")
+        ('val_METRIC', 'METRIC', 'seconds')
+    """
+    prefix = "val_" if name.startswith("val_") else ""
+    return f"{prefix}{METRIC}" if name.removeprefix(prefix) in METRICS else name
+
+
+def sent_numbers(task: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of an answer that may leave, with times in whole seconds."""
+    names = SENT.get(task, ())
+    sent = {name: value for name, value in metrics.items() if listed_name(name) in names}
+    return sent | {"seconds": math.ceil(sent["seconds"])} if "seconds" in sent else sent

@@ -9,7 +9,7 @@ import torch
 from medfedaug.config.run import job_hash
 from medfedaug.federation.messages.messages import MASK_TASKS, MASKED, TRAIN, Reply, Request
 from medfedaug.federation.messages.participation import site_weight
-from medfedaug.federation.site.gate import Delivery
+from medfedaug.federation.site.site import Delivery
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.secure.masks import Member, OutOfTurn, RoundMasking, SiteMasks
 
@@ -67,7 +67,6 @@ class MaskedDelivery(Delivery):
             self.masks.void()
 
     def _member(self) -> Member:
-        """Return the site's own values for a training."""
         trainer = self.trainer
         assert trainer.samples is not None
         weight = site_weight(trainer.config, len(trainer.samples.training()))

@@ -10,8 +10,7 @@ import numpy as np
 from scipy.ndimage import maximum_filter
 from torch import Tensor
 
-FEWEST = 8
-"""Smallest number of cases to compare."""
+FEWEST = 8  # smallest number of cases to compare
 
 _FAR = 5.0  # robust deviations from the median; all limits here were chosen on the phantom
 _LOW = 0.4  # of the usual contrast, below which a label map does not fit
@@ -27,22 +26,16 @@ _AXES = "xyz"
 
 @dataclass(frozen=True)
 class CaseMeasures:
-    """Numbers of a case for comparison with other cases; rows are channels.
+    """Numbers of a case for comparison with other cases; rows are channels."""
 
-    Attributes:
-        contrast: mean of the labelled voxels minus the mean of a ring around them, in standard deviations of
-            the image, (C,).
-        flipped: contrast after the label map is flipped along x, y and z, (C, 3); NaN along a short axis.
-        share: share of the image that is labelled.
-        place: centre of the labelled voxels along x, y and z, as a share of the image, (3,).
-        curve: quantiles of the image, scaled to [0, 1], (C, Q).
-    """
-
+    # Mean of the labelled voxels minus the mean of a ring around them, in standard deviations of the image,
+    # (C,).
     contrast: np.ndarray
+    # Contrast after the label map is flipped along x, y and z, (C, 3); NaN along a short axis.
     flipped: np.ndarray
-    share: float
-    place: np.ndarray
-    curve: np.ndarray
+    share: float  # share of the image that is labelled
+    place: np.ndarray  # centre of the labelled voxels along x, y and z, as a share of the image, (3,)
+    curve: np.ndarray  # quantiles of the image, scaled to [0, 1], (C, Q)
 
 
 def measure_case(image: Tensor, label: Tensor) -> CaseMeasures | None:

@@ -10,8 +10,14 @@ from medfedaug.errors import ConfigError
 from medfedaug.metrics.base import Metric
 from medfedaug.metrics.registry import UNSEEN as UNSEEN_SITE
 from medfedaug.metrics.significance import PairedTest, paired_t_test, patient_means
-from medfedaug.research.comparison.crossed import CrossedTest, crossed_test, holm
-from medfedaug.research.comparison.patient_tests import PatientTest, compare_patients, rare_loss_test
+from medfedaug.research.comparison.paired_tests import (
+    CrossedTest,
+    PatientTest,
+    compare_patients,
+    crossed_test,
+    holm,
+    rare_loss_test,
+)
 from medfedaug.research.comparison.verdict import Elsewhere, Verdict, chance, judge, lacks
 from medfedaug.runs.run import BASELINE, Run, compared_metric
 
@@ -22,41 +28,30 @@ UNSEEN = "unseen sites"
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of a method with a reference under otherwise equal settings, at one kind of site.
-
-    Attributes:
-        where: ``"training sites"``, ``"sites left out"`` or ``"unseen sites"``.
-        num_seeds: the number of common seeds with all folds and sites.
-        difference: the mean over these seeds of the difference of the means; ``None`` without a common seed.
-        seeds: the comparison of the means over the sites, seed by seed; ``None`` for fewer than three, and
-            if all differences are equal: a variation of 0 does not measure chance.
-        run_seeds: the number of seeds over which the patients' scores are averaged.
-        num_patients: the number of common patients; a case without a named patient counts as one.
-        patients: the comparison of the patients' mean scores; ``None`` for fewer than six, and if all
-            differences are 0.
-        crossed, rare, without, adjusted: as for `medfedaug.research.comparison.verdict.judge`.
-        metric: the score, and the unit of comparison (`medfedaug.runs.run.compared_metric`).
-        learned: the reference learned something (`medfedaug.metrics.nothing_learned`).
-        other_input: the method's input was scaled differently from the reference's.
-        other_files: the sites at which runs of one seed, fold and held-out site had other files.
-    """
+    """Comparison of a method with a reference under otherwise equal settings, at one kind of site."""
 
     label: str
     baseline: str
-    where: str
-    num_seeds: int
+    where: str  # "training sites", "sites left out" or "unseen sites"
+    num_seeds: int  # the number of common seeds with all folds and sites
+    # The mean over these seeds of the difference of the means; `None` without a common seed.
     difference: float | None
+    # The comparison of the means over the sites, seed by seed; `None` for fewer than three, and if all
+    # differences are equal: a variation of 0 does not measure chance.
     seeds: PairedTest | None
-    run_seeds: int
-    num_patients: int
+    run_seeds: int  # the number of seeds over which the patients' scores are averaged
+    num_patients: int  # the number of common patients; a case without a named patient counts as one
+    # The comparison of the patients' mean scores; `None` for fewer than six, and if all differences are 0.
     patients: PatientTest | None
+    # This, `rare`, `without` and `adjusted` are those of `medfedaug.research.comparison.verdict.judge`.
     crossed: CrossedTest | None
     rare: float
     without: Mapping[str, Elsewhere | None]
-    metric: Metric
-    learned: bool
-    other_input: bool
+    metric: Metric  # the score, and the unit of comparison (`medfedaug.runs.run.compared_metric`)
+    learned: bool  # the reference learned something (`medfedaug.metrics.registry`)
+    other_input: bool  # the method's input was scaled differently from the reference's
     model: str
+    # The sites at which runs of one seed, fold and held-out site had other files.
     other_files: tuple[str, ...]
     adjusted: float | None = None
 
@@ -84,7 +79,7 @@ def compare_groups(groups: Mapping[str, Sequence[Run]], reference: str = BASELIN
     patient's score is the mean over the patient's cases. A patient is one pair for any number of seeds and
     cases. Patients with one name at two sites count as two.
 
-    Nothing is compared with a reference that learned nothing (`medfedaug.metrics.nothing_learned`): whoever
+    Nothing is compared with a reference that learned nothing (`medfedaug.metrics.registry`): whoever
     learns first is better then. The p-values of all comparisons with enough seeds and patients are adjusted
     together.
 
@@ -223,7 +218,6 @@ def _by_seed(seeds: Sequence[Tested], baseline: Sequence[Tested], trained: bool)
 
 
 def _vary(pairs: Sequence[tuple[float, float]]) -> bool:
-    """Return whether the differences of the pairs vary."""
     differences = [one - other for one, other in pairs]
     return max(differences) - min(differences) > 1e-12
 

@@ -1,31 +1,30 @@
-"""`inspect_site`: inspect all data of a site before training; no file ends the inspection."""
+"""`inspect_sites`: inspect all data of sites before training; no file ends the inspection."""
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from medfedaug.data.base import SPLITS, Case, SiteFolder, by_patient
+from medfedaug.data.base import SPLITS, Case, SiteFolder, by_patient, plain_name
 from medfedaug.data.checks import find_copies
-from medfedaug.data.dataset_json import unseen_note
-from medfedaug.data.folders import is_federation, is_site, site_folders
+from medfedaug.data.dataset_json import LABELLED, named_classes, unseen_note
 from medfedaug.data.io.formats import is_photograph
-from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.data.preparation.cache import keep_decoded
 from medfedaug.data.preparation.preparation import foreground_voxels
-from medfedaug.data.sites import open_site
+from medfedaug.data.sites import is_federation, is_site, open_site, site_folders
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
-from medfedaug.research.comparison.annotation_notes import annotation_notes
 from medfedaug.research.comparison.case_comparison import CaseMeasures, measure_case, odd_cases, odd_site
 from medfedaug.research.datasets.benchmarks import open_federation
 from medfedaug.runs.prediction.prediction_image import windowed
 from medfedaug.statistics import image_moments
 
-QUANTILES = (np.arange(400) + 0.5) / 400
-"""Shares of the quantiles of an image's intensities."""
+QUANTILES = (np.arange(400) + 0.5) / 400  # shares of the quantiles of an image's intensities
 
 _VOXELS = 200_000  # of an image, evenly from all, for its quantiles
 _EDGES = (0.01, 50.0)  # mm; from a microscope's slide scanner to a scout image
@@ -36,68 +35,51 @@ _DARK = 0.5  # share of the foreground without signal from which it is odd
 
 @dataclass(frozen=True)
 class Finding:
-    """Problem for a user to look at.
+    """Problem for a user to look at."""
 
-    Attributes:
-        kind: ``"file"``, ``"label"``, ``"spacing"``, ``"channels"``, ``"intensity"`` or ``"split"``.
-        case: name of the case; empty for the whole site.
-        reason: one line, which may name files.
-    """
-
-    kind: str
-    case: str
-    reason: str
+    kind: str  # "file", "label", "spacing", "channels", "intensity" or "split"
+    case: str  # name of the case; empty for the whole site
+    reason: str  # one line, which may name files
 
 
 @dataclass
 class SiteInspection:
-    """Findings at a site.
-
-    Attributes:
-        task: ``"segmentation"`` or ``"classification"``; empty for a site that cannot be opened.
-        splits: number of cases by split.
-        patients: number of patients; a case without a patient's name stands for one.
-        shapes: number of images by shape.
-        edges: number of images by voxel size, mm, rounded; empty without geometry.
-        axes: number of images by directions of the axes; empty without geometry.
-        channels: number of images by number of channels.
-        voxels: share of the voxels of each class, mean over the cases that have annotated it; of photographs,
-            share of the images.
-        present: number of cases with each class.
-        pairs: mean and standard deviation of each channel of each training image as a run sees it, (N, C, 2);
-            of test images for an unseen site.
-        stored: quantiles of these images as stored, (N, C, Q).
-        owners: patient of each of these images.
-        labelled: patient of each case with a label map.
-        shares: share of the voxels of each class in these cases, (M, K); NaN without annotation.
-        contrasts: mean of each class but the background minus mean of the background's voxels with signal, in
-            standard deviations of the image, (M, C, K - 1); NaN in a case without the class.
-        annotated: the classes that the site has annotated for training; ``None`` for all.
-        thumbnails: a small picture of each readable case, (H, W) or (H, W, 3), uint8: of a volume the slice
-            with most foreground.
-    """
+    """Findings at a site."""
 
     name: str
-    task: str = ""
+    task: str = ""  # "segmentation" or "classification"; empty for a site that cannot be opened
     classes: tuple[str, ...] = ()
     scaling: str = ""
-    splits: dict[str, int] = field(default_factory=dict)
-    patients: int = 0
-    shapes: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    splits: dict[str, int] = field(default_factory=dict)  # number of cases by split
+    patients: int = 0  # number of patients; a case without a patient's name stands for one
+    shapes: Counter[tuple[int, ...]] = field(default_factory=Counter)  # number of images by shape
+    # Number of images by voxel size, mm, rounded; empty without geometry.
     edges: Counter[tuple[float, ...]] = field(default_factory=Counter)
+    # Number of images by directions of the axes; empty without geometry.
     axes: Counter[str] = field(default_factory=Counter)
-    channels: Counter[int] = field(default_factory=Counter)
+    channels: Counter[int] = field(default_factory=Counter)  # number of images by number of channels
     channel_names: tuple[str, ...] = ()
+    # Share of the voxels of each class, mean over the cases that have annotated it; of photographs, share of
+    # the images.
     voxels: dict[str, float] = field(default_factory=dict)
-    present: dict[str, int] = field(default_factory=dict)
+    present: dict[str, int] = field(default_factory=dict)  # number of cases with each class
+    # Mean and standard deviation of each channel of each training image as a run sees it, (N, C, 2); of test
+    # images for an unseen site.
     pairs: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 2)))
+    # Quantiles of these images as stored, (N, C, Q).
     stored: np.ndarray = field(default_factory=lambda: np.empty((0, 0, len(QUANTILES))))
-    owners: list[Hashable] = field(default_factory=list)
-    labelled: list[Hashable] = field(default_factory=list)
+    owners: list[Hashable] = field(default_factory=list)  # patient of each of these images
+    labelled: list[Hashable] = field(default_factory=list)  # patient of each case with a label map
+    # Share of the voxels of each class in these cases, (M, K); NaN without annotation.
     shares: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
+    # Mean of each class but the background minus mean of the background's voxels with signal, in standard
+    # deviations of the image, (M, C, K - 1); NaN in a case without the class.
     contrasts: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0)))
     odd: list[Finding] = field(default_factory=list)
+    # The classes that the site has annotated for training; `None` for all.
     annotated: tuple[str, ...] | None = None
+    # A small picture of each readable case, (H, W) or (H, W, 3), uint8: of a volume the slice with most
+    # foreground.
     thumbnails: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -197,7 +179,6 @@ def _compare_cases(inspection: SiteInspection, measures: Sequence[tuple[Case, Ca
 
 
 def _check_channel_names(inspection: SiteInspection) -> None:
-    """Check that the list of channels and the images have equally many."""
     number, names = len(inspection.channel_names), ", ".join(inspection.channel_names)
     others = [f"{count} with {n}" for n, count in sorted(inspection.channels.items()) if n != number]
     if number and others:
@@ -334,3 +315,67 @@ def _summarise(
             value = f"channel {channel} is {low[channel]:g} in every image"
             reason = f"{value}: nothing can be learnt from it here"
             inspection.odd.append(Finding("channels", "", reason))
+
+
+_ALIKE = 0.75  # ratio of `difflib` from which two names may mean one structure
+
+
+def annotation_notes(sites: Sequence[SiteFolder]) -> Iterator[tuple[str, str]]:
+    """Yield a site and a note for each class that may have two names, or that few sites have annotated.
+
+    Without partial sites, also for each site with other classes than the first.
+    """
+    sites = [site for site in sites if site.task == "segmentation"]
+    named = {site.name: {plain_name(name): name for name in named_classes(site)} for site in sites}
+    trained = {site.name: set(map(plain_name, site.annotated("training"))) for site in sites}
+    tested = {site.name: set(map(plain_name, site.annotated("test"))) for site in sites}
+    first: dict[str, str] = {}
+    for site, names in named.items():
+        for plain in names:
+            first.setdefault(plain, site)
+    for plain, other in combinations(first, 2):
+        owner, site = first[plain], first[other]
+        together = any(plain in names and other in names for names in named.values())
+        if not together and _similar(plain, other):
+            name = named[owner][plain]
+            yield (
+                site,
+                f"its class {named[site][other]!r} may be the {name!r} of site {owner}, and names decide: "
+                f"where both are one structure, write {name!r} in labels and labelled",
+            )
+    if not any(site.partial for site in sites):
+        yield from _different_lists(named)
+        return
+    for plain, site in first.items():
+        name = named[site][plain]
+        trainers, testers = ([s for s, names in part.items() if plain in names] for part in (trained, tested))
+        if not trainers:
+            yield (
+                site,
+                f"no site has outlined {name!r}: nothing is learned of it, and the model never finds it; "
+                "outline it at one site, or take it out of labels",
+            )
+        elif len(trainers) == 1 and len(sites) > 1:
+            scored = f"it is scored at {', '.join(testers) or 'no site'}"
+            unknown = ", and its score at other sites is not known" if len(testers) < len(sites) else ""
+            yield trainers[0], f"no other site has outlined {name!r} for training: {scored}{unknown}"
+
+
+def _different_lists(named: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield a site and a note where it names other classes than the first site; both name some."""
+    lists = {site: names for site, names in named.items() if names}
+    for site, names in [*lists.items()][1:]:
+        owner, others = next(iter(lists.items()))
+        if {*names} != {*others}:
+            yield (
+                site,
+                f"its classes are {', '.join(names.values())}, and those of site {owner} are "
+                f"{', '.join(others.values())}: where a site has not outlined a structure, list what it has "
+                f"outlined under {LABELLED!r} in its dataset.json",
+            )
+
+
+def _similar(name: str, other: str) -> bool:
+    """Return whether one name has all words of the other, or they differ by few letters."""
+    words, others = set(name.split()), set(other.split())
+    return words <= others or others <= words or SequenceMatcher(None, name, other).ratio() >= _ALIKE

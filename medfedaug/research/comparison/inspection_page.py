@@ -15,9 +15,8 @@ from medfedaug.analysis.plots import WIDTH, add_legend, colours_by_name, plain_l
 from medfedaug.data.base import SPLITS, plain_name
 from medfedaug.errors import ConfigError
 from medfedaug.research.comparison.inspection import SiteInspection
-from medfedaug.research.comparison.odd_sites import Measure, OddSite, odd_sites
-from medfedaug.research.comparison.shift import Shift, site_shift
-from medfedaug.runs.leftovers import is_json_with
+from medfedaug.research.comparison.shift import Measure, OddSite, Shift, odd_sites, site_shift
+from medfedaug.runs.folder import is_json_with
 from medfedaug.runs.prediction.prediction_image import INK, PAPER
 from medfedaug.utils.files import write_json
 from medfedaug.utils.printable import counted
@@ -73,7 +72,6 @@ def _structures(sites: Sequence[SiteInspection]) -> dict[str, dict[str, int]]:
 
 
 def _by_patient(owners: Sequence[Hashable], values: np.ndarray) -> np.ndarray:
-    """Return the mean of each patient's known values."""
     by_owner: dict[Hashable, list[float]] = {}
     for owner, value in zip(owners, values.tolist(), strict=True):
         if not np.isnan(value):
@@ -283,7 +281,6 @@ def _odd(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
 
 
 def _thumbnails(parent: ET.Element, pictures: dict[str, np.ndarray]) -> None:
-    """Append small pictures with their names, if any."""
     if pictures:
         alt = f"Images of {', '.join(pictures)}"
         page.figure(parent, thumbnail_picture(pictures), alt, photo=True)

@@ -11,31 +11,24 @@ from medfedaug.federation.job_folder import EVALUATION, RESULTS
 from medfedaug.metrics.base import Metric
 from medfedaug.metrics.registry import GLOBAL, LOCAL, PERSONAL, UNSEEN, add_recorded, find_metric
 from medfedaug.research.comparison.verdict import ENOUGH_PATIENTS
-from medfedaug.runs.results_schema import check_evaluation
+from medfedaug.runs.load_results import check_evaluation
 from medfedaug.utils.files import parse_json
 
 
 @dataclass(frozen=True)
 class Worth:
-    """Comparison of a federation's model with the local one, at one site.
-
-    Attributes:
-        unseen: marks a site that did not train in the federation.
-        scored: description of the model, such as ``"personal (own layers)"``.
-        local: score of the model that the site trained by itself, if any.
-        difference: the two paired by patient: ``difference``, ``low``, ``high``, ``p``, and their number,
-            ``patients``, or ``cases`` if the site names no patients; empty without a comparison.
-        cases: the number of the site's scored cases, if known.
-    """
+    """Comparison of a federation's model with the local one, at one site."""
 
     site: str
-    unseen: bool
+    unseen: bool  # marks a site that did not train in the federation
     model: str
-    scored: str
+    scored: str  # description of the model, such as "personal (own layers)"
     score: float | None
-    local: float | None
+    local: float | None  # score of the model that the site trained by itself, if any
+    # The two paired by patient: `difference`, `low`, `high`, `p`, and their number, `patients`, or `cases` if
+    # the site names no patients; empty without a comparison.
     difference: Mapping[str, Any]
-    cases: int | None
+    cases: int | None  # the number of the site's scored cases, if known
     metric: Metric
 
     @property

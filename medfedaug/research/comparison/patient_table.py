@@ -1,10 +1,13 @@
-"""`patient_table` compares methods with FedAvg patient by patient."""
+"""`patient_table` compares methods with FedAvg patient by patient, for the report of several runs, too."""
 
-from collections.abc import Sequence
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from medfedaug.analysis.grouping import group_runs
+from medfedaug.analysis import page
+from medfedaug.analysis.grouping import Groups, group_runs
 from medfedaug.analysis.score_table import (
+    MOST_SITES,
     RESOLUTION,
     cells_note,
     delta,
@@ -15,13 +18,17 @@ from medfedaug.analysis.score_table import (
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.research.comparison.comparison import (
     MIN_PATIENTS,
+    UNSEEN,
     Comparison,
     compare_groups,
     unlike_notes,
 )
+from medfedaug.research.comparison.local_vs_global import worth_table
 from medfedaug.research.comparison.verdict import rule
 from medfedaug.runs.run import BASELINE, MODEL, OTHER_INPUT, Run, compared_metric
 from medfedaug.utils.printable import counted
+
+_MOST_SENTENCES = 3
 
 
 def sentence(row: Comparison, reference: str) -> str:
@@ -43,7 +50,7 @@ def patient_table(runs: Sequence[Run], reference: str = BASELINE) -> TextTable:
 
     Pairs are made as in `compare_groups`. If each site was left out in turn, the run without it scores its
     patients. The table has the mean difference over the patients, its 95% interval and p-value
-    (`medfedaug.research.comparison.patient_tests.sign_flip_test`), the smallest detectable difference, and
+    (`medfedaug.research.comparison.paired_tests.sign_flip_test`), the smallest detectable difference, and
     the verdict (`medfedaug.research.comparison.verdict.judge`), which also depends on the seeds.
 
     Args:
@@ -129,3 +136,35 @@ def _record(row: Comparison) -> dict[str, Any]:
         **{name: getattr(row.patients, name) for name in names},
         "verdict": str(row.verdict),
     }
+
+
+def compare(groups: Groups, reference: str) -> list[Comparison]:
+    """Compare the scores at the training sites, or at those left out, with a reference."""
+    return [one for one in compare_groups(groups, reference) if one.where != UNSEEN]
+
+
+def add_comparisons(body: ET.Element, runs: Sequence[Run], reference: str) -> None:
+    """Append comparisons by patient."""
+    pairs = patient_table(runs, reference)
+    cases = compared_metric(runs).cases
+    section = page.start_section(body, f"Paired by {cases.removesuffix('s')}", folded=True)
+    if pairs.rows:
+        for row in pairs.rows if len(pairs.rows) <= _MOST_SENTENCES else ():
+            page.add(section, "p", sentence(row, reference))
+        page.text_table(section, pairs)
+        return
+    text = f"Nothing to compare: it takes {reference} and another method under the same settings, with "
+    text += f"the same seed, and {MIN_PATIENTS} or more {cases} with scores in both runs."
+    page.add(section, "p", text)
+    for note in pairs.notes:
+        page.remark(section, note)
+
+
+def add_evaluations(body: ET.Element, evaluations: Sequence[Mapping[str, Any]]) -> None:
+    """Append the comparisons of the federation's models with the sites' own."""
+    for content in evaluations:
+        section = page.start_section(body, "Is the federation worth it for a site?")
+        worth = worth_table(content)
+        for row in worth.rows if len(worth.rows) <= MOST_SITES else ():
+            page.add(section, "p", row.sentence)
+        page.text_table(section, worth)

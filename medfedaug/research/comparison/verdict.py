@@ -6,43 +6,31 @@ from typing import NamedTuple
 
 from medfedaug.metrics.base import Metric
 from medfedaug.metrics.significance import PairedTest
-from medfedaug.research.comparison.crossed import CrossedTest
+from medfedaug.research.comparison.paired_tests import CrossedTest
 
 _ANY_SCORE = Metric("score", "Score", cases="patients")
 ENOUGH_SEEDS = 5
 ENOUGH_PATIENTS = 20
-LEVEL = 0.05
-"""Largest adjusted p-value of a claim."""
+LEVEL = 0.05  # largest adjusted p-value of a claim
 
 
 class Elsewhere(NamedTuple):
-    """The patients of all sites but one.
+    """The patients of all sites but one."""
 
-    Attributes:
-        difference: their mean difference.
-        test: the comparison over seeds and these patients; ``None`` without variation.
-    """
-
-    difference: float
-    test: CrossedTest | None
+    difference: float  # their mean difference
+    test: CrossedTest | None  # the comparison over seeds and these patients; `None` without variation
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of a comparison.
+    """The verdict of a comparison."""
 
-    Attributes:
-        word: ``"better"``, ``"worse"``, ``"no difference shown"`` or ``"open"``.
-        lacking: missing evidence, if the verdict is open.
-        carried: sites without which the difference is not shown, each with the mean difference of the
-            patients elsewhere; ``None`` if all patients are of that site.
-        unconfirmed: the reason, if only rare losses or gains could undo the difference.
-    """
-
-    word: str
-    lacking: tuple[str, ...] = ()
+    word: str  # "better", "worse", "no difference shown" or "open"
+    lacking: tuple[str, ...] = ()  # missing evidence, if the verdict is open
+    # Sites without which the difference is not shown, each with the mean difference of the patients
+    # elsewhere; `None` if all patients are of that site.
     carried: Mapping[str, float | None] = field(default_factory=dict)
-    unconfirmed: str = ""
+    unconfirmed: str = ""  # the reason, if only rare losses or gains could undo the difference
 
     def __str__(self) -> str:
         if self.unconfirmed:
@@ -75,7 +63,7 @@ def chance(seeds: PairedTest | None, crossed: CrossedTest | None, rare: float = 
     Args:
         seeds: the test of the means over the sites, each with the same weight.
         crossed: the test of seeds and patients together.
-        rare: the p-value of `medfedaug.research.comparison.patient_tests.rare_loss_test`.
+        rare: the p-value of `medfedaug.research.comparison.paired_tests.rare_loss_test`.
     """
     if seeds is None or crossed is None or seeds.difference * crossed.difference <= 0:
         return 1.0
@@ -103,18 +91,18 @@ def judge(
       Two trainings of the same method can differ as much as two methods do, and with few patients the
       interval depends on the shape of their distribution, which so few cannot show;
     - *no difference shown* unless the p-value (`chance`), adjusted for all methods of the table
-      (`medfedaug.research.comparison.crossed.holm`), is at most `LEVEL`; *not confirmed* if the two tests of
-      the observed differences suffice, and rare losses, which so few patients need not contain, could undo
-      them;
+      (`medfedaug.research.comparison.paired_tests.holm`), is at most `LEVEL`; *not confirmed* if the two
+      tests of the observed differences suffice, and rare losses, which so few patients need not contain,
+      could undo them;
     - *better at SITE* (*worse at SITE*) if the patients of the other sites do not show it: their 95% interval
-      (`medfedaug.research.comparison.crossed.crossed_test`) contains 0 or lies on the other side, or their
-      scores do not vary. *Better, not shown without A or without B* if several sites are such;
+      (`medfedaug.research.comparison.paired_tests.crossed_test`) contains 0 or lies on the other side, or
+      their scores do not vary. *Better, not shown without A or without B* if several sites are such;
     - *better* (*worse*) otherwise.
 
     Args:
         seeds: the comparison over seeds; ``None`` if there are too few, or all differences are equal.
         crossed: the comparison over seeds and patients together; ``None`` if all differences are equal.
-        rare: the p-value of `medfedaug.research.comparison.patient_tests.rare_loss_test`.
+        rare: the p-value of `medfedaug.research.comparison.paired_tests.rare_loss_test`.
         adjusted: the p-value, adjusted for all methods of the table; by default `chance`.
         without: for each site the patients of all other sites; ``None`` for a site that has all patients.
 

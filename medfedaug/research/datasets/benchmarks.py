@@ -19,10 +19,9 @@ from pkgutil import iter_modules
 from typing import Any, TypeVar
 
 from medfedaug.data.base import SiteFolder, spread
-from medfedaug.data.folders import MARKER, open_folder, site_folders
+from medfedaug.data.sites import MARKER, open_folder, site_folders
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.research.datasets.folds import in_fold
-from medfedaug.research.datasets.published import COMMON_OPTIONS, FOLDS, Benchmark
+from medfedaug.research.datasets.published import COMMON_OPTIONS, FOLDS, Benchmark, in_fold
 from medfedaug.utils.files import parse_versioned, write_versioned
 from medfedaug.utils.validation import check_choice
 

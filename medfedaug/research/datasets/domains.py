@@ -4,14 +4,15 @@ Every function takes the folder with the published files and returns its sites;
 `medfedaug.research.datasets.benchmarks` lists them with the sources of the files, and checks the sites.
 """
 
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from medfedaug.data.base import Case, SiteFolder, reading
+import numpy as np
+
+from medfedaug.data.base import Case, SiteFolder, reading, split_by_class
 from medfedaug.data.images import ImageFolder, cases_of_classes, published_split, visible_folders
-from medfedaug.data.splits import split_by_class
-from medfedaug.research.datasets.pickles import load_arrays
 from medfedaug.research.datasets.published import Benchmark, base_folder
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
@@ -133,3 +134,50 @@ BENCHMARKS = {
         "{Art,Clipart,Product,Real World}/<class>/*.jpg",
     ),
 }
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Reads only arrays, numbers, text and containers, since a pickle can run any code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        module = module.replace("numpy._core", "numpy.core")  # the name before NumPy 2
+        try:
+            return _ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"holds {module}.{name}; only arrays are read") from None
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"holds text encoded as {encoding}")
+    return text.encode(encoding)
+
+
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): np.zeros(1).__reduce__()[0],
+    ("numpy.core.multiarray", "scalar"): np.float64(0).__reduce__()[0],
+    ("numpy.core.numeric", "_frombuffer"): np.zeros(1).__reduce_ex__(5)[0],
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): _latin1,
+}
+
+
+def load_arrays(path: Path) -> Any:
+    """Read a pickle of arrays, numbers, text and their containers.
+
+    Raises:
+        pickle.UnpicklingError: for any other content.
+        OSError: when it cannot be opened.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "list.pkl"
+        >>> _ = path.write_bytes(pickle.dumps(print))
+        >>> load_arrays(path)
+        Traceback (most recent call last):
+        _pickle.UnpicklingError: holds builtins.print; only arrays are read
+    """
+    with open(path, "rb") as file:
+        # Python 2 wrote bytes for text.
+        return _ArrayUnpickler(file, encoding="latin1").load()

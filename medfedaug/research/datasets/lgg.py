@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.splits import split_patients
+from medfedaug.data.base import Case, SiteFolder, split_patients
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.research.datasets.published import Benchmark, base_folder, listed_sites
 
@@ -105,5 +104,5 @@ BENCHMARKS = {
         "https://www.kaggle.com/datasets/mateuszbuda/lgg-mri-segmentation",
         "kaggle_3m/TCGA_<institution>_<patient>_<date>/*.tif, or <site>/dataset.json with volumes",
         in_folds=True,
-    ),
+    )
 }

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from medfedaug.data.base import SPLITS
-from medfedaug.data.folders import MANIFEST
+from medfedaug.data.sites import MANIFEST
 
-TRUTH = "truth"
-"""Folder with the same federation and full outlines, only for measuring."""
+TRUTH = "truth"  # folder with the same federation and full outlines, only for measuring
 _UNKNOWN = 255
 
 

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from medfedaug.data.base import Case, SiteFolder, reading
-from medfedaug.data.preparation.decoded_cache import decoded
-from medfedaug.data.splits import split_patients
+from medfedaug.data.base import Case, SiteFolder, reading, split_patients
+from medfedaug.data.preparation.cache import decoded
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.research.datasets.folds import fold_patients
-from medfedaug.research.datasets.published import Benchmark, base_folder
+from medfedaug.research.datasets.published import Benchmark, base_folder, fold_patients
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
 
@@ -211,5 +209,5 @@ BENCHMARKS = {
         "https://github.com/med-air/HarmoFL/tree/main/data/prostate (the permutations)",
         "{BIDMC,HK,I2CVB,BMC,RUNMC,UCL}/Case<n>.nii.gz and Case<n>_segmentation.nii.gz "
         "(ISBI_1.5 may stand for BMC, ISBI for RUNMC); for split=published also <site>-index.npy",
-    ),
+    )
 }

@@ -1,14 +1,15 @@
-"""`Benchmark`: a published data set, as its file in ``datasets/`` registers it."""
+"""`Benchmark`: a published data set, as its file in ``datasets/`` registers it, and folds by patient."""
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from medfedaug.data.base import SiteFolder
+from medfedaug.data.base import Case, SiteFolder, by_patient, shuffled, split_patients
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.errors import DataError
+from medfedaug.errors import ConfigError, DataError
 
 COMMON_OPTIONS: dict[str, Any] = {"fraction": 1.0, "unseen": ""}
 """The options of every benchmark (`open_benchmark`), with their defaults."""
@@ -29,20 +30,14 @@ OPTION_TEXTS = {
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A published data set.
+    """A published data set."""
 
-    Args:
-        open: function of folder and options that returns the sites; raises `FileNotFoundError`.
-        source: address at which its owners publish it.
-        layout: content of the folder, in one line.
-        in_folds: whether it has the options `FOLDS`, too.
-    """
-
+    # Function of folder and options that returns the sites; raises `FileNotFoundError`.
     open: Callable[..., list[SiteFolder]]
     description: str
-    source: str
-    layout: str
-    in_folds: bool = False
+    source: str  # address at which its owners publish it
+    layout: str  # content of the folder, in one line
+    in_folds: bool = False  # whether it has the options `FOLDS`, too
 
     @property
     def options(self) -> dict[str, Any]:
@@ -69,3 +64,43 @@ def listed_sites(root: Path, data_set: str, names: Sequence[str]) -> list[SiteFo
 def base_folder(root: Path, *names: str) -> Path:
     """Return the first of some folders below ``root`` that exists, or ``root``: where an archive unpacked."""
     return next((root / name for name in names if (root / name).is_dir()), root)
+
+
+def fold_patients(
+    site: str, cases: Sequence[Case], folds: int, fold: int, seed: int = 0
+) -> dict[str, Sequence[Case]]:
+    """Split a site's cases for one fold of a cross-validation over its patients.
+
+    The patients are shuffled by seed and the site's name and dealt to the folds in turn, with all their
+    cases; a case without a patient's name stands for one. Fold number ``fold`` tests, the next one validates,
+    the others train: over all folds, every patient is tested once. A site with fewer than three patients is
+    unseen: all are tested in every fold.
+
+    Example:
+        >>> from pathlib import Path
+        >>> cases = [Case(name, Path(name), "") for name in "abcdef"]
+        >>> [[case.name for case in fold_patients("DU", cases, 3, fold)["test"]] for fold in (1, 2, 3)]
+        [['b', 'e'], ['a', 'c'], ['f', 'd']]
+    """
+    if folds < 3 or not 1 <= fold <= folds:
+        raise ConfigError(f"{folds} folds: at least 3 are needed; fold {fold} must be from 1 to {folds}")
+    patients = by_patient(sorted(cases, key=lambda case: case.name))
+    if len(patients) < 3:
+        return split_patients(site, cases)
+    if len(patients) < folds:
+        raise ConfigError(f"site {site} has {len(patients)} patients, too few for {folds} folds")
+    drawn = shuffled(patients, "folds", site, seed)
+    parts = [[*chain(*drawn[k::folds])] for k in range(folds)]
+    return {
+        "training": [*chain(*(parts[(fold - 1 + k) % folds] for k in range(2, folds)))],
+        "validation": parts[fold % folds],
+        "test": parts[fold - 1],
+    }
+
+
+def in_fold(site: SiteFolder, folds: int, fold: int, seed: int = 0) -> SiteFolder:
+    """Return a site with the splits of a fold (`fold_patients`); unchanged with 0 folds or if unseen."""
+    if not folds or not site.trains:
+        return site
+    parts = fold_patients(site.name, [*chain(*site.cases.values())], folds, fold, seed)
+    return replace(site, cases={split: tuple(cases) for split, cases in parts.items()})

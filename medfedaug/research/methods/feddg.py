@@ -9,14 +9,13 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from medfedaug.errors import DataError
-from medfedaug.functional.passes import working_precision
+from medfedaug.functional.features import working_precision
 from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
-from medfedaug.methods.class_features import FeatureSite
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
-from medfedaug.methods.gathered import GatheredServer
-from medfedaug.methods.own_loss import RoundMeans
-from medfedaug.models.substitution import call_with
+from medfedaug.methods.exchanges import GatheredServer
+from medfedaug.methods.site_parts import FeatureSite, MeasuredSite
+from medfedaug.models.entries import call_with
 
 
 class FedDG(Method):
@@ -87,19 +86,20 @@ class FedDG(Method):
         return FedDGServer(context.in_channels)
 
 
-class FedDGSite(FeatureSite, SiteExchange):
+class FedDGSite(MeasuredSite, FeatureSite, SiteExchange):
     """The site's half: amplitudes, counterparts and the loss of the episode.
 
     Attributes:
         others: the amplitudes of each other site, (N, C, 2r + 1, r + 1).
     """
 
+    measured = ("counterparts", "boundary")  # L_seg(t; θ̂) and L_bd
+
     def __init__(self, method: FedDG, context: SiteContext) -> None:
         super().__init__(context.network)
         self.method, self.context = method, context
         self.before_training = self
         self.others: list[Tensor] = []
-        self._means = RoundMeans("counterparts", "boundary")
 
     def collect(self) -> Payload:
         """Return the amplitudes of the training images."""
@@ -116,9 +116,6 @@ class FedDGSite(FeatureSite, SiteExchange):
         others = sorted(payload.keys() - {f"amplitudes/{self.context.name}"})
         self.others = [payload[key].to(self.context.device) for key in others]
 
-    def start_round(self) -> None:
-        self._means.clear()
-
     def loss(self, step: Step) -> Tensor | None:
         """Return L_seg(t; θ̂) + γ L_bd."""
         features = self.step_features()
@@ -128,17 +125,14 @@ class FedDGSite(FeatureSite, SiteExchange):
         outputs = call_with(step.network, weights, self._counterparts(step.inputs))
         loss = step.criterion(outputs, step.targets)
         boundary = self._boundary_loss([features, self.last_features()], step.targets)
-        self._means.add(loss, boundary)
+        self.measure(loss, boundary)
         return loss + self.method.gamma * boundary
 
     def _inner_step(self, step: Step) -> Payload:
         """Return θ̂, with copies of the buffers, so that passes of counterparts do not change them."""
         parameters = {name: p for name, p in step.network.named_parameters() if p.requires_grad}
         gradients = torch.autograd.grad(
-            step.task_loss,
-            list(parameters.values()),
-            retain_graph=True,
-            allow_unused=True,
+            step.task_loss, list(parameters.values()), retain_graph=True, allow_unused=True
         )
         moved = {
             name: p if g is None else p - self.method.beta * g
@@ -168,10 +162,6 @@ class FedDGSite(FeatureSite, SiteExchange):
             kinds = torch.arange(len(h), device=h.device) < len(h) // 2
             total = total + class_contrast(h, kinds, self.method.temperature)
         return total
-
-    def metrics(self) -> dict[str, float]:
-        """Return the means over the round of L_seg(t; θ̂) and of L_bd."""
-        return self._means.read()
 
 
 class FedDGServer(GatheredServer):

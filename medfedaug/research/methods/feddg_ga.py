@@ -16,7 +16,7 @@ from medfedaug.methods.base import (
     shared_parameters,
 )
 from medfedaug.methods.contexts import Payload, RoundMean, ServerContext, SiteContext, SiteUpdate
-from medfedaug.methods.kept import AggregatorExchange, KeptUpdates, weighted_mean
+from medfedaug.methods.exchanges import AggregatorExchange, KeptUpdates, weighted_mean
 
 _LEAST = 1e-3
 
@@ -126,7 +126,6 @@ class _Adjusted(KeptUpdates):
         self._losses[update.site] = (received, trained)
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
-        """Adjust the weights to the gaps of the last round, and average."""
         models, losses, self._losses = self.take(), self._losses, {}
         for site in models:
             self.weights.setdefault(site, 1 / max(len(self.context.weights()), 1))

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from medfedaug.functional import mix_statistics
 from medfedaug.methods.arguments import AtLeastOne, NotNegative, Share
-from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
-from medfedaug.methods.diversification import DiversifiedSite
+from medfedaug.methods.exchanges import AverageServer
+from medfedaug.methods.site_parts import DiversifiedSite
 from medfedaug.models.adaptation import UnsavedModule
 
 

@@ -82,7 +82,6 @@ class FedHarmoSite(SitePart, SiteExchange):
         return self.context.census.over_cases(self._by_case(), weights=self.context.samples_by_case())
 
     def _by_case(self) -> Iterator[Payload]:
-        """Yield the mean amplitudes of each case."""
         sizes: set[tuple[int, ...]] = set()
         for batches in self.context.case_batches():
             # The batches are padded. A transform in place of Ψ measures each image before.

@@ -9,7 +9,7 @@ from medfedaug.errors import DataError
 from medfedaug.methods.arguments import AtLeastTwo, BelowOne
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step, Targets
-from medfedaug.methods.gathered import GatheredServer
+from medfedaug.methods.exchanges import GatheredServer
 
 
 class FedMix(Method):

@@ -15,7 +15,7 @@ from medfedaug.methods.base import (
     shared_parameters,
 )
 from medfedaug.methods.contexts import Payload, RoundMean, ServerContext, SiteContext, SiteUpdate, Step
-from medfedaug.methods.kept import AggregatorExchange
+from medfedaug.methods.exchanges import AggregatorExchange
 
 _MOST_STEPS = 1e7
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, ServerExchange, SitePart
-from medfedaug.methods.class_features import PrototypeSite, linear_head
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step, zeros
+from medfedaug.methods.site_parts import PrototypeSite, linear_head
 
 
 class FedProto(Method):

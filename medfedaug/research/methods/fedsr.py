@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from medfedaug import functional as F
 from medfedaug.methods.arguments import NotNegative, Positive
-from medfedaug.methods.average import AverageServer
-from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
-from medfedaug.methods.class_features import linear_head
-from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
-from medfedaug.methods.own_loss import RoundMeans
+from medfedaug.methods.base import Method, ServerExchange, SitePart
+from medfedaug.methods.contexts import ServerContext, SiteContext, Step
+from medfedaug.methods.exchanges import AveragedParameters, AverageServer
+from medfedaug.methods.site_parts import MeasuredSite, linear_head
 
 _SMALLEST = 1e-6  # deviation: the logarithm of one that rounds to zero would be no number
 
@@ -74,10 +73,7 @@ class FedSR(Method):
     excludes = frozenset({"counted_patients"})
 
     def __init__(
-        self,
-        l2: NotNegative = 0.01,
-        cmi: NotNegative = 0.001,
-        learning_rate: Positive = 0.01,
+        self, l2: NotNegative = 0.01, cmi: NotNegative = 0.001, learning_rate: Positive = 0.01
     ) -> None:
         self.l2, self.cmi, self.learning_rate = l2, cmi, learning_rate
         self._representation: Representation | None = None
@@ -100,14 +96,15 @@ class FedSR(Method):
         return AverageServer(self.representation().state_dict())
 
 
-class FedSRSite(SitePart, SiteExchange):
+class FedSRSite(MeasuredSite, AveragedParameters):
+    measured = ("l2r", "cmi")
+
     def __init__(self, method: FedSR, network: nn.Module) -> None:
         head = linear_head(network, method.name)
         self.method, self.representation = method, method.representation().to(head.weight)
-        self.every_round = self
+        super().__init__(dict(self.representation.named_parameters()))
         self._optimiser: torch.optim.Optimizer | None = None
         self._drawn: tuple[Tensor, Tensor, Tensor] | None = None
-        self._means = RoundMeans("l2r", "cmi")
         # First, so that the hooks of other methods get z.
         head.register_forward_pre_hook(self._draw, prepend=True)
 
@@ -123,7 +120,7 @@ class FedSRSite(SitePart, SiteExchange):
     def start_round(self) -> None:
         parameters = self.representation.parameters()
         self._optimiser = torch.optim.SGD(parameters, lr=self.method.learning_rate)
-        self._means.clear()
+        super().start_round()
 
     def loss(self, step: Step) -> Tensor:
         """Return both terms; σ's layer and r(z|y) get their gradients with the network."""
@@ -132,7 +129,7 @@ class FedSRSite(SitePart, SiteExchange):
         self.representation.zero_grad(set_to_none=True)  # of an earlier pass at other weights
         norm = z.square().sum(dim=1).mean()
         divergence = gaussian_kl(mean, deviation, *self.representation.references(step.targets)).mean()
-        self._means.add(norm, divergence)
+        self.measure(norm, divergence)
         return self.method.l2 * norm + self.method.cmi * divergence
 
     def after_step(self, step: Step) -> None:
@@ -140,15 +137,6 @@ class FedSRSite(SitePart, SiteExchange):
         assert self._optimiser is not None
         self._optimiser.step()
         self._drawn = None
-
-    def metrics(self) -> dict[str, float]:
-        return self._means.read()
-
-    def collect(self) -> Payload:
-        return dict(self.representation.state_dict())
-
-    def apply(self, payload: Payload) -> None:
-        self.representation.load_state_dict(payload)
 
 
 def gaussian_kl(mean: Tensor, std: Tensor, other_mean: Tensor, other_std: Tensor) -> Tensor:

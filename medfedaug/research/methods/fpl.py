@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from medfedaug.config.kinds import FEATURE_MEAN
-from medfedaug.functional.passes import working_precision
+from medfedaug.functional.features import working_precision
 from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, ServerExchange, SitePart
-from medfedaug.methods.class_features import PrototypeSite, linear_head
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
+from medfedaug.methods.site_parts import PrototypeSite, linear_head
 
 
 class FPL(Method):
@@ -51,10 +51,7 @@ class FPL(Method):
     requires = frozenset({"labels"})
 
     def __init__(
-        self,
-        temperature: Positive = 0.02,
-        contrastive: NotNegative = 1.0,
-        consistency: NotNegative = 1.0,
+        self, temperature: Positive = 0.02, contrastive: NotNegative = 1.0, consistency: NotNegative = 1.0
     ) -> None:
         self.temperature, self.contrastive, self.consistency = temperature, contrastive, consistency
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from medfedaug.functional import feature_statistics, working_precision
-from medfedaug.functional.passes import per_channel
+from medfedaug.functional.features import per_channel
 from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.base import Method
 from medfedaug.models import insert_layers
@@ -32,10 +32,7 @@ class MixStyle(Method):
     requires = frozenset({"several_images"})
 
     def __init__(
-        self,
-        prob: Share = 0.5,
-        alpha: NotNegative = 0.1,
-        stages: Sequence[int | str] | None = (1, 2),
+        self, prob: Share = 0.5, alpha: NotNegative = 0.1, stages: Sequence[int | str] | None = (1, 2)
     ) -> None:
         self.prob, self.alpha, self.stages = prob, alpha, stages
 

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from medfedaug.errors import ConfigError
-from medfedaug.functional.passes import working_precision
+from medfedaug.functional.features import working_precision
 from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step, Targets
-from medfedaug.methods.own_loss import RoundMeans
+from medfedaug.methods.site_parts import MeasuredSite
 
 
 class RandConv(Method):
@@ -56,16 +56,14 @@ class RandConv(Method):
         return RandConvSite(self)
 
 
-class RandConvSite(SitePart):
+class RandConvSite(MeasuredSite):
     """The site's half, which compares the predictions of a batch's versions."""
+
+    measured = ("spread",)
 
     def __init__(self, method: RandConv) -> None:
         self.method = method
         self._inputs: Tensor | None = None
-        self._means = RoundMeans("spread")
-
-    def start_round(self) -> None:
-        self._means.clear()
 
     def mix(self, inputs: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
         self._inputs = inputs
@@ -85,14 +83,11 @@ class RandConvSite(SitePart):
         assert self._inputs is not None
         others = [step.network(self._version(self._inputs)) for _ in range(2)]
         spread = prediction_spread([step.outputs, *others])
-        self._means.add(spread)
+        self.measure(spread)
         return self.method.consistency * spread
 
     def end_round(self) -> None:
         self._inputs = None
-
-    def metrics(self) -> dict[str, float]:
-        return self._means.read()
 
 
 _CONVOLUTIONS = {2: functional.conv2d, 3: functional.conv3d}

@@ -7,7 +7,7 @@ from torch.nn.functional import linear
 from medfedaug import functional as F
 from medfedaug.methods.arguments import BelowOne
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
-from medfedaug.methods.class_features import FeatureSite, linear_head
+from medfedaug.methods.site_parts import FeatureSite, linear_head
 
 
 class RSC(Method):

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from medfedaug import functional as F
-from medfedaug.methods.average import AveragedParameters, AverageServer
 from medfedaug.methods.base import Method, ServerContext, ServerExchange, SiteContext, SitePart, Step
-from medfedaug.methods.class_features import HeadInput, linear_head
+from medfedaug.methods.exchanges import AveragedParameters, AverageServer
+from medfedaug.methods.site_parts import HeadInput, linear_head
 from medfedaug.research.methods.mixup import draw_lambda
 
 _MIXING = 0.5  # of Beta

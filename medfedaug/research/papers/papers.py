@@ -25,24 +25,16 @@ _FILE = "papers.yml"
 
 @dataclass(frozen=True)
 class Entry:
-    """Table, figure or section of a paper.
+    """Table, figure or section of a paper."""
 
-    Args:
-        name: the NAME of ``medfedaug benchmark NAME``, such as ``"fedfa+:table10"``.
-        source: paper and table, as `Published` has them.
-        title: its subject, in a few words.
-        reason: why it cannot run; empty if it can.
-        like: name of an entry whose runs belong to this one, too.
-        runs: ``protocols``, ``methods`` and ``vary``, settings with one or several values in turn.
-        notes: assumptions, and rows that are left out, with the reason.
-    """
-
-    name: str
-    source: str
-    title: str
-    reason: str = ""
-    like: str = ""
+    name: str  # the NAME of `medfedaug benchmark NAME`, such as "fedfa+:table10"
+    source: str  # paper and table, as `Published` has them
+    title: str  # its subject, in a few words
+    reason: str = ""  # why it cannot run; empty if it can
+    like: str = ""  # name of an entry whose runs belong to this one, too
+    # `protocols`, `methods` and `vary`, settings with one or several values in turn.
     runs: Sequence[Mapping[str, Any]] = ()
+    # Assumptions, and rows that are left out, with the reason.
     notes: Sequence[str] = field(default_factory=tuple)
 
     @property
@@ -103,7 +95,6 @@ def _several(value: Any) -> list[Any]:
 
 @cache
 def _published() -> dict[str, tuple[Published, ...]]:
-    """Return the printed rows by paper and table."""
     rows: dict[str, tuple[Published, ...]] = {}
     for preset in PRESETS.values():
         for row in published_rows(preset):

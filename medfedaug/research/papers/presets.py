@@ -20,36 +20,28 @@ _UNSEEN: dict[str, dict[str, Any]] = {"fedbn": {"unseen": "average"}, "silobn": 
 
 @dataclass(frozen=True)
 class Preset:
-    """A protocol of a paper, or the common settings of an experiment on own data.
-
-    Args:
-        source: its section in the paper; empty for an experiment on own data.
-        config: fields of `medfedaug.config.run.RunConfig`. The others keep their defaults, except
-            ``intensity``, which is ``"by_method"``, since the papers' methods normalise images as stored, and
-            ``max_share`` of a published protocol, which is 1.
-        data: options of the data set that differ from their defaults.
-        arguments: arguments of methods that differ from their defaults, by method.
-        holdout_arguments: the same, for runs that leave a site out.
-        protocol: the test, in a few words.
-        readings: assumptions where the paper is silent or contradicts itself, and differences from it
-            (``notes`` in ``presets.yml``).
-        holdout: whether each site is left out in turn by default.
-        hours: of a run on one core, from measured steps, with all sites left out.
-        whole_site: whether a held-out site is tested with all its cases instead of its test cases.
-    """
+    """A protocol of a paper, or the common settings of an experiment on own data."""
 
     name: str
     benchmark: str
-    source: str
+    source: str  # its section in the paper; empty for an experiment on own data
+    # Fields of `medfedaug.config.run.RunConfig`. The others keep their defaults, except `intensity`, which is
+    # "by_method", since the papers' methods normalise images as stored, and `max_share` of a published
+    # protocol, which is 1.
     config: Mapping[str, Any]
+    # Options of the data set that differ from their defaults.
     data: Mapping[str, Any] = field(default_factory=dict)
+    # Arguments of methods that differ from their defaults, by method.
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # The same, for runs that leave a site out.
     holdout_arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: _UNSEEN)
-    protocol: str = "test cases of each site"
+    protocol: str = "test cases of each site"  # the test, in a few words
+    # Assumptions where the paper is silent or contradicts itself, and differences from it (`notes` in
+    # `presets.yml`).
     readings: tuple[str, ...] = ()
-    holdout: bool = False
-    whole_site: bool = False
-    hours: float = 0.0
+    holdout: bool = False  # whether each site is left out in turn by default
+    whole_site: bool = False  # whether a held-out site is tested with all its cases instead of its test cases
+    hours: float = 0.0  # of a run on one core, from measured steps, with all sites left out
 
     def __post_init__(self) -> None:
         # No paper limits a site's share; for an experiment of one's own the default does.

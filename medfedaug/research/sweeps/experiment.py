@@ -26,16 +26,14 @@ from medfedaug.config.options import File, Settings, setting, settings
 from medfedaug.config.plan import PLAN_FIELDS, Plan, load_plan, planning_settings
 from medfedaug.config.run import RunConfig, task_defaults
 from medfedaug.data.base import is_own_data
-from medfedaug.data.federation import federation_settings
-from medfedaug.data.folders import is_federation
+from medfedaug.data.sites import federation_settings, is_federation
 from medfedaug.errors import ConfigError, first_line, warn
 from medfedaug.methods.registry import parse_methods
 from medfedaug.research.datasets.benchmarks import OWN_DATA, find_benchmark, open_benchmark, read_federation
 from medfedaug.research.papers.axes import Axis, Comparison, axis_value, parse_axis
 from medfedaug.research.papers.papers import find_entry
 from medfedaug.research.papers.presets import Preset, find_preset
-from medfedaug.research.sweeps.planned import PlannedRun
-from medfedaug.research.sweeps.run_list import check_axes, parse_methods_list, plan
+from medfedaug.research.sweeps.run_list import PlannedRun, check_axes, parse_methods_list, plan
 from medfedaug.utils.files import write_atomic
 from medfedaug.utils.validation import check_keys
 
@@ -207,7 +205,6 @@ class Experiment(Settings):
         return entries
 
     def _plain(self) -> dict[str, Any]:
-        """Return the settings without ``plan``."""
         return {name: value for name, value in self.settings.items() if name != _PLAN}
 
     def _arguments(self) -> dict[str, dict[str, Any]]:
@@ -314,7 +311,6 @@ def write_experiment(experiment: Experiment, preset: Preset) -> Path:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in the types of YAML."""
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

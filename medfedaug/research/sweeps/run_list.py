@@ -1,8 +1,10 @@
-"""List the runs of a sweep: all combinations of methods, settings, held-out sites, folds and seeds."""
+"""List the runs of a sweep (`PlannedRun`): methods, settings, held-out sites, folds and seeds."""
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 from medfedaug.config.plan import PLAN_FIELDS, Plan, planning_settings
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.federation import federation_settings
+from medfedaug.data.sites import federation_settings
 from medfedaug.errors import ConfigError
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.initial_weights import InitialWeights
@@ -18,8 +20,53 @@ from medfedaug.methods.registry import canonical_name, parse_methods
 from medfedaug.research.datasets.benchmarks import check_options, find_benchmark, find_root, open_benchmark
 from medfedaug.research.papers.axes import Axis, Comparison, shown
 from medfedaug.research.papers.presets import Preset
-from medfedaug.research.sweeps.planned import PlannedRun
 from medfedaug.utils.validation import is_number
+
+BASE = "base"  # name of the preset without other settings
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """Run of a sweep."""
+
+    methods: str
+    # Names and values, as text, of the settings that differ from the preset; sorted.
+    settings: tuple[tuple[str, str], ...]
+    config: RunConfig
+    data: Mapping[str, Any]  # the options of the data set
+    reduced: str = ""  # reductions of the preset (a share of the rounds, a limit of cases), in words
+    held_out: str = ""
+    fold: int = 0  # number of the tested fold; 0 without folds
+    folds: int = 0
+
+    @property
+    def variant(self) -> str:
+        """Return the settings as one string; empty for the preset itself."""
+        return ",".join(f"{name}={value}" for name, value in self.settings)
+
+    @property
+    def seed(self) -> int:
+        """Return the run's seed."""
+        return self.config.seed
+
+    @property
+    def folder(self) -> Path:
+        """Return the run's folder inside the sweep's: ``<methods>/<variant>/seed-<k>``."""
+        parts = [text for text in (self.variant, self.reduced) if text]
+        parts += [f"without={self.held_out}"] if self.held_out else []
+        parts += [f"fold={self.fold}of{self.folds}"] if self.fold else []
+        variant = re.sub(r"[\s\"{}]", "", ",".join(parts)).replace("/", "-").replace(":", "-")
+        return Path(self.methods) / (variant or BASE) / f"seed-{self.seed}"
+
+    def data_folder(self, benchmark: str) -> Path:
+        """Return the folder of the data's marker inside the sweep's, named after the options and the fold."""
+        defaults = find_benchmark(benchmark).options
+        options = {k: v for k, v in self.data.items() if v != defaults[k] and k not in ("fold", "fold_seed")}
+        name = "_".join([benchmark, *(f"{key}-{shown(value)}" for key, value in options.items())])
+        if self.fold:  # other seeds have other folds, under the same name
+            return Path("data") / f"seed-{self.seed}" / f"{name}_fold-{self.fold}"
+        return Path("data") / name
+
 
 # Settings that a sweep or the data decide.
 _DECIDED = (

@@ -16,41 +16,33 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.config.run import Execution
-from medfedaug.data.federation import federation_settings
+from medfedaug.data.sites import federation_settings
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.methods.registry import parse_methods
 from medfedaug.metrics.registry import METRICS, metric_names
 from medfedaug.research.datasets.benchmarks import open_benchmark
 from medfedaug.research.sweeps.experiment import Experiment, read_yaml
-from medfedaug.research.sweeps.planned import PlannedRun
+from medfedaug.research.sweeps.run_list import PlannedRun
 from medfedaug.research.sweeps.sweep import run_all
 from medfedaug.research.sweeps.workers import ThisProcess, Workers, needed
 from medfedaug.utils.validation import check_keys, is_number
 
-SEARCH = "search"
-"""Folder of the trials in the experiment's folder, with Optuna's record ``trials.db``."""
+SEARCH = "search"  # folder of the trials in the experiment's folder, with Optuna's record `trials.db`
 _RECORD = "trials.db"
 _METHODS = "methods"
 _FIRST = 5  # trials before Optuna's sampler learns from them
 
-Choices = Mapping[str, Any]
-"""A list of values for each setting, or ``low``, ``high`` and ``log`` or ``step``."""
+Choices = Mapping[str, Any]  # a list of values for each setting, or `low`, `high` and `log` or `step`
 
 
 @dataclass(frozen=True)
 class Searched:
-    """Result of a search.
+    """Result of a search."""
 
-    Args:
-        experiment: the winner, ready for all seeds and the test.
-        chosen: its settings.
-        score: its validation score.
-    """
-
-    experiment: Experiment
-    chosen: dict[str, Any]
-    score: float
+    experiment: Experiment  # the winner, ready for all seeds and the test
+    chosen: dict[str, Any]  # its settings
+    score: float  # its validation score
     metric: str
     trials: int
 

@@ -19,8 +19,8 @@ from medfedaug.config.comparison import (
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.checks import check_same_files, fingerprint_sites
-from medfedaug.data.federation import federation_settings
-from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.data.preparation.cache import keep_decoded
+from medfedaug.data.sites import federation_settings
 from medfedaug.errors import ConfigError
 from medfedaug.federation.composition import FOR_OPEN_CLASSES, Composition
 from medfedaug.federation.in_process import compare_in_process, run_in_process
@@ -209,9 +209,7 @@ def compare_methods(
             files = {"files": fingerprint_sites(trainings.sites), "asked": _asked(trainings, request)}
             write_versioned(out / _FILE, _KIND, _VERSION, {**plan, **files})
         config = replace(
-            trainings.config,
-            run=replace(trainings.config.run, rounds=plan["rounds"]),
-            budget=plan["budget"],
+            trainings.config, run=replace(trainings.config.run, rounds=plan["rounds"]), budget=plan["budget"]
         )
         names = ", ".join(config.order)
         text = (

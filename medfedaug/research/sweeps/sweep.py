@@ -14,13 +14,13 @@ from traceback import format_exc
 from typing import Any
 
 from medfedaug.config.run import Execution, RunConfig, asked_settings
-from medfedaug.data.folders import MARKER
+from medfedaug.data.sites import MARKER
 from medfedaug.errors import ConfigError, MedFedAugError, first_line
 from medfedaug.federation.engine import check_device, find_engine
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.research.datasets.benchmarks import find_benchmark, find_root, write_federation
 from medfedaug.research.papers.presets import Preset
-from medfedaug.research.sweeps.planned import PlannedRun
+from medfedaug.research.sweeps.run_list import PlannedRun
 from medfedaug.research.sweeps.workers import ThisProcess, Workers
 from medfedaug.simulate import Simulation, run_simulation
 

@@ -15,7 +15,7 @@ from medfedaug.research.comparison import patient_table
 from medfedaug.research.datasets.benchmarks import find_benchmark
 from medfedaug.research.papers.presets import Preset
 from medfedaug.research.papers.published import PrintedScore, Published, published_rows
-from medfedaug.research.sweeps.planned import PlannedRun
+from medfedaug.research.sweeps.run_list import PlannedRun
 from medfedaug.research.sweeps.sweep import difference
 from medfedaug.runs.load_results import load_run
 from medfedaug.runs.run import MODEL, Run
@@ -172,7 +172,6 @@ def _published(loaded: _Loaded, preset: Preset) -> TextTable:
 
 
 def _of_run(run: PlannedRun, preset: Preset) -> Iterator[Published]:
-    """Yield the papers' rows of the same methods and settings."""
     for published in published_rows(preset):
         same = published.variant == run.variant and published.held_out == bool(run.held_out)
         # Folds test other patients than the papers' split.

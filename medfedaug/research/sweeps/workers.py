@@ -28,15 +28,13 @@ from typing import Any, ClassVar
 import torch
 from filelock import FileLock
 
-from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.data.preparation.cache import keep_decoded
 from medfedaug.errors import ConfigError, RunFailed, first_line
 from medfedaug.federation.job_folder import STATE
-from medfedaug.research.sweeps.planned import PlannedRun
+from medfedaug.research.sweeps.run_list import PlannedRun
 
-Make = Callable[..., str]
-"""Makes one run, and returns the reason if it failed."""
-MEMORY = 4 * 2**30
-"""Default memory of a process for decoded images, in bytes."""
+Make = Callable[..., str]  # makes one run, and returns the reason if it failed
+MEMORY = 4 * 2**30  # default memory of a process for decoded images, in bytes
 Outcomes = Generator[tuple[PlannedRun, str], None, None]
 
 _FORMS = "a number of processes (4 or local:4), slurm, slurm:PARTITION or dask://HOST:PORT"
@@ -186,7 +184,6 @@ class Job:
     memory: int
 
     def __call__(self) -> str:
-        """Make the run; return the reason if it failed."""
         self.lock.parent.mkdir(parents=True, exist_ok=True)
         with _turn, FileLock(self.lock), keep_decoded(self.memory):
             if "SLURM_JOB_ID" in os.environ:

@@ -15,12 +15,11 @@ from medfedaug.data.io.formats import label_bits
 from medfedaug.data.preparation.preparation import ModalityNormalisation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, first_line
-from medfedaug.federation.messages.run_definition import network_arguments
+from medfedaug.federation.composition import network_arguments
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.models.execution import is_faster_last
 from medfedaug.models.networks import network_definition
-from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.tasks.segmentation import SegmentationTask
 from medfedaug.transforms import FedRDNd
 
@@ -119,7 +118,6 @@ def _of_photographs(run: FinishedRun) -> bool:
 
 
 def _plain_network(content: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
-    """Build MONAI's network from a bundle's configuration."""
     parser = ConfigParser({**content, "device": torch.device("cpu")})
     plain: nn.Module = parser.get_parsed_content("network")
     plain.load_state_dict(weights)

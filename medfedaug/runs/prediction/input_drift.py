@@ -15,8 +15,6 @@ from medfedaug.federation.planning.fingerprint import edges_in_ras
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.statistics import SIGMA_FLOOR
 
-__all__ = ["DriftReference"]
-
 # Limits in units of the sites' mean deviation, and of the range of their deviations. `docs/use.md` has the
 # measured rates of warnings.
 _FARTHEST, _LARGEST_RATIO = 1.0, 2.0
@@ -36,12 +34,18 @@ class DriftReference:
         over: the voxels of both, ``"image"`` or ``"foreground"``.
         edges: the shortest and the longest edge of a voxel, mm, (2, 3) along the axes of RAS; ``None`` where
             the run recorded none.
+        whose: owner of the ranges, for messages.
+        farthest: limit of a mean intensity beyond the range, in units of the mean standard deviation.
+        largest_ratio: limit of the factor by which a standard deviation is outside the range.
     """
 
     mean: Tensor
     std: Tensor
     over: str
     edges: np.ndarray | None
+    whose: str = "the sites'"
+    farthest: float = _FARTHEST
+    largest_ratio: float = _LARGEST_RATIO
 
     @classmethod
     def of(cls, run: FinishedRun) -> DriftReference:
@@ -77,18 +81,18 @@ class DriftReference:
             outside = float(
                 torch.clamp(low[channel] - mean, min=0) + torch.clamp(mean - high[channel], min=0)
             )
-            if outside > _FARTHEST * scale[channel]:
+            if outside > self.farthest * scale[channel]:
                 warnings.append(
                     f"its mean intensity{where} is {mean:.3g}, {outside / float(scale[channel]):.1f} "
-                    f"standard deviations outside the sites' {low[channel]:.3g} to {high[channel]:.3g}"
+                    f"standard deviations outside {self.whose} {low[channel]:.3g} to {high[channel]:.3g}"
                 )
             factor = _outside(float(std), float(narrow[channel]), float(wide[channel]))
             if std <= SIGMA_FLOOR * abs(mean) and narrow[channel] > 0:
-                warnings.append(f"every voxel{where} has one intensity, {mean:.3g}; at the sites, they vary")
-            elif factor > _LARGEST_RATIO:
+                warnings.append(f"every voxel{where} has one intensity, {mean:.3g}; {self.whose} vary")
+            elif factor > self.largest_ratio:
                 warnings.append(
                     f"its intensities{where} have a standard deviation of {std:.3g}, a factor of "
-                    f"{factor:.1f} outside the sites' {narrow[channel]:.3g} to {wide[channel]:.3g}"
+                    f"{factor:.1f} outside {self.whose} {narrow[channel]:.3g} to {wide[channel]:.3g}"
                 )
         return warnings
 
@@ -104,7 +108,7 @@ class DriftReference:
             return []
         sizes, lows, highs = (" x ".join(f"{e:.3g}" for e in row) for row in (edges, *self.edges))
         return [
-            f"its voxels are {sizes} mm, a factor of {factor:.1f} outside the sites' {lows} to {highs} mm"
+            f"its voxels are {sizes} mm, a factor of {factor:.1f} outside {self.whose} {lows} to {highs} mm"
         ]
 
 

@@ -30,22 +30,15 @@ class PredictionOptions(Settings):
     )
     device: str = setting("auto", "cpu, cuda, cuda:1, ..., or auto: CUDA if available.")
     probabilities: bool = setting(
-        False,
-        "Write the probabilities of the classes, too.",
-        flags=("--probabilities",),
-        rare=True,
+        False, "Write the probabilities of the classes, too.", flags=("--probabilities",), rare=True
     )
     previews: bool = setting(True, "Write a picture of each case, or not.", rare=True)
     rtstruct: bool = setting(
         False, "Write an RTSTRUCT of each DICOM series, too: contours.", flags=("--rtstruct",)
     )
     report: bool = setting(
-        False,
-        "Write a DICOM structured report of volumes for each series, too.",
-        flags=("--report",),
+        False, "Write a DICOM structured report of volumes for each series, too.", flags=("--report",)
     )
     overwrite: bool = setting(
-        False,
-        "Delete the files of an earlier prediction, and start anew.",
-        flags=("--overwrite",),
+        False, "Delete the files of an earlier prediction, and start anew.", flags=("--overwrite",)
     )

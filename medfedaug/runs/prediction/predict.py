@@ -10,32 +10,31 @@ from pathlib import Path
 from typing import Any
 
 from monai.transforms import Compose
+from torch import Tensor
 
+from medfedaug._version import software_versions
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.formats import SERIES, files_of, is_dicom
-from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.data.preparation.cache import keep_decoded
 from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
 from medfedaug.federation.engine import check_device
 from medfedaug.federation.job_folder import STATISTICS
 from medfedaug.federation.site.model import SiteModel
-from medfedaug.runs.annotated import Annotated
-from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.folder import only_process
-from medfedaug.runs.input_statistics import Origin
-from medfedaug.runs.model_score import ModelScore
+from medfedaug.runs.model_score import Annotated, ModelScore
 from medfedaug.runs.prediction.case_writer import CaseWriter, SeriesObjects, series_objects
+from medfedaug.runs.prediction.image_measures import image_measures
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.options import PredictionOptions
-from medfedaug.runs.prediction.predictions_file import Predictions
+from medfedaug.runs.prediction.predictions_file import PREDICTIONS, Predictions
+from medfedaug.runs.prediction.promise import Promise
 from medfedaug.statistics import save_statistics
-from medfedaug.tasks import Prediction
+from medfedaug.tasks import EvaluationCase, Prediction
 from medfedaug.transforms import FedRDNd
 from medfedaug.utils.printable import counted
-from medfedaug.utils.versions import software_versions
-
-__all__ = ["Event", "LoadedRun", "load_run", "predict_images", "uses_given_images"]
 
 Event = Callable[[dict[str, Any]], None]
 """Receives events, case by case."""
@@ -52,21 +51,21 @@ def predict_images(
     further: Mapping[str, Mapping[str, str]] | None = None,
     on_event: Event | None = None,
     on_case: Callable[[str], object] | None = None,
+    promise: Promise | None = None,
 ) -> Predictions:
     """Predict images, case by case, and record the outcome of each.
 
     A folder with finished cases is continued if model and options are the same.
 
     Args:
-        run: the run of the model.
         images: a file or a folder, see `medfedaug.data.unlabelled.open_given`.
         out: the folder to write to: a label map for each case (``NAME`` with the suffix of its image),
             ``previews/NAME.png``, ``probabilities/NAME``, and ``predictions.json``.
-        options: settings; ``None`` for the defaults.
         further: see `medfedaug.runs.prediction.case_writer.SeriesObjects`; by default they are read from
             the files.
         on_event: called with a small dictionary for each event that a user may want to see.
         on_case: called with the name of each case whose files are written.
+        promise: a calibration to apply to the images that are like the calibrated ones.
 
     Returns:
         The content of ``predictions.json``; ``failed`` has the cases that could not be predicted.
@@ -84,8 +83,11 @@ def predict_images(
         origin=origin,
         options=options,
         tell=on_event or (lambda event: None),
-        objects=series_objects(run, origin, options, given.folder, further or {}),
+        objects=series_objects(
+            run, origin, options, given.folder, further or {}, promise.sha256 if promise else ""
+        ),
         on_case=on_case or (lambda case: None),
+        promise=promise,
     )
     job.check_apart()
     with only_process(out):
@@ -99,7 +101,7 @@ def uses_given_images(run: FinishedRun, origin: Origin) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Predictor:
+class Predictor:
     """The model of a run with its statistics and layers at the images' place."""
 
     run: FinishedRun
@@ -108,8 +110,7 @@ class _Predictor:
     transform: Compose
 
     @classmethod
-    def prepare(cls, run: FinishedRun, origin: Origin, folder: SiteFolder, device: str) -> _Predictor:
-        """Build the network, with the statistics and layers of the images' place."""
+    def prepare(cls, run: FinishedRun, origin: Origin, folder: SiteFolder, device: str) -> Predictor:
         model = run.at_site(origin.site, folder, device, statistics=origin.pair)
         if not model.recall(run.local_state(origin.site)):
             raise ConfigError(
@@ -134,11 +135,21 @@ class _Predictor:
 
     def predict(self, folder: SiteFolder, case: Case, *, probabilities: bool) -> Prediction:
         """Predict a case within `SiteModel.scoring`, in evaluation mode."""
-        model = self.model
-        prepared = model.task.evaluation_case(folder, case, labelled=False)
-        return model.task.predict_case(
-            model.network, prepared, self.transform, model.config.batch_size, probabilities
+        return self.predict_prepared(
+            self.model.task.evaluation_case(folder, case, labelled=False), probabilities=probabilities
         )
+
+    def predict_prepared(self, case: EvaluationCase, *, probabilities: bool) -> Prediction:
+        """Predict a case of `medfedaug.tasks.Task.evaluation_case`, as `predict` does."""
+        model = self.model
+        size = model.config.batch_size
+        return model.task.predict_case(model.network, case, self.transform, size, probabilities)
+
+    def moments(self, folder: SiteFolder, case: Case) -> dict[str, Tensor]:
+        """Return mean and standard deviation, (C,) each, of a case's prepared image."""
+        composition, preparation = self.run.composition, self.model.task.preparation
+        image = folder.prepared_image(case, composition.intensity, preparation)
+        return preparation.moments(image, composition.statistics_over)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +164,7 @@ class _Job:
     tell: Event
     objects: SeriesObjects
     on_case: Callable[[str], object]
+    promise: Promise | None
 
     @property
     def folder(self) -> SiteFolder:
@@ -171,6 +183,7 @@ class _Job:
             self.options,
             objects=self.objects,
             borrowed=self.borrowed,
+            promise=self.promise,
         )
 
     def carry_out(self) -> Predictions:
@@ -190,7 +203,7 @@ class _Job:
             self.tell({"event": "left_out", "left_out": record.details["left_out"]})
         states = {name: _state(case) for name, case in cases.items()}
         if self.options.overwrite:
-            record.remove(known)
+            record.delete((*known, PREDICTIONS))
         else:
             record.resume(earlier, states)
         good = self.readable(record, cases)
@@ -201,10 +214,14 @@ class _Job:
             record.write()
             return record
         folder = replace(self.folder, cases={**self.folder.cases, "test": tuple(good.values())})
-        predictor = _Predictor.prepare(run, self.origin, folder, self.options.device)
+        predictor = Predictor.prepare(run, self.origin, folder, self.options.device)
         reference = DriftReference.of(run)
         used = predictor.statistics(len(good))
         record.agree("statistics", used)
+        if self.promise and self.promise.differs(used):
+            raise ConfigError(
+                "the calibration normalised its images with other statistics: give the same --statistics FILE"
+            )
         if used and "file" in used:
             pair = {"images": predictor.model.statistics(reference.over)}
             save_statistics(self.out / STATISTICS, pair, run.composition.intensity)
@@ -239,6 +256,7 @@ class _Job:
             "probabilities": self.options.probabilities,
             "previews": self.options.previews,
             **({"series": self.options.series} if self.options.series is not None else {}),
+            **({"calibration": self.promise.sha256} if self.promise else {}),
             **self.objects.settings(),
         }
         run = self.run
@@ -254,6 +272,7 @@ class _Job:
             "methods": [method["name"] for method in config.methods],
             "test": asdict(ModelScore.of(self.run.record, self.origin.site)),
             **({"borrowed": self.borrowed} if self.borrowed else {}),
+            **({"promises": dict(self.promise.sentences)} if self.promise else {}),
             "folder": os.path.abspath(self.run.model.parent),
             "versions": software_versions(),
             "images": os.path.abspath(self.folder.path),
@@ -327,7 +346,7 @@ class _Job:
                 f"the run recorded nothing of its sites' {' and '.join(missing)}, which cannot be compared: "
                 "an unusual image is not noticed"
             )
-        notes += self.borrowed.values()
+        notes += [*self.borrowed.values(), *(self.promise.notes if self.promise else ())]
         for text in notes:
             self.tell({"event": "note", "text": text})
         return notes
@@ -337,7 +356,7 @@ class _Job:
         record: Predictions,
         case: Case,
         state: Sequence[Any],
-        predictor: _Predictor,
+        predictor: Predictor,
         reference: DriftReference,
     ) -> None:
         """Predict a case and write its files, or record its failure."""
@@ -345,9 +364,12 @@ class _Job:
         try:
             with keep_decoded(_ONE_CASE):
                 unlike = self.unlike(case, predictor, reference)
-                shares = self.options.probabilities or not self.dense
-                entry = self.writer.write(case, predictor.predict(self.folder, case, probabilities=shares))
-                entry["warnings"] = unlike
+                outside = self.unlike(case, predictor, self.promise.ranges) if self.promise else []
+                shares = self.options.probabilities or not self.dense or self.promise is not None
+                prediction = predictor.predict(self.folder, case, probabilities=shares)
+                entry = self.writer.write(case, prediction, promised=not outside)
+                entry |= {"warnings": unlike, "image": self.measures(case)}
+                entry |= {"no_promise": outside} if outside else {}
         except StorageError:  # every further case would fail alike
             raise
         except (MedFedAugError, RuntimeError, ValueError, MemoryError) as error:
@@ -356,24 +378,27 @@ class _Job:
         files = [os.path.relpath(file, self.root) for file in case.files]
         remarks = [text for file in case.files if is_dicom(file) for text in SERIES.remarks(file)]
         entry |= {"remarks": remarks} if remarks else {}
-        written = self.writer.files(case)
+        written = [file for file in self.writer.files(case) if (self.out / file).exists()]
         record.finished(case.name, {"files": files, **entry, "written": written, "state": state})
-        for event, texts in (("remark", remarks), ("unlike", unlike)):
+        for event, texts in (("remark", remarks), ("unlike", unlike), ("no_promise", outside)):
             for text in texts:
                 self.tell({"event": event, "case": case.name, "text": text})
         self.on_case(case.name)
         self.tell({"event": "predicted", "case": case.name})
 
-    def unlike(self, case: Case, predictor: _Predictor, reference: DriftReference) -> list[str]:
+    def unlike(self, case: Case, predictor: Predictor, reference: DriftReference) -> list[str]:
         warnings = []
         if "intensity" in reference.sources:
-            preparation = predictor.model.task.preparation
-            image = self.folder.prepared_image(case, self.run.composition.intensity, preparation)
-            moments = preparation.moments(image, reference.over)
+            moments = predictor.moments(self.folder, case)
             warnings += reference.intensity_warnings(moments, self.run.config.channel_names)
         if isinstance(self.folder, VolumeFolder):
             warnings += reference.spacing_warnings(self.folder.affine(case))
         return warnings
+
+    def measures(self, case: Case) -> dict[str, float]:
+        image = self.folder.load_image(case, self.run.composition.intensity)
+        affine = self.folder.affine(case) if isinstance(self.folder, VolumeFolder) else None
+        return image_measures(image, affine, self.run.config.channel_names)
 
     def failed(self, record: Predictions, case: Case, error: Exception) -> None:
         text = str(error) if isinstance(error, MedFedAugError) else f"{case.image}: {first_line(error)}"
@@ -416,8 +441,5 @@ class LoadedRun(FinishedRun):
 
         Returns:
             The content of ``predictions.json``.
-
-        Raises:
-            MedFedAugError: naming the error and its place.
         """
         return predict_images(self, images, out, PredictionOptions(**options))

@@ -97,11 +97,8 @@ class Predictions:
                 "folder, or --overwrite"
             )
 
-    def remove(self, files: Iterable[str]) -> None:
-        """Delete files of an earlier call, and its record."""
-        self._delete((*files, PREDICTIONS))
-
-    def _delete(self, files: Iterable[str]) -> None:
+    def delete(self, files: Iterable[str]) -> None:
+        """Delete files of an earlier call."""
         for file in files:
             (self.out / file).unlink(missing_ok=True)
 
@@ -122,14 +119,13 @@ class Predictions:
 
     def failure(self, case: Case, error: str, files: Iterable[str]) -> None:
         """Add a failed case, and delete its files, which an earlier call made from another image."""
-        self._delete(files)
+        self.delete(files)
         self.failed[case.name] = {"error": error}
         self.cases.pop(case.name, None)
         self.pending.pop(case.name, None)
         self._write_soon()
 
     def write(self) -> None:
-        """Write the file."""
         content = {
             **version_mark(_KIND, _VERSION),
             **self.inputs,
@@ -178,15 +174,16 @@ def _file(value: Any, where: str) -> None:
 
 
 def _result_check(content: Mapping[str, Any]) -> Check:
-    """Return the check of the results of a finished case."""
     classes = content["classes"]
     if content["task"] != "segmentation":
         shares = both(map_of(number), entries({}, needed=classes))
-        return entries({"class": one_of(classes), "probabilities": shares}, needed=("class", "probabilities"))
+        of_image = {"class": one_of(classes), "probabilities": shares, "set": list_of(one_of(classes))}
+        return entries(of_image, needed=("class", "probabilities"))
     results = {
         "voxels": both(map_of(count), entries({}, needed=classes)),
         "volume_ml": both(map_of(number), entries({}, needed=classes[1:])),
         "confidence": map_of(number),
+        "controlled": map_of(entries({"file": text, "voxels": count, "volume_ml": number})),
     }
     return entries(results, needed=("voxels",))
 
@@ -198,6 +195,8 @@ _CASE = entries(
         "state": list_of(list_of(count)),
         "warnings": list_of(text),
         "remarks": list_of(text),
+        "image": map_of(number),
+        "no_promise": list_of(text),
     },
     finite,
     needed=("written", "state", "warnings"),
@@ -216,6 +215,7 @@ _CONTENT = entries(
         "pending": map_of(list_of(_file)),
         "notes": list_of(text),
         "borrowed": map_of(text),
+        "promises": map_of(text),
         "compared_with_the_sites": list_of(text),
         "failed": map_of(entries({"error": text}, needed=("error",))),
         "test": entries({"score": text, "warning": text}, needed=("score", "warning")),

@@ -27,15 +27,13 @@ from monai.utils import CommonKeys as Keys
 from monai.utils import convert_to_tensor, ensure_tuple
 from torch import Tensor, nn
 
-from medfedaug.config.bundle_reference import PREDICTS
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.checks import check_classes, check_files_alone, check_known_classes
 from medfedaug.data.preparation.preparation import Preparation
-from medfedaug.errors import ConfigError, DataError
-from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, device_of, plain_tensor
-from medfedaug.tasks.bundle.metrics import BundleMetrics
-from medfedaug.tasks.bundle.parser import BundleConfiguration, reason_of
+from medfedaug.errors import DataError
+from medfedaug.tasks.base import EvaluationCase, Pipeline, Sample, Task, device_of, plain_tensor
+from medfedaug.tasks.bundle.parser import BundleConfiguration, BundleMetrics, reason_of
 from medfedaug.tasks.losses import Loss
 
 _AT_LEAST = 2**32 - 1
@@ -96,11 +94,6 @@ class BundleTask(Task):
         return self.configuration.make(identifier) if identifier else None
 
     @property
-    def scored_classes(self) -> tuple[str, ...]:
-        """None: the Bundle's metrics decide on scores by class."""
-        return ()
-
-    @property
     def key(self) -> str:
         """The Bundle by its content, and the classes, whose places are the labels of photographs."""
         bundle = self.configuration.bundle
@@ -108,7 +101,6 @@ class BundleTask(Task):
 
     @property
     def cuts(self) -> bool:
-        """Return whether the Bundle crops at random."""
         return self.parts.crops
 
     def check_site(self, site: SiteFolder) -> None:
@@ -233,21 +225,6 @@ class BundleTask(Task):
         except RuntimeError as error:
             raise self.configuration.problem("postprocessing", f"fails ({reason_of(error)})") from error
 
-    def predict_case(
-        self,
-        network: nn.Module,
-        case: EvaluationCase,
-        transform: Pipeline,
-        batch_size: int = 16,
-        probabilities: bool = False,
-    ) -> Prediction:
-        """Refuse: a Bundle has its own inference."""
-        raise ConfigError(PREDICTS)
-
-    def transforms(self) -> Sequence[Any]:
-        """Return none: the Bundle's transforms come first."""
-        return ()
-
 
 class _BundleLoss(Loss):
     """A Bundle's loss, called as by MONAI's trainer; cross-entropy of classes also takes probabilities."""
@@ -259,7 +236,6 @@ class _BundleLoss(Loss):
         super().__init__(f"of the Bundle {name}", num_classes, loss, soft)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Compute the loss of a batch, for any form of targets."""
         if isinstance(self.labels, nn.Module):
             self.labels.to(outputs.device)  # weights of classes
         return self.labels(outputs, targets)
@@ -272,9 +248,6 @@ def _floats(image: Any) -> Tensor:
 
 class Parts:
     """The transforms of training samples, split as by MONAI's `CacheDataset`.
-
-    Args:
-        transforms: a `Compose`, a list of transforms, or one.
 
     Attributes:
         once: transforms before the first random one; a site keeps their result.
@@ -335,11 +308,7 @@ def plain_sample(sample: Any) -> Any:
 
 
 class BundleAugmentation(Randomizable):
-    """The random transforms of a Bundle, image by image, with all transforms after the first of them.
-
-    Args:
-        transforms: `Parts.drawn`.
-    """
+    """The random transforms of a Bundle (`Parts.drawn`), image by image, and all after the first of them."""
 
     def __init__(self, transforms: Sequence[Any]) -> None:
         self.transform = Compose(transforms)
@@ -347,7 +316,6 @@ class BundleAugmentation(Randomizable):
     def set_random_state(
         self, seed: int | None = None, state: np.random.RandomState | None = None
     ) -> BundleAugmentation:
-        """Set the seed of all draws."""
         self.transform.set_random_state(seed, state)
         return self
 

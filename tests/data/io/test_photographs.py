@@ -13,7 +13,7 @@ from medfedaug.data.sites import find_sites
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.research.comparison.case_views import case_picture, extreme_cases
+from medfedaug.research.comparison.report_images import case_picture, extreme_cases
 from medfedaug.simulate import configure
 
 GREY = np.random.default_rng(0).integers(0, 256, (5, 7), dtype=np.uint8)  # 5 rows, 7 columns

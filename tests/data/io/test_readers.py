@@ -10,9 +10,8 @@ import SimpleITK as sitk
 from written_volumes import AFFINE, SHAPE, itk_image, load_volume, write, write_dicom
 from written_volumes import voxels as voxels
 
-from medfedaug.data.federation import check_federation
 from medfedaug.data.io.formats import read_header
-from medfedaug.data.sites import find_sites, site_statistics
+from medfedaug.data.sites import check_federation, find_sites, site_statistics
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 

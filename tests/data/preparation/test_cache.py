@@ -15,8 +15,7 @@ from written_volumes import write_dicom
 from medfedaug.config.machine import Machine
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.preparation import cache
-from medfedaug.data.preparation.cache import CaseCache
-from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.data.preparation.cache import CaseCache, keep_decoded
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.research.datasets.benchmarks import open_benchmark
 from medfedaug.tasks import ClassificationTask, SegmentationTask

@@ -5,7 +5,7 @@ import torch
 
 from medfedaug.federation import FederationServer, Reply, run_in_process
 from medfedaug.functional.means import capped_weights
-from medfedaug.methods.average import AverageServer
+from medfedaug.methods.exchanges import AverageServer
 
 
 def test_the_cap_holds_in_what_methods_exchange_too(tiny_config, monkeypatch):

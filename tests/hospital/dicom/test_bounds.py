@@ -9,8 +9,8 @@ from dicom_files import write_slices
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from medfedaug.errors import ReaderError
-from medfedaug.hospital.dicom import bounds as dicom_bounds
-from medfedaug.hospital.dicom.bounds import check_bounds
+from medfedaug.hospital.dicom import checks as dicom_bounds
+from medfedaug.hospital.dicom.checks import check_bounds
 from medfedaug.hospital.dicom.headers import read_instance
 from medfedaug.hospital.pacs.object_check import read_values
 

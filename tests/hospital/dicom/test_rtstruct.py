@@ -14,9 +14,9 @@ from matplotlib.path import Path as Outline
 
 from medfedaug.errors import DataError
 from medfedaug.hospital.dicom.identity import ModelIdentity
+from medfedaug.hospital.dicom.prediction_objects import write_report
 from medfedaug.hospital.dicom.rtstruct import closed_contours, write_rtstruct
 from medfedaug.hospital.dicom.segmentation import Segments, write_segmentation
-from medfedaug.hospital.dicom.structured_report import write_report
 
 SHAPE = (48, 40, 5)
 ANGLE = np.deg2rad(20)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from medfedaug.errors import ReaderError
-from medfedaug.hospital.pacs.label_grid import contour_area
+from medfedaug.hospital.pacs.label_objects import contour_area
 
 PLAIN, EXCLUSIVE = "CLOSED_PLANAR", "CLOSEDPLANAR_XOR"
 

@@ -26,9 +26,9 @@ from written_volumes import load_volume
 
 from medfedaug.hospital.pacs.archive import StudyQuery
 from medfedaug.hospital.pacs.choice import plan_import
-from medfedaug.hospital.pacs.import_settings import ImportSettings
 from medfedaug.hospital.pacs.importer import import_studies
 from medfedaug.hospital.pacs.open_archive import open_archive
+from medfedaug.hospital.pacs.settings import ImportSettings
 
 VOXELS = np.random.default_rng(3).integers(-900, 900, (40, 36, 6)).astype(np.int16)
 SYNTAXES = {"implicit": ImplicitVRLittleEndian, "jpeg2000": JPEG2000Lossless, "rle": RLELossless}

@@ -306,7 +306,7 @@ OBJECTS = {
 
 @pytest.mark.parametrize("bomb", OBJECTS)
 def test_an_object_that_is_a_bomb_costs_one_study(run, source, tmp_path, monkeypatch, bomb):
-    monkeypatch.setattr("medfedaug.hospital.dicom.bounds.MOST_INFLATED", 2**21)
+    monkeypatch.setattr("medfedaug.hospital.dicom.checks.MOST_INFLATED", 2**21)
     monkeypatch.setattr(object_check, "MOST_BYTES", 2**22)
     make, text = OBJECTS[bomb]
     sent = lambda one: make(one) if of_lied(one, "CT") else one  # noqa: E731

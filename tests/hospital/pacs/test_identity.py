@@ -150,7 +150,7 @@ def prepare(cache, image):
 def test_a_withdrawal_reaches_objects_and_caches_and_is_finished_when_killed(
     run, source, tmp_path, monkeypatch
 ):
-    from medfedaug.hospital.pacs import withdrawal
+    from medfedaug.hospital.pacs import import_folder
 
     options = ("--labels", "seg", "--segments", "*=tumour", "--anonymise")
     assert imported(run, source, tmp_path, *options)[0] == 1
@@ -173,7 +173,7 @@ def test_a_withdrawal_reaches_objects_and_caches_and_is_finished_when_killed(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(withdrawal, "remove_prepared", kill)
+        patch.setattr(import_folder, "remove_prepared", kill)
         with pytest.raises(Killed):
             run("import", "--withdraw", tmp_path / "gone.csv", "--out", out, "--cache", cache)
     assert image.exists()

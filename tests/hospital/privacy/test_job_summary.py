@@ -6,8 +6,7 @@ import pytest
 
 from medfedaug.config.run import RunConfig, job_hash
 from medfedaug.hospital.privacy import JobRules, PrivacyPolicy
-from medfedaug.hospital.privacy.job_log import WAITING, JobEntry, Origin
-from medfedaug.hospital.privacy.job_summary import summary, withheld_here
+from medfedaug.hospital.privacy.job_log import WAITING, JobEntry, Origin, summary, withheld_here
 from medfedaug.hospital.privacy.policy import OPEN_PROMISE
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.methods import parse_methods

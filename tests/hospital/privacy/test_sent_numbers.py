@@ -8,7 +8,7 @@ from hospitals import Deployment, Hospital
 
 from medfedaug.config.plan import Plan
 from medfedaug.federation.messages.messages import MASK_TASKS, SCORE, TASKS, Reply
-from medfedaug.hospital.privacy.sent_numbers import SENT, listed_name, sent_numbers
+from medfedaug.hospital.privacy.score_release import SENT, listed_name, sent_numbers
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/privacy/policy.md").read_text(encoding="utf-8")
 EVERY = {*TASKS, SCORE}

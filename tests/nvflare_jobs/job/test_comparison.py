@@ -27,8 +27,7 @@ from medfedaug.hospital.privacy import (
 )
 from medfedaug.hospital.privacy.guard import SitePrivacy
 from medfedaug.hospital.privacy.guarded_gate import GuardedGate
-from medfedaug.hospital.privacy.job_log import APPROVED, WAITING
-from medfedaug.hospital.privacy.job_summary import summary
+from medfedaug.hospital.privacy.job_log import APPROVED, WAITING, summary
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.hospital.secure.identity import Identity
 from medfedaug.methods import parse_methods

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from medfedaug.research.comparison.crossed import crossed_test, holm
+from medfedaug.research.comparison.paired_tests import crossed_test, holm
 
 
 def reference(table: np.ndarray) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from medfedaug.research.comparison.odd_sites import Measure, odd_sites
+from medfedaug.research.comparison.shift import Measure, odd_sites
 
 
 def federation(rng, patients: int, **shifts: float) -> list[Measure]:

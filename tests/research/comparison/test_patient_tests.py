@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from medfedaug.metrics.significance import detectable_difference
-from medfedaug.research.comparison import patient_tests
-from medfedaug.research.comparison.patient_tests import compare_patients, rare_loss_test, sign_flip_test
+from medfedaug.research.comparison import paired_tests
+from medfedaug.research.comparison.paired_tests import compare_patients, rare_loss_test, sign_flip_test
 
 
 def share_as_extreme(differences, shift):
@@ -47,7 +47,7 @@ def test_p_is_at_most_5_percent_where_the_interval_leaves_out_zero_and_only_ther
 def test_sign_flip_test_of_many_differences_joins_its_exact_values(monkeypatch):
     differences = np.random.default_rng(3).normal(0.3, 1, 12)
     exact = sign_flip_test(differences)
-    monkeypatch.setattr(patient_tests, "_ASSIGNMENTS", 4000)
+    monkeypatch.setattr(paired_tests, "_ASSIGNMENTS", 4000)
     assert sign_flip_test(differences) == pytest.approx(exact, abs=0.03)
     values = np.random.default_rng(0).normal(0, 1, 4000)
     half = 1.96 * values.std() / math.sqrt(4000)

@@ -13,7 +13,7 @@ from running import TINY_NETWORK
 
 from medfedaug.analysis import write_report
 from medfedaug.data.sites import find_sites
-from medfedaug.research.comparison.case_views import CaseView, case_picture, extreme_cases
+from medfedaug.research.comparison.report_images import CaseView, case_picture, extreme_cases
 from medfedaug.runs.evaluate import open_model
 from medfedaug.simulate import configure, simulate
 

@@ -14,8 +14,7 @@ from medfedaug.metrics.registry import METRICS
 from medfedaug.metrics.significance import paired_t_test
 from medfedaug.research.comparison import judge, patient_table
 from medfedaug.research.comparison.comparison import compare_groups
-from medfedaug.research.comparison.crossed import crossed_test
-from medfedaug.research.comparison.patient_tests import compare_patients
+from medfedaug.research.comparison.paired_tests import compare_patients, crossed_test
 from medfedaug.research.comparison.verdict import LEVEL, chance
 from medfedaug.runs.load_results import load_run
 

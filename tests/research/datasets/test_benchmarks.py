@@ -6,8 +6,7 @@ import pytest
 from benchmark_files import counts, write_pacs
 from running import SHARED
 
-from medfedaug.data.folders import MARKER
-from medfedaug.data.sites import find_sites, open_site
+from medfedaug.data.sites import MARKER, find_sites, open_site
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.research.datasets.benchmarks import BENCHMARKS, open_benchmark, write_federation
 

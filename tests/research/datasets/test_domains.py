@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from benchmark_files import DOMAINNET, OFFICE, PACS, counts, picture, write_fedbn, write_pacs
 
-from medfedaug.data.federation import check_federation
-from medfedaug.data.sites import open_site
+from medfedaug.data.sites import check_federation, open_site
 from medfedaug.errors import DataError
 from medfedaug.research.datasets.benchmarks import open_benchmark
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from benchmark_files import PROSTATE, counts, write_lgg, write_prostate, write_retina
 
-from medfedaug.data.federation import check_federation
+from medfedaug.data.sites import check_federation
 from medfedaug.errors import DataError
 from medfedaug.research.datasets.benchmarks import open_benchmark
 

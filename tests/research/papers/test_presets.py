@@ -14,8 +14,7 @@ from medfedaug.research.datasets.benchmarks import BENCHMARKS, open_benchmark
 from medfedaug.research.papers.axes import parse_axis
 from medfedaug.research.papers.presets import PRESETS
 from medfedaug.research.sweeps import run_list
-from medfedaug.research.sweeps.planned import PlannedRun
-from medfedaug.research.sweeps.run_list import plan
+from medfedaug.research.sweeps.run_list import PlannedRun, plan
 
 
 def planned(
@@ -53,10 +52,7 @@ def test_presets_are_those_of_the_papers():
         "domainnet_10": (400, 1, "alexnet", "sgd", 32, 1e-2),
         "prostate_mri": (500, 1, "basicunet", "adam", 16, 1e-4),
     }
-    names = (
-        *("rounds", "local_epochs", "network", "optimizer", "batch_size"),
-        "learning_rate",
-    )
+    names = (*("rounds", "local_epochs", "network", "optimizer", "batch_size"), "learning_rate")
     for name, row in table.items():
         config = RunConfig(**PRESETS[name].config)
         assert tuple(getattr(config, key) for key in names) == row

@@ -15,7 +15,7 @@ from benchmark_files import picture
 from PIL import Image
 from sweeps import OFFICE_PRESET, TINY, planned, scores, snapshot
 
-from medfedaug.data.preparation.decoded_cache import DecodedMemory, keep_decoded
+from medfedaug.data.preparation.cache import DecodedMemory, keep_decoded
 from medfedaug.errors import ConfigError
 from medfedaug.research.datasets.benchmarks import open_benchmark
 from medfedaug.research.sweeps.sweep import run_all

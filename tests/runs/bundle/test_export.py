@@ -24,8 +24,7 @@ from medfedaug.federation.composition import Composition
 from medfedaug.federation.server.output import write_run
 from medfedaug.methods import parse_methods
 from medfedaug.runs.bundle.network import plain_inference
-from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.simulate import configure
 from medfedaug.statistics import load_statistics, save_statistics
 
@@ -63,10 +62,7 @@ RUNS = {
     "resized": ("fedbn", {"image_size": 40}),
     "windows_of_slices": (
         "fedrdn,fedfa",
-        {
-            "intensity": "raw",
-            "plan": Plan(orientation="PIR", spacing=(8.5, 6.5, 22), patch_size=(16, 16)),
-        },
+        {"intensity": "raw", "plan": Plan(orientation="PIR", spacing=(8.5, 6.5, 22), patch_size=(16, 16))},
     ),
     "photographs": ("fedrdn", {}),
     "windows_of_volumes": (

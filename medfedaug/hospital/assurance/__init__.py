@@ -1,0 +1,1 @@
+"""Promises of a finished model at a site, and checks that they still hold."""

@@ -1,1 +1,0 @@
-"""Training samples: drawn from prepared cases, augmented, prefetched."""
