@@ -136,19 +136,12 @@ def hold_norms(net: nn.Module, frozen: frozenset[str]) -> None:
 
 @dataclass(frozen=True)
 class Fit:
-    """The entries of a state dict that fit a network.
+    """The entries of a state dict that fit a network."""
 
-    Args:
-        entries: the entries that fit, by the network's own names, in float32.
-        skipped: the entries that do not fit, by the names in the file, with the reason.
-        missing: floating-point entries of the network that the state dict does not give.
-        total: number of floating-point entries of the network.
-    """
-
-    entries: dict[str, Tensor]
-    skipped: dict[str, str]
-    missing: list[str]
-    total: int
+    entries: dict[str, Tensor]  # the entries that fit, by the network's own names, in float32
+    skipped: dict[str, str]  # the entries that do not fit, by the names in the file, with the reason
+    missing: list[str]  # floating-point entries of the network that the state dict does not give
+    total: int  # number of floating-point entries of the network
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:

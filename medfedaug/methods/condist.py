@@ -1,5 +1,7 @@
 """ConDistFL: the global model teaches a site the classes that it has not outlined."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -68,8 +70,8 @@ class TeacherGuidedSite(MeasuredSite):
 
     measured = ("distillation",)
 
-    def __init__(self, context: SiteContext) -> None:
-        self.context = context
+    def __init__(self, method: Any, context: SiteContext) -> None:
+        self.method, self.context = method, context
         self.teacher: dict[str, Tensor] = {}
 
     @property
@@ -101,9 +103,7 @@ class TeacherGuidedSite(MeasuredSite):
 
 
 class ConDistSite(TeacherGuidedSite):
-    def __init__(self, method: ConDist, context: SiteContext) -> None:
-        super().__init__(context)
-        self.method = method
+    method: ConDist
 
     def loss(self, step: Step) -> Tensor | None:
         """Return λ times the distillation loss of the batch."""

@@ -27,8 +27,7 @@ COMBINATIONS: dict[str, list[dict[str, Any]]] = {
 }
 """Published names of combinations and of methods with arguments."""
 
-BUILT_IN_NAMES = (*_BUILT_IN, *COMBINATIONS)
-"""The names that no other package may use."""
+BUILT_IN_NAMES = (*_BUILT_IN, *COMBINATIONS)  # the names that no other package may use
 
 
 def built_in_methods() -> dict[str, type[Method]]:

@@ -47,31 +47,23 @@ def has_process(events: Path) -> bool | None:
 
 @dataclass
 class Watched:
-    """State of a run from its events, at the server or at a site.
-
-    Attributes:
-        losses: the training loss by site and round, of sites that send one.
-        tested: the test scores of each site.
-        waiting: silent sites that the job needs to continue.
-        approval: whether the job waits for the approval of the site's administrator.
-        stalled: the reason why a running job does not continue, if any.
-        refusals: updates that the server refused; at a site, requests that it did not answer.
-        state: ``"running"``, ``"finished"`` or ``"failed"``; at a site ``"ended"`` without a test; ``"dead"``
-            if its process is gone and does not come back.
-    """
+    """State of a run from its events, at the server or at a site."""
 
     rounds: int = 0
     round: int = 0
     metric: str = ""
+    # The training loss by site and round, of sites that send one.
     losses: dict[str, dict[int, float]] = field(default_factory=dict)
     scores: dict[int, float] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
-    tested: dict[str, dict[str, float]] = field(default_factory=dict)
-    waiting: tuple[str, ...] = ()
+    tested: dict[str, dict[str, float]] = field(default_factory=dict)  # the test scores of each site
+    waiting: tuple[str, ...] = ()  # silent sites that the job needs to continue
+    # "running", "finished" or "failed"; at a site "ended" without a test; "dead" if its process is gone and
+    # does not come back.
     state: str = "running"
-    approval: bool = False
-    stalled: str = ""
-    refusals: int = 0
+    approval: bool = False  # whether the job waits for the approval of the site's administrator
+    stalled: str = ""  # the reason why a running job does not continue, if any
+    refusals: int = 0  # updates that the server refused; at a site, requests that it did not answer
     lines: list[str] = field(default_factory=list)
     _teller: EventLines = field(default_factory=EventLines)
 

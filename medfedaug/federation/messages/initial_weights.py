@@ -29,13 +29,10 @@ class InitialWeights:
 
     The server starts from them. The sites receive the shared entries with the model of the first round, and
     the entries that stay at the sites once, with the results of the exchanges before training.
-
-    Args:
-        entries: float32 entries by name.
-        report: the used entries of the file, and the reasons for unused ones, as JSON types.
     """
 
-    entries: dict[str, Tensor]
+    entries: dict[str, Tensor]  # float32 entries by name
+    # The used entries of the file, and the reasons for unused ones, as JSON types.
     report: dict[str, Any] = field(default_factory=dict)
 
     @classmethod

@@ -26,17 +26,13 @@ _RECORD, _KIND, _VERSION = "comparison.json", "comparison", 1
 
 @dataclass
 class Turn:
-    """One training up to a round.
-
-    Args:
-        server: its server, restored if the training has begun before.
-        scores: the sites' scores of its best model so far, by site.
-    """
+    """One training up to a round."""
 
     training: Training
     rounds: int
-    server: FederationServer
+    server: FederationServer  # its server, restored if the training has begun before
     checkpoint: Path
+    # The sites' scores of its best model so far, by site.
     scores: dict[str, dict[str, Any]] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 

@@ -19,10 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.errors import UpdateRefused
-from medfedaug.federation.messages.participation import LEAST_SITES
-from medfedaug.functional.means import blocks
-from medfedaug.methods.base import (
+from medfedaug.config.kinds import (
     FEATURE_MEAN,
     FEATURE_STD,
     INTENSITY_MEAN,
@@ -30,9 +27,11 @@ from medfedaug.methods.base import (
     STEPS,
     VARIANCE,
     WEIGHTS,
-    Payload,
-    ServerExchange,
 )
+from medfedaug.errors import UpdateRefused
+from medfedaug.federation.messages.participation import LEAST_SITES
+from medfedaug.functional.means import blocks
+from medfedaug.methods.base import Payload, ServerExchange
 
 # Far above real differences between sites: stored intensities have other units at every scanner, numbers of
 # steps follow the sites' sizes, and a running average of few batches is still near its start.

@@ -26,19 +26,13 @@ from medfedaug.sampling import TrainingDataset, on_device, prefetch
 
 @dataclass(frozen=True)
 class LocalRound:
-    """Settings of one round of a site's training.
+    """Settings of one round of a site's training."""
 
-    Args:
-        number: the number of the round, from 1.
-        epochs: passes over the site's batches; without effect if ``steps`` is given.
-        learning_rate: the learning rate of the run's optimiser in this round.
-    """
-
-    number: int
-    epochs: int
+    number: int  # the number of the round, from 1
+    epochs: int  # passes over the site's batches; without effect if `steps` is given
     steps: int
     seed: int
-    learning_rate: float
+    learning_rate: float  # the learning rate of the run's optimiser in this round
 
     @classmethod
     def of(cls, config: RunConfig, number: int, seed: int, epochs: int | None = None) -> LocalRound:

@@ -37,8 +37,7 @@ from medfedaug.methods.compatibility import methods_with
 
 _log = logging.getLogger(__name__)
 
-_PERIOD = 1.0
-"""Seconds between two checks of a job's approval."""
+_PERIOD = 1.0  # seconds between two checks of a job's approval
 
 
 class GuardedGate(Gate):

@@ -65,9 +65,7 @@ class Teacher(Method):
 
 
 class TeacherSite(TeacherGuidedSite):
-    def __init__(self, method: Teacher, context: SiteContext) -> None:
-        super().__init__(context)
-        self.method = method
+    method: Teacher
 
     def start_round(self) -> None:
         """Start as the received model, with the network's running statistics."""
