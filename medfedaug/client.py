@@ -76,7 +76,7 @@ def settings() -> RunConfig:
     Raises:
         MedFedAugError: when no job runs the script.
     """
-    return _connect()[0].config
+    return _connect()[0].site.config
 
 
 def join(

@@ -10,26 +10,6 @@ from typing import Any
 
 from medfedaug.utils.printable import printable
 
-__all__ = [
-    "WITH_BATCH_NORM",
-    "ConfigError",
-    "DataError",
-    "JobRefused",
-    "MedFedAugError",
-    "MedFedAugWarning",
-    "PrivacyRefused",
-    "ReaderError",
-    "RunFailed",
-    "StorageError",
-    "UpdateRefused",
-    "first_line",
-    "own",
-    "replace_own",
-    "warn",
-    "warnings_to",
-    "withheld",
-]
-
 # Marks of text that must not leave a site, from Unicode's private use area; never shown.
 _NAME, _DETAIL, _END = "\ue000", "\ue001", "\ue002"
 _MARKS = re.compile(f"[{_NAME}{_DETAIL}{_END}]")

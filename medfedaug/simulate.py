@@ -15,18 +15,18 @@ import torch
 from typing_extensions import Unpack
 
 from medfedaug.config.bundle_reference import allow
-from medfedaug.config.keywords import RunKeywords
 from medfedaug.config.machine import Machine
 from medfedaug.config.plan import Plan
-from medfedaug.config.run import Execution, RunConfig, asked_settings, task_defaults
+from medfedaug.config.run import Execution, RunConfig, RunKeywords, asked_settings, task_defaults
 from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import SiteFolder, is_own_data
 from medfedaug.data.checks import check_same_files, fingerprint_sites
 from medfedaug.data.sites import arrange, check_voxels, federation_settings, find_sites, is_federation
 from medfedaug.errors import ConfigError, RunFailed, first_line, warn
 from medfedaug.federation import FederationServer
-from medfedaug.federation.composition import Composition, with_open_classes
+from medfedaug.federation.composition import Composition, bundle_run_settings, define, with_open_classes
 from medfedaug.federation.engine import Engine, FederationRun, check_device, find_engine
+from medfedaug.federation.in_process import PooledEngine
 from medfedaug.federation.job_folder import (
     FINAL_MODEL,
     HASHES,
@@ -37,8 +37,6 @@ from medfedaug.federation.job_folder import (
     server_checkpoint,
 )
 from medfedaug.federation.messages.initial_weights import InitialWeights
-from medfedaug.federation.messages.run_definition import bundle_run_settings, define
-from medfedaug.federation.pooled import PooledEngine
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.methods.registry import parse_methods
 from medfedaug.runs.folder import (
@@ -58,7 +56,7 @@ from medfedaug.runs.load_results import check_finished
 from medfedaug.runs.prediction.predict import LoadedRun
 from medfedaug.statistics import save_statistics
 from medfedaug.utils.files import parse_json, remove_unfinished, write_json
-from medfedaug.utils.layers import added_module
+from medfedaug.utils.plugins import added_module
 from medfedaug.utils.validation import check_choice
 
 __all__ = ["Simulation", "configure", "run_simulation", "simulate"]
@@ -131,7 +129,7 @@ class Simulation:
             share the cores.
         machine: memory and folder of every site's prepared images; by default from ``MEDFEDAUG_MEMORY`` and
             ``MEDFEDAUG_CACHE``.
-        init: a file with initial weights (`medfedaug.models.weights`). Entries that do not fit the network
+        init: a file with initial weights (`medfedaug.models.entries`). Entries that do not fit the network
             start from the seed, and ``results.json`` lists them.
         loop: the path of a script with a custom training loop, or the name of a package's loop
             (`medfedaug.config.training_scripts`), which the sites run instead of the federation's; with
@@ -210,7 +208,6 @@ def _names(group: type[Any]) -> set[str]:
 
 
 def _specified(methods: str | Sequence[str | Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Return the methods of names, and of mappings with names and arguments."""
     each = [methods] if isinstance(methods, str) else methods
     parsed = (parse_methods(method) if isinstance(method, str) else [dict(method)] for method in each)
     return tuple(chain.from_iterable(parsed))
@@ -406,7 +403,6 @@ def _earlier_results(prepared: _Prepared) -> dict[str, Any] | None:
 
 
 def _finished(prepared: _Prepared) -> dict[str, Any]:
-    """Return the results of a finished run with the same settings and data."""
     out, run = prepared.out, prepared.run
     try:
         results: dict[str, Any] = parse_json((out / RESULTS).read_text(encoding="utf-8"))

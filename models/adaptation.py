@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from medfedaug.errors import WITH_BATCH_NORM
 from medfedaug.functional import mix_statistics, working_precision
-from medfedaug.functional.features import normalising
-from medfedaug.functional.passes import scale_by_moments
-from medfedaug.models.substitution import evaluating
+from medfedaug.functional.features import normalising, scale_by_moments
+from medfedaug.models.entries import evaluating
 
 Network = TypeVar("Network", bound=nn.Module)
 Statistics = tuple[Tensor, Tensor]

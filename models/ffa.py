@@ -10,7 +10,7 @@ from torch import Tensor, distributed
 
 from medfedaug.errors import warn
 from medfedaug.functional import augmentation_spread, feature_statistics, perturb_features
-from medfedaug.functional.passes import plain_tensor
+from medfedaug.functional.features import plain_tensor
 from medfedaug.models.stages import StageLayer
 
 _VARIANCES = ("adaptive", "direct", "client", "random")

@@ -218,10 +218,7 @@ def refused(scripted, path: Path, methods: str = "fedavg", answers: int = 1, **c
 @pytest.mark.parametrize(
     ("methods", "reason"),
     [
-        (
-            "mixup",
-            "mixup changes batches and labels before the step",
-        ),
+        ("mixup", "mixup changes batches and labels before the step"),
         ("fedsam", "fedsam takes gradients again in the step, which only"),
     ],
 )
@@ -378,12 +375,7 @@ def test_a_pipeline_of_ones_own_brings_its_samples_and_scores(scripted, script, 
 
 # ------------------------------------------------------------------ what a site lets them do
 
-ALLOWED = {
-    "simulation": False,
-    "privacy": {
-        "min_images": 1,
-    },
-}
+ALLOWED = {"simulation": False, "privacy": {"min_images": 1}}
 
 
 def test_no_site_runs_a_script_that_its_rules_do_not_allow(scripted, script, data, tmp_path, caplog):

@@ -12,12 +12,7 @@ from medfedaug.config.plan import Plan
 from medfedaug.data.sites import find_sites
 from medfedaug.methods import parse_methods
 from medfedaug.research.datasets.benchmarks import OWN_DATA, write_federation
-from medfedaug.sampling import (
-    ConcatenatedDataset,
-    FlipRotate,
-    MonaiAugmentation,
-    TrainingDataset,
-)
+from medfedaug.sampling import ConcatenatedDataset, FlipRotate, MonaiAugmentation, TrainingDataset
 from medfedaug.simulate import configure
 from medfedaug.tasks import make_task
 

@@ -7,9 +7,8 @@ import pytest
 from running import TINY_NETWORK
 
 import medfedaug as mfa
-from medfedaug.config.keywords import RunKeywords
 from medfedaug.config.plan import Plan
-from medfedaug.config.run import Execution, RunConfig
+from medfedaug.config.run import Execution, RunConfig, RunKeywords
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.methods import parse_methods

@@ -223,10 +223,7 @@ def file_with(sites, **other):
         (file_with({"DU": [[0.5], [0.25]]}), "sites.DU is .* expected an object"),
         (file_with({"DU": {"mean": [0.5], "std": [0.25]}}), "sites.DU is .* expected an object with count"),
         (file_with({"DU": {**PAIR, "mean": 0.5}}), "sites.DU.mean is 0.5, expected a list"),
-        (
-            file_with({"DU": {**PAIR, "mean": [None]}}),
-            r"sites.DU.mean\[0\] is None, expected",
-        ),
+        (file_with({"DU": {**PAIR, "mean": [None]}}), r"sites.DU.mean\[0\] is None, expected"),
         (file_with({"DU": {**PAIR, "mean": [10**400]}}), r"sites.DU.mean\[0\] is a huge number"),
         (file_with({"DU": {**PAIR, "mean": [0.5, 0.5]}}), r"site 'DU': .*\[2\] and \[1\]"),
         (file_with({"DU": {**PAIR, "std": [-0.1]}}), "site 'DU': standard deviation of channel 0 is -0.1"),

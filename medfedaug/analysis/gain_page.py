@@ -76,7 +76,7 @@ def _conclusions(record: Mapping[str, Any], data: str, settings: Sequence[str]) 
     rounds = counted(max(budget["stages"], default=0), "round")
     if record["nothing_learned"]:
         yield (
-            f"No comparison: {REFERENCE} learned nothing in {rounds} ({record['nothing_learned']}). Train "
+            f"No comparison: no method learned anything in {rounds} ({record['nothing_learned']}). Train "
             "longer: a larger --budget, or more local epochs (--set local_epochs=4)."
         )
         return
@@ -119,8 +119,10 @@ def _next_step(record: Mapping[str, Any], data: str, settings: Sequence[str]) ->
         f"{counted(record['budget']['seeds'], 'seed')} on validation patients; longer trainings were not."
     )
     if not record["recommended"]:
+        first = max(record["gains"], key=lambda name: record["gains"][name]["mean"])
         return (
-            f"{measured} Nothing was distinguishable: repeat with a larger --budget, or with more patients."
+            f"{measured} Nothing was distinguishable; the largest gain is that of {first}, "
+            f"{_text(record['gains'][first])}. Repeat with a larger --budget, or with more patients."
         )
     rounds = 5 * max(record["budget"]["stages"])
     if not data:

@@ -16,27 +16,22 @@ _MOST_CLASSES = 6  # as columns of text; CSV has them all
 
 @dataclass(frozen=True)
 class MetricRow:
-    """Scores of one method by one metric.
-
-    Attributes:
-        mean: mean over the sites that the runs are about; ``classes`` has it for each class.
-        worst: the site with the worst score, averaged over the seeds; empty if no site has a score, or no
-            seed all folds and sites.
-        spread: population standard deviation of the sites' scores, which are averaged over the seeds.
-        gap: the highest of these scores minus the lowest.
-        missed: classes of a seed's test cases that were not predicted at all; ``None`` if unknown, and for
-            metrics that count them with 0.
-    """
+    """Scores of one method by one metric."""
 
     label: str
     metric: str
     title: str
-    mean: Score
+    mean: Score  # mean over the sites that the runs are about; `classes` has it for each class
     classes: dict[str, Score]
+    # The site with the worst score, averaged over the seeds; empty if no site has a score, or no seed all
+    # folds and sites.
     worst: str
     worst_score: float | None
+    # Population standard deviation of the sites' scores, which are averaged over the seeds.
     spread: float | None
-    gap: float | None
+    gap: float | None  # the highest of these scores minus the lowest
+    # Classes of a seed's test cases that were not predicted at all; `None` if unknown, and for metrics that
+    # count them with 0.
     missed: float | None
     model: str = NOT_RECORDED
 

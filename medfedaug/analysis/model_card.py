@@ -3,7 +3,7 @@
 import math
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,8 +14,7 @@ from medfedaug.analysis.text_table import number, plain_markdown
 from medfedaug.config.run import DEFAULT_LOSSES, job_hash
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.federation.job_folder import CARDS, COUNTS, LEVELS, SPACING
-from medfedaug.metrics.nothing_learned import nothing_learned_in
-from medfedaug.metrics.registry import find_metric
+from medfedaug.metrics.registry import find_metric, nothing_learned_in
 from medfedaug.metrics.significance import mean_interval
 from medfedaug.runs.model_score import BORROWED, OWN, Annotated
 from medfedaug.runs.recorded_run import RecordedRun
@@ -86,9 +85,21 @@ class Document:
         return html
 
 
-def write_model_card(run: RecordedRun, folder: str | Path, *, site_names: bool = False) -> list[Path]:
-    """Write a run's model card, ``model_card.md`` and ``model_card.html``."""
+def write_model_card(
+    run: RecordedRun,
+    folder: str | Path,
+    *,
+    site_names: bool = False,
+    promises: Mapping[str, str] | None = None,
+) -> list[Path]:
+    """Write a run's model card, ``model_card.md`` and ``model_card.html``.
+
+    ``promises`` are sentences of a calibration, which name its site, by structure.
+    """
     card = model_card(run, site_names=site_names)
+    if promises:
+        blocks = tuple(f"{name}: {text}." for name, text in promises.items())
+        card = replace(card, sections=[*card.sections, ("Promises", blocks)])
     text, page = (Path(folder) / name for name in CARDS)
     check_page(page)
     write_page(card.html(), page)

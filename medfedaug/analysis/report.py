@@ -20,11 +20,10 @@ from medfedaug.analysis.plan_page import add_plan
 from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves, site_scores
 from medfedaug.analysis.score_table import MOST_SITES, STUDIES, Row, Table, summary_table
 from medfedaug.analysis.text_table import number
-from medfedaug.metrics.nothing_learned import REMEDIES
-from medfedaug.metrics.registry import METRICS, find_metric
+from medfedaug.metrics.registry import METRICS, REMEDIES, find_metric
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
-from medfedaug.utils.layers import added_modules
+from medfedaug.utils.plugins import added_modules
 from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import is_number
 

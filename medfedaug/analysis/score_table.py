@@ -10,20 +10,10 @@ from typing import Any
 from medfedaug.analysis.grouping import Groups, Tested, group_runs, unscored_notes, whole_seeds
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.data.dataset_json import LABELLED
-from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at
-from medfedaug.metrics.registry import find_metric
+from medfedaug.metrics.registry import REMEDIES, find_metric, nothing_learned_at
 from medfedaug.metrics.significance import PairedTest
-from medfedaug.runs.run import (
-    BASELINE,
-    MODEL,
-    NOT_RECORDED,
-    OTHER_INPUT,
-    SCALED,
-    Input,
-    Run,
-    compared_metric,
-)
-from medfedaug.utils.layers import added_modules
+from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, OTHER_INPUT, SCALED, Input, Run, compared_metric
+from medfedaug.utils.plugins import added_modules
 from medfedaug.utils.printable import counted
 
 MOST_SITES = 12  # in text; CSV has all of them

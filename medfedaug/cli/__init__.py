@@ -3,9 +3,8 @@
 Commands import large packages themselves, so that ``medfedaug --help`` answers at once.
 """
 
-from medfedaug.cli.app import app, main
+from medfedaug.cli.app import app, main, register
 from medfedaug.cli.console import err_console, out_console
-from medfedaug.cli.registry import register
 
 __all__ = ["app", "err_console", "main", "out_console"]
 

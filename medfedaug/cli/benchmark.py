@@ -1,4 +1,4 @@
-"""The command `benchmark`: comparisons on custom data, and the papers' comparisons."""
+"""The commands `compare` and `benchmark`: methods compared on custom data or in the papers' protocols."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from typer import Argument, Option
 
 from medfedaug.cli.catalogue import check_methods
-from medfedaug.cli.console import err_console, out_console, say
-from medfedaug.cli.options import Device, Each, Init, Limit, Pictures, Threads, existing_file
+from medfedaug.cli.console import SweepProgress, err_console, out_console, resumable, say
+from medfedaug.cli.options import Data, Device, Each, Init, JsonFile, Limit, Pictures, Threads, existing_file
 from medfedaug.cli.options import Workers as WorkersOption
-from medfedaug.cli.progress import SweepProgress, resumable
+from medfedaug.config.comparison import parse_budget
 from medfedaug.errors import RunFailed, warn
 
 if TYPE_CHECKING:
@@ -22,8 +23,72 @@ if TYPE_CHECKING:
     from medfedaug.research.sweeps.workers import Workers
 
 
-_DECODED = 4 * 2**30
-"""Bytes of decoded images that each process keeps."""
+def compare(
+    data: Data,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Methods to try besides single and fedavg: fedrdn fedrdn,fedfa ... By default one for each "
+            "cause of differences: fedrdn fedbn ditto fedfa."
+        ),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="Time for all trainings: 90s, 10min, 2h.")
+    ] = "10min",
+    out: Annotated[Path, typer.Option(help="Folder for compare.json and compare.html.")] = Path("compare"),
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Settings of all trainings, as in benchmark."),
+    ] = None,
+    device: Device = "auto",
+    threads: Threads = 0,
+    limit: Limit = None,
+    json_: JsonFile = None,
+) -> None:
+    """Measure what training together and a few methods bring on your data, by short trainings.
+
+    Each site by itself, all sites by plain averaging, and each method are trained with two seeds, for as many
+    rounds as the budget allows, and compared on validation patients. A method that is clearly worse stops
+    early. The same command continues an interrupted comparison.
+    """
+    seconds = parse_budget(budget)
+    for text in methods or ():
+        check_methods(text)
+    with err_console.status(f"reading {data}"):
+        from medfedaug.analysis.gain_page import gain_table
+        from medfedaug.config.run import Execution
+        from medfedaug.research.sweeps.short_trainings import PAGE, Request, compare_methods
+        from medfedaug.simulate import check_device
+        from medfedaug.utils.files import write_json
+
+        check_device(device)
+    request = Request(
+        data=data,
+        out=out,
+        methods=tuple(methods or ()),
+        budget=seconds,
+        settings=tuple(set_ or ()),
+        limit=limit,
+    )
+
+    def show(event: dict[str, Any]) -> None:
+        if event["event"] == "stage":
+            say(event["text"])
+
+    with resumable():
+        results = compare_methods(
+            request, device=device, execution=Execution(threads=threads), say=show, on_event=show
+        )
+    if results["gains"]:
+        out_console.print(gain_table(results))
+    for sentence in results["conclusions"]:
+        say(sentence)
+    if json_ is not None:
+        write_json(json_, results)
+    say(f"{out / PAGE}, {out / 'compare.json'}")
+
+
+_DECODED = 4 * 2**30  # bytes of decoded images that each process keeps
 
 
 def benchmark(
@@ -96,12 +161,7 @@ def benchmark(
                 )
             comparison, sentences = result.experiment, result.sentences()
         failures += _run(
-            comparison,
-            engine=engine,
-            device=device,
-            threads=threads,
-            pictures=pictures,
-            sentences=sentences,
+            comparison, engine=engine, device=device, threads=threads, pictures=pictures, sentences=sentences
         )
     if failures:
         raise RunFailed("; ".join(failures))
@@ -206,7 +266,6 @@ def _run(
 
 
 def _print_list(name: str | None) -> None:
-    """Print all protocols and entries, or one with its details."""
     from medfedaug.research.papers.papers import entries, find_entry
     from medfedaug.research.papers.presets import PRESETS, find_preset
 

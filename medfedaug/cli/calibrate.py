@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from medfedaug.cli.console import Table, out_console, say
+from medfedaug.cli.console import CaseProgress, Table, out_console, say
 from medfedaug.cli.options import Given, JsonFile, SiteOrSites, State, existing_file, existing_run, takes
-from medfedaug.cli.progress import CaseProgress
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.assurance.options import CalibrationOptions
 
@@ -35,7 +34,7 @@ def calibrate(
     """
     options = CalibrationOptions(**given[CalibrationOptions])
     from medfedaug.hospital.assurance.calibrate import calibrate as calibrated
-    from medfedaug.hospital.assurance.calibration import CALIBRATION, sentence, write_calibration
+    from medfedaug.hospital.assurance.calibration import CALIBRATION, sentence
     from medfedaug.runs.finished_run import FinishedRun
     from medfedaug.runs.folder import is_json_with
     from medfedaug.utils.files import write_json
@@ -52,7 +51,7 @@ def calibrate(
             promised = "threshold" in structure
             text = sentence(content, site, name) if promised else f"no promise: {structure['reason']}"
             say(f"{site}: {name}: {text}", None if promised else "yellow")
-    write_calibration(target, content)
+    write_json(target, content, private=True)
     if json_file is not None:
         write_json(json_file, content)
     say(f"{target}: stays at the site; medfedaug predict applies it")

@@ -1,6 +1,7 @@
-"""The methods and networks that a user can choose, read from their source files.
+"""The methods, networks and data sets that a user can choose, and the commands that list them.
 
-Nothing is imported: PyTorch and MONAI take seconds. A package that adds a method is read like this one.
+Methods and networks are read from their source files: an import of PyTorch and MONAI takes seconds. A package
+that adds a method is read in the same way.
 """
 
 import ast
@@ -13,9 +14,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from typer import Argument
 
 import medfedaug
+from medfedaug.cli.console import Table, out_console, say
 from medfedaug.errors import ConfigError
 from medfedaug.utils import plugins
 from medfedaug.utils.validation import match_case, not_known, split_names
@@ -208,3 +212,65 @@ def _constructor(node: Node, folders: Iterable[Path]) -> ast.FunctionDef | None:
             return inner
     bases = (_find(ast.unparse(base).rpartition(".")[2], *folders) for base in node.bases)
     return next((init for base in bases if base and (init := _constructor(base, folders))), None)
+
+
+def methods(
+    name: Annotated[str | None, Argument(help="A method, to show its arguments and details.")] = None,
+) -> None:
+    """List the methods for --methods, or show one: effect, arguments, and data that leave a site."""
+    if name is None:
+        _print_list(known_methods())
+        say("Several go together, separated by commas: --methods fedrdn,fedfa")
+        say("Arguments and details of one: medfedaug methods NAME")
+    else:
+        described = describe_method(name)
+        _print_one(described, f"--set {described.name}.ARGUMENT=VALUE")
+
+
+def networks(
+    name: Annotated[str | None, Argument(help="A network, or MONAI's class path, to show in detail.")] = None,
+) -> None:
+    """List the networks for --network, or show the arguments of one."""
+    if name is None:
+        _print_list(known_networks())
+        say("Any other network of MONAI has its class path: monai.networks.nets.HighResNet")
+        say("Arguments of one: medfedaug networks NAME")
+    else:
+        _print_one(describe_network(name), "--network-args '{\"ARGUMENT\": VALUE}'")
+
+
+def datasets(
+    name: Annotated[str | None, Argument(help="A data set, to show address, layout, options.")] = None,
+) -> None:
+    """List published data sets, or show one: address, layout of its folder, options, protocols."""
+    from medfedaug.research.datasets.benchmarks import BENCHMARKS
+    from medfedaug.research.datasets.published import COMMON_OPTIONS, FOLDS, OPTION_TEXTS
+    from medfedaug.research.papers.presets import PRESETS
+
+    if name is None:
+        _print_list(Described(name, known.description) for name, known in BENCHMARKS.items())
+        say("Address, layout, options and protocols of one: medfedaug datasets NAME")
+        say("Data of your own need no name: one folder per site, as docs/data.md shows")
+        return
+    check_name("data set", name, BENCHMARKS)
+    known = BENCHMARKS[name]
+    protocols = ", ".join(preset.name for preset in PRESETS.values() if preset.benchmark == name)
+    lines = [f"get it from: {known.source}", f"layout: {known.layout}", f"protocols: {protocols}", ""]
+    lines += [*without_markup(known.open.__doc__ or ""), ""]
+    options = {**COMMON_OPTIONS, **(FOLDS if known.in_folds else {})}
+    lines += [f"{key}={value!r}: {OPTION_TEXTS[key]}" for key, value in options.items()]
+    _print_one(Described(name, known.description, tuple(lines)), "--set OPTION=VALUE")
+
+
+def _print_list(choices: Iterable[Described]) -> None:
+    table = Table("name", "what", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.columns[0].no_wrap = True
+    for choice in choices:
+        table.add_row(choice.name, choice.what)
+    out_console.print(table)
+
+
+def _print_one(choice: Described, example: str) -> None:
+    say(f"{choice.name}: {choice.what}")
+    for line in (f"Arguments are given as {example}", "", *choice.text) if choice.text else ():
+        say(line)

@@ -8,18 +8,14 @@ from typing import Annotated, Any
 from typer import Option
 
 from medfedaug.cli.catalogue import describe_method
-from medfedaug.cli.console import Table, err_console, out_console, say, starting
+from medfedaug.cli.console import RoundProgress, Table, err_console, out_console, say, starting
 from medfedaug.cli.options import JsonFile
-from medfedaug.cli.progress import RoundProgress
 from medfedaug.errors import ConfigError
 
 BASELINE, REMEDY = "fedavg", "fedrdn"
-SCANNERS = 1
-"""The seed of the scanners, which `--seed` does not change."""
-ODD = 2
-"""The site with the odd scanner, from 0."""
-DISTANCE = 2.0
-"""Of the odd scanner from the others (`make_phantom`)."""
+SCANNERS = 1  # the seed of the scanners, which `--seed` does not change
+ODD = 2  # the site with the odd scanner, from 0
+DISTANCE = 2.0  # of the odd scanner from the others (`make_phantom`)
 
 _SETTINGS = {"image_size": 48, "rounds": 6, "local_epochs": 3, "batch_size": 4, "learning_rate": 0.002}
 _NETWORK = {"features": [8, 16, 32, 64, 64, 8], "norm": "batch"}
@@ -75,11 +71,7 @@ def demo(
     for name in (BASELINE, REMEDY):
         say(f"{name}: {describe_method(name).what}")
         config = configure(
-            folders,
-            methods=tuple(parse_methods(name)),
-            seed=seed,
-            network_args=_NETWORK,
-            **settings,
+            folders, methods=tuple(parse_methods(name)), seed=seed, network_args=_NETWORK, **settings
         )
         with RoundProgress(config.rounds) as progress:
             simulation = Simulation(

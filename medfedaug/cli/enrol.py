@@ -112,7 +112,7 @@ def project(
 ) -> None:
     """Write the project file for kits from one machine; or with --own-keys make the root for enrolments."""
     from medfedaug.nvflare_jobs.provisioning import enrolment
-    from medfedaug.nvflare_jobs.provisioning.project import profile_file, project_file
+    from medfedaug.nvflare_jobs.provisioning.enrolment import profile_file, project_file
     from medfedaug.utils.files import private_folder, write_text
 
     target = own_keys or out

@@ -61,32 +61,24 @@ class _OneStep(LoopTraining):
         self.script, self.passed = script, False
 
     def loss_terms(self, batch: object, output: Tensor) -> Tensor:
-        """Note the call."""
         self.passed = True
         return super().loss_terms(batch, output)
 
     def step(self, loss: Tensor | None = None) -> None:
-        """End the script."""
         super().step(loss)
         raise ScriptDone
 
 
-class _Guard(Guard):
+class _OneStepSite(Privacy, Guard):
     """Gives a site the training that ends after a step."""
 
+    def guard(self, model: SiteModel) -> Guard:
+        return self
+
     def training(self, model: SiteModel, script: ScriptComponents, loop: CustomLoop | None) -> _OneStep:
-        """Return the training, which the loop keeps."""
         assert isinstance(loop, _OneStepLoop)
         loop.training = _OneStep(model, loop, script)
         return loop.training
-
-
-class _OneStepSite(Privacy):
-    """Makes the guard."""
-
-    def guard(self, model: SiteModel) -> _Guard:
-        """Return the guard."""
-        return _Guard()
 
 
 class _OneStepLoop(ScriptLoop):
@@ -131,7 +123,6 @@ class _OneRound(SitesInProcess):
         return super().ask(request, [self.site.name] if request.task == TRAIN else sites, needed, keep_error)
 
     def round_done(self, server: FederationServer) -> None:
-        """End the federation."""
         raise ScriptDone
 
 

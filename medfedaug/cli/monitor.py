@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from medfedaug.cli.archive_options import DicomWeb, Dimse
+from medfedaug.cli.archive import Channels, DicomWeb, Dimse, Source, Studies
 from medfedaug.cli.console import Table, out_console, say
 from medfedaug.cli.options import Given, JsonFile, State, existing_run, takes
-from medfedaug.cli.predict_archive import Channels, Source, Studies
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access
 from medfedaug.hospital.pacs.settings import StudyOptions

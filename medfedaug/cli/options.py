@@ -71,8 +71,7 @@ def existing_run(path: Path | None) -> Path | None:
 
 Data = Annotated[Path, Option("--data", callback=folder_of_sites, help="Folder of sites' folders.")]
 SiteOrSites = Annotated[
-    Path,
-    Option("--data", callback=existing_folder, help="A site's folder, or a folder of sites' folders."),
+    Path, Option("--data", callback=existing_folder, help="A site's folder, or a folder of sites' folders.")
 ]
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1, or auto: CUDA if available.")]
 State = Annotated[
@@ -84,8 +83,7 @@ Init = Annotated[Path | None, Option(callback=existing_file, help="Weights to st
 Loop = Annotated[str | None, Option(metavar="FILE.py|NAME", help="Custom training loop: a script or a name.")]
 Threads = Annotated[int, Option(min=0, help="CPU threads per site; 0 shares the cores among sites.")]
 Workers = Annotated[
-    str | None,
-    Option(help="Number of processes, slurm, slurm:PARTITION, or dask://HOST:PORT. [default: 1]"),
+    str | None, Option(help="Number of processes, slurm, slurm:PARTITION, or dask://HOST:PORT. [default: 1]")
 ]
 Each = Annotated[list[str] | None, Option(metavar="NAME=VALUE", help="Cluster request: gpus=1, mem=16G.")]
 Pictures = Annotated[bool, Option("--pictures/--no-pictures", help="Show images on the page.", hidden=True)]
@@ -204,7 +202,8 @@ def read_groups(file: Path, groups: Sequence[type[Settings]]) -> dict[type, dict
 
 
 def _parameter(cls: type[Settings], entry: dataclasses.Field[Any], text: str) -> inspect.Parameter:
-    rules, text = entry.metadata, first_sentence(plain(text))
+    # The first sentence; the rest is on the pages.
+    rules, text = entry.metadata, plain(text).partition(". ")[0].rstrip(".") + "."
     hint = hints_of(cls)[entry.name]  # type: ignore[arg-type]
     default = default_of(entry)
     kinds = kinds_of(hint)
@@ -248,11 +247,6 @@ def _metavar(kinds: Sequence[Any], choices: Sequence[str]) -> str | None:
     words = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
     known = (words.get(get_args(kind)[0] if get_origin(kind) is tuple else kind) for kind in kinds)
     return next(filter(None, known), None)
-
-
-def first_sentence(text: str) -> str:
-    """Return the first sentence of a setting's text: the rest is on the pages."""
-    return text.partition(". ")[0].rstrip(".") + "."
 
 
 def split_pairs(

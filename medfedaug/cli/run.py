@@ -14,7 +14,7 @@ import typer
 from typer import Option
 
 from medfedaug.cli.catalogue import check_methods, check_network
-from medfedaug.cli.console import err_console, print_scores, say, starting
+from medfedaug.cli.console import RoundProgress, err_console, print_scores, resumable, say, starting
 from medfedaug.cli.options import (
     Assignments,
     Bundle,
@@ -32,7 +32,6 @@ from medfedaug.cli.options import (
     is_given,
     takes,
 )
-from medfedaug.cli.progress import RoundProgress, resumable
 from medfedaug.config.bundle_reference import content_hash, described_data, locate
 from medfedaug.config.comparison import REFERENCE, REMEDIES, ComparisonConfig, choose_methods, parse_budget
 from medfedaug.config.machine import Machine
@@ -87,9 +86,12 @@ def simulate(
     # In a process that has computed before, OpenMP may have threads, and a fork would hang.
     prepares = engine == "nvflare" and not check and "torch" not in sys.modules
     with starting():
+        if prepares:
+            import nvflare  # noqa: F401, first, since it looks through all modules that are imported before it
+
         from medfedaug.data.sites import describe_federation, num_patients
         from medfedaug.federation.job_folder import REPORT
-        from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
+        from medfedaug.metrics.registry import REMEDIES, nothing_learned_at, nothing_learned_in
         from medfedaug.metrics.segmentation import oversized_in
         from medfedaug.runs.run import recorded_input
         from medfedaug.simulate import Simulation, run_simulation
@@ -197,11 +199,7 @@ def export(
         _export_comparison(names, options, arguments, budget, execution, out, needed=bool(methods))
         return
     reference, script = loop_reference(loop) if loop is not None else (None, None)
-    from medfedaug.federation.composition import (
-        Composition,
-        check_counted,
-        with_trimmed_mean,
-    )
+    from medfedaug.federation.composition import Composition, check_counted, with_trimmed_mean
     from medfedaug.federation.messages.initial_weights import InitialWeights
     from medfedaug.nvflare_jobs import MedFedAugRecipe
     from medfedaug.simulate import usual_settings
@@ -247,11 +245,7 @@ def _export_comparison(
     *,
     needed: bool,
 ) -> None:
-    from medfedaug.federation.composition import (
-        Composition,
-        check_counted,
-        with_trimmed_mean,
-    )
+    from medfedaug.federation.composition import Composition, check_counted, with_trimmed_mean
     from medfedaug.methods import parse_methods
     from medfedaug.nvflare_jobs.job.comparison import ComparisonRecipe
     from medfedaug.simulate import usual_settings
@@ -349,9 +343,7 @@ def _settings(
     folder = bundle or reference.get("name")
     settings["bundle"] = locate(folder) if folder else {}
     if reference and not bundle and content_hash(settings["bundle"]) != reference["hash"]:
-        raise ConfigError(
-            f"--bundle {folder}: its content differs from the Bundle of --config; give the Bundle"
-        )
+        raise ConfigError(f"--bundle {folder}: its content differs from that of --config; give the Bundle")
     settings |= _plan(plan, memory, given)
     if "task" in settings and not folder:  # a Bundle has the other settings
         usual = task_defaults(settings["task"], settings["plan"], own_data=True)

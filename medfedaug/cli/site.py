@@ -33,16 +33,11 @@ def configure(
     *,
     given: Given,
     config: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="JSON like local/medfedaug.json; options take precedence."),
+        Path | None, Option(metavar="FILE", help="JSON like local/medfedaug.json; options take precedence.")
     ] = None,
     allow_bundle: Annotated[
         list[Path] | None,
-        _rule(
-            "--allow-bundle",
-            metavar="DIR",
-            help="Let jobs use a Bundle as it is now; repeatable.",
-        ),
+        _rule("--allow-bundle", metavar="DIR", help="Let jobs use a Bundle as it is now; repeatable."),
     ] = None,
     forbid_code: Annotated[
         bool,

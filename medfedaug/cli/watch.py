@@ -15,13 +15,12 @@ from rich.live import Live
 from rich.text import Text
 from typer import Argument, Option
 
-from medfedaug.cli.console import Table, err_console, out_console, say, wrapped
-from medfedaug.cli.progress import duration
+from medfedaug.cli.console import Table, duration, err_console, out_console, say, wrapped
 from medfedaug.errors import ConfigError
 from medfedaug.nvflare_jobs.kit.kit import Kit, open_kit
 
 if TYPE_CHECKING:
-    from medfedaug.nvflare_jobs.kit.watched import Watched
+    from medfedaug.nvflare_jobs.kit.job_states import Watched
 
 _BARS = "▁▂▃▄▅▆▇█"
 _PERIOD, _LAST = 1.0, 8
@@ -32,8 +31,7 @@ _QUIET = 60.0  # seconds without an event after which a note appears
 def watch(
     kit: Annotated[Path, Argument(metavar="KIT", help="An NVFlare kit, or the folder of a job in it.")],
     prometheus: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="NAME.prom to write every 15 seconds for node_exporter."),
+        Path | None, Option(metavar="FILE", help="NAME.prom to write every 15 seconds for node_exporter.")
     ] = None,
     once: Annotated[bool, Option("--once", help="Show or write the state, and end.")] = False,
 ) -> None:
@@ -46,7 +44,7 @@ def watch(
         _write_metrics(open_kit(kit), prometheus, once=once)
         return
     with err_console.status("starting"):
-        from medfedaug.nvflare_jobs.kit.watched import Watched, find_events
+        from medfedaug.nvflare_jobs.kit.job_states import Watched, find_events
         from medfedaug.utils.event_text import follow
 
     live = out_console.is_terminal and not once
@@ -88,7 +86,7 @@ def watch(
 
 
 def _write_metrics(kit: Kit, file: Path, *, once: bool) -> None:
-    from medfedaug.nvflare_jobs.kit.kit_metrics import write_metrics
+    from medfedaug.nvflare_jobs.kit.job_states import write_metrics
 
     while True:
         write_metrics(kit, file)

@@ -22,22 +22,6 @@ from medfedaug.errors import ConfigError, own
 from medfedaug.utils.files import sha256
 from medfedaug.utils.validation import check_keys
 
-__all__ = [
-    "BUNDLES_VARIABLE",
-    "PREDICTS",
-    "AllowedBundle",
-    "allow",
-    "check_reference",
-    "content_hash",
-    "described_data",
-    "find",
-    "known",
-    "locate",
-    "restrict",
-    "short_hash",
-    "training_file",
-]
-
 BUNDLES_VARIABLE = "MEDFEDAUG_BUNDLES"
 """Names a folder that holds Bundles, on a user's own machine."""
 
@@ -124,12 +108,10 @@ class AllowedBundle:
         return [name for name in names if _is_inert(inside / name)]
 
 
-_named: dict[str, AllowedBundle] = {}
-"""Bundles that the user of this process named."""
+_named: dict[str, AllowedBundle] = {}  # bundles that the user of this process named
 _allowed: dict[str, AllowedBundle] | None = None
 """Bundles that the site allows; ``None`` on a user's own machine, where `_named` and the variable count."""
-_copies: dict[str, tempfile.TemporaryDirectory[str]] = {}
-"""Private copies by the hash of their content."""
+_copies: dict[str, tempfile.TemporaryDirectory[str]] = {}  # private copies by the hash of their content
 
 
 def content_hash(folder: Path) -> str:

@@ -16,10 +16,8 @@ REFERENCE, ALONE = "fedavg", "single"
 """The methods that every comparison has: plain averaging, and each site by itself."""
 REMEDIES = ("fedrdn", "fedbn", "ditto", "fedfa")
 """A method for each cause of differences: intensities, norm layers, what sites cannot share, features."""
-SEEDS = 2
-"""Trainings of each method, by default."""
-CHECKED_AT = (0.5, 0.75, 1.0)
-"""Shares of the rounds after which a clearly worse method stops."""
+SEEDS = 2  # trainings of each method, by default
+CHECKED_AT = (0.5, 0.75, 1.0)  # shares of the rounds after which a clearly worse method stops
 
 _UNITS = {"s": 1, "min": 60, "h": 3600}
 

@@ -12,8 +12,6 @@ from pydantic import BeforeValidator
 
 from medfedaug.config.options import Settings, hints_of, kinds_of, read_text, setting, settings
 
-__all__ = ["COMPILE", "DATA_VARIABLE", "DEVICE_VARIABLE", "KIT_STATE", "STATE_VARIABLE", "Folder", "Machine"]
-
 COMPILE = ("auto", "on", "off")
 
 DATA_VARIABLE = "MEDFEDAUG_DATA"
@@ -50,10 +48,7 @@ class Machine(Settings):
     VARIABLES: ClassVar[str] = "MEDFEDAUG_"
 
     memory: float = setting(
-        2.0,
-        "GiB of memory for prepared images; further images stay in files.",
-        at_least=0,
-        rare=True,
+        2.0, "GiB of memory for prepared images; further images stay in files.", at_least=0, rare=True
     )
     cache: Folder = setting(
         None,

@@ -29,8 +29,7 @@ from medfedaug.utils.validation import check_choice, check_keys, check_plain
 
 Class = TypeVar("Class", bound=type)
 
-File = Annotated[Path, Strict(False)]
-"""A path, or text."""
+File = Annotated[Path, Strict(False)]  # a path, or text
 
 _WIDTH = 106
 _LONGEST = 200  # characters of a wrong value that a message repeats

@@ -153,11 +153,6 @@ class Plan(Settings):
         return any(word != "none" for word in self.normalisation or ())
 
     @property
-    def moves_voxels(self) -> bool:
-        """Return whether volumes are turned or resampled."""
-        return self.orientation is not None or self.spacing is not None
-
-    @property
     def left_to_right(self) -> int | None:
         """Return the axis from left to right, or back; the first axis of volumes as stored.
 

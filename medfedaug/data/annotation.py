@@ -27,10 +27,6 @@ class Annotation:
     Set 0 has all classes, so that the label map of a complete case is its own code, and padding is known
     background.
 
-    Args:
-        sets: for each set, whether it has each class, the background first, which all have.
-        has_unknown: whether some voxel may be unknown.
-
     Example:
         >>> import torch
         >>> both = Annotation.of(3, [(True, False, True)])
@@ -41,8 +37,9 @@ class Annotation:
         [[[0, 2, 0]], [[True, True, False]], [[True, False, True]]]
     """
 
+    # For each set, whether it has each class, the background first, which all have.
     sets: tuple[tuple[bool, ...], ...]
-    has_unknown: bool = True
+    has_unknown: bool = True  # whether some voxel may be unknown
 
     @classmethod
     def of(cls, classes: int, sets: Iterable[Sequence[bool]], *, has_unknown: bool = True) -> Annotation:

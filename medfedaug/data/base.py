@@ -36,25 +36,15 @@ _ONE_SPLIT = "A patient belongs to one split only, or the test is not one."
 
 @dataclass(frozen=True)
 class Case:
-    """Image of a site, with label, patient and name.
+    """Image of a site, with label, patient and name."""
 
-    Args:
-        name: unique within the site.
-        image: path of the image, or of the archive that holds it.
-        label: path of the label map, or the name of the class.
-        index: position in an archive.
-        patient: name of the patient; empty where the list names none.
-        others: further files of the image; their channels follow those of ``image``.
-        annotated: the classes that the label map outlines; ``None`` for all.
-    """
-
-    name: str
-    image: Path
-    label: Path | str
-    index: int | None = None
-    patient: str = ""
-    others: tuple[Path, ...] = ()
-    annotated: tuple[str, ...] | None = None
+    name: str  # unique within the site
+    image: Path  # path of the image, or of the archive that holds it
+    label: Path | str  # path of the label map, or the name of the class
+    index: int | None = None  # position in an archive
+    patient: str = ""  # name of the patient; empty where the list names none
+    others: tuple[Path, ...] = ()  # further files of the image; their channels follow those of `image`
+    annotated: tuple[str, ...] | None = None  # the classes that the label map outlines; `None` for all
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -79,29 +69,23 @@ class Listing(NamedTuple):
 
 @dataclass(frozen=True)
 class SiteFolder(ABC):
-    """A site's data.
-
-    Args:
-        cases: the cases of each of `SPLITS`.
-        channel_names: names of the images' channels in order; empty where the list names none.
-        label_values: the value of each class in the label maps; empty for 0, 1, 2, ...; -1 for a class of
-            the federation that the site does not name.
-        ignore: the value of voxels of unknown class.
-        annotation: the code of the label maps, where some class or voxel may not be annotated.
-        federation_channels: names of the channels that `load_image` returns, in order (`with_channels`);
-            empty for the site's own.
-        benchmark: name of the published data set, or ``phantom``; empty for a site's own data.
-    """
+    """A site's data."""
 
     name: str
     path: Path
     classes: tuple[str, ...]
-    cases: dict[str, tuple[Case, ...]]
+    cases: dict[str, tuple[Case, ...]]  # the cases of each of `SPLITS`
+    # Names of the images' channels in order; empty where the list names none.
     channel_names: tuple[str, ...] = field(default=(), kw_only=True)
+    # The value of each class in the label maps; empty for 0, 1, 2, ...; -1 for a class of the federation that
+    # the site does not name.
     label_values: tuple[int, ...] = field(default=(), kw_only=True)
-    ignore: int | None = field(default=None, kw_only=True)
+    ignore: int | None = field(default=None, kw_only=True)  # the value of voxels of unknown class
+    # The code of the label maps, where some class or voxel may not be annotated.
     annotation: Annotation | None = field(default=None, kw_only=True)
+    # Names of the channels that `load_image` returns, in order (`with_channels`); empty for the site's own.
     federation_channels: tuple[str, ...] = field(default=(), kw_only=True)
+    # Name of the published data set, or `phantom`; empty for a site's own data.
     benchmark: str = field(default="", kw_only=True)
 
     task: ClassVar[str]

@@ -35,17 +35,12 @@ _MOST_CLASSES = 200  # without names
 
 @dataclass(frozen=True)
 class Proposal:
-    """Content for a ``dataset.json``.
-
-    Args:
-        layout: names of the folders of images and label maps.
-        notes: files that are left out, and odd findings.
-    """
+    """Content for a ``dataset.json``."""
 
     site: VolumeFolder
     content: dict[str, Any]
-    layout: str
-    notes: tuple[str, ...]
+    layout: str  # names of the folders of images and label maps
+    notes: tuple[str, ...]  # files that are left out, and odd findings
 
     @property
     def counts(self) -> dict[str, int]:

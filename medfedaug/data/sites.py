@@ -16,8 +16,8 @@ from medfedaug.data.images import ImageFolder, visible_folders
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.utils.layers import added_module
-from medfedaug.utils.printable import counted, is_printable
+from medfedaug.utils.plugins import added_module
+from medfedaug.utils.printable import counted, printable
 from medfedaug.utils.validation import first_of
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ def check_before_listing(sites: Sequence[SiteFolder]) -> None:
 
 
 def _check_name(site: SiteFolder) -> None:
-    if not is_printable(site.name) or site.name != site.name.strip():
+    if site.name != printable(site.name).strip():
         hint = "Rename its folder: printable characters, without a space at either end."
         raise DataError("not a name for a site", site=repr(site.name), path=site.path, hint=hint)
 

@@ -10,6 +10,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.dataset_json import read_test_images
 from medfedaug.data.images import ImageFolder, visible_folders
+from medfedaug.data.io.base import LeftOut, Series
 from medfedaug.data.io.formats import (
     SERIES,
     image_suffix,
@@ -18,7 +19,6 @@ from medfedaug.data.io.formats import (
     known_formats,
     without_suffix,
 )
-from medfedaug.data.io.series import LeftOut, Series
 from medfedaug.data.sites import is_federation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
@@ -55,7 +55,7 @@ def open_given(
 
     The cases of a folder with a ``dataset.json`` are its test cases. Otherwise each image file in or below
     the folder is a case, and so is each DICOM series with files of any name. Of several series of a study in
-    one folder, `medfedaug.data.io.series.SeriesFormat.select` chooses one. A DICOM file stands for its
+    one folder, `medfedaug.data.io.base.SeriesFormat.select` chooses one. A DICOM file stands for its
     series.
     They are listed by their names, or the headers of DICOM, without further checks; see `check_given`.
 

@@ -1,26 +1,118 @@
-"""Composition of methods and network, the same at the server and at every site."""
+"""Composition of methods and network, the same at the server and at every site.
+
+Settings or a Bundle define the network, the task and the optimiser of a run.
+"""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from medfedaug.config.run import BY_PLAN, MAX_SHARE, RunConfig, derive_seed
+from medfedaug.config.bundle_reference import AllowedBundle
+from medfedaug.config.run import BY_PLAN, MAX_SHARE, SCALING, RunConfig, derive_seed
 from medfedaug.data.base import SiteFolder
-from medfedaug.errors import ConfigError, DataError, warn, withheld
+from medfedaug.errors import ConfigError, DataError, first_line, warn, withheld
 from medfedaug.federation.messages.messages import shared_keys
-from medfedaug.federation.messages.run_definition import define, scaling
 from medfedaug.methods import Method, build_methods
 from medfedaug.methods.base import ServerContext
 from medfedaug.methods.compatibility import Constraints, check_compatible, constraints, methods_with
 from medfedaug.metrics.registry import LOCAL, UNSEEN, whose_model
+from medfedaug.models import build_network
+from medfedaug.models.entries import first_names_of, freeze
 from medfedaug.models.networks import check_size, size_multiple
-from medfedaug.models.substitution import first_names_of, freeze
-from medfedaug.tasks import Task
-from medfedaug.utils.layers import added_module
+from medfedaug.tasks import Task, make_task
+from medfedaug.utils.plugins import added_module
+
+if TYPE_CHECKING:
+    from medfedaug.tasks.bundle.definition import BundleDefinition
+
+BUNDLE_SCALING = "bundle"
+
+
+class ConfiguredRun:
+    """Definition of a run whose settings name network, loss and optimiser."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.momentum = config.momentum if config.optimizer == "sgd" else 0.0
+
+    def network(self) -> nn.Module:
+        """Build the network of the settings."""
+        config, arguments = self.config, network_arguments(self.config)
+        try:
+            return build_network(**arguments)
+        except ConfigError:
+            raise
+        except Exception as error:  # networks check their arguments in various ways, or not at all
+            text = error if isinstance(error, (TypeError, ValueError)) else first_line(error)
+            raise ConfigError(f"network {config.network}: {text}") from error
+
+    def channels(self, network: nn.Module) -> int:
+        """Return the number of the data's channels."""
+        return self.config.in_channels
+
+    def task(self, config: RunConfig, *, normalised: bool) -> Task:
+        """See `medfedaug.tasks.make_task`."""
+        return make_task(config, normalised=normalised)
+
+    def optimiser(self, parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
+        """Build Adam or stochastic gradient descent."""
+        decay = self.config.weight_decay
+        if self.config.optimizer == "sgd":
+            return torch.optim.SGD(parameters, lr=rate, momentum=self.config.momentum, weight_decay=decay)
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
+
+
+def define(config: RunConfig) -> ConfiguredRun | BundleDefinition:
+    """Return the definition of a run."""
+    if not config.bundle:
+        return ConfiguredRun(config)
+    definition: BundleDefinition = _bundles().BundleDefinition.of(config)
+    return definition
+
+
+def bundle_run_settings(bundle: AllowedBundle) -> dict[str, Any]:
+    """See `medfedaug.tasks.bundle.definition.bundle_settings`."""
+    settings: dict[str, Any] = _bundles().bundle_settings(bundle)
+    return settings
+
+
+def _bundles() -> Any:
+    # Imported here: it needs pytorch-ignite of the extra "bundle".
+    try:
+        from medfedaug.tasks.bundle import definition
+    except ImportError as error:
+        raise ConfigError(f"a Bundle needs {error.name}: pip install 'medfedaug[bundle]'") from error
+    return definition
+
+
+def scaling(config: RunConfig, intensity: str) -> str:
+    """Return the scaling of a run's images before the methods: ``input.scaling`` in ``results.json``."""
+    if config.bundle:
+        return BUNDLE_SCALING
+    return "none" if intensity == "raw" else SCALING[config.task]
+
+
+def network_arguments(config: RunConfig) -> dict[str, Any]:
+    """Return the arguments of `medfedaug.models.build_network` for a run."""
+    for name in ("in_channels", "out_channels", "spatial_dims"):
+        if name in config.network_args:
+            raise ConfigError(f"network_args: {name} follows from data and plan; leave it out")
+    return {
+        "name": config.network,
+        "in_channels": config.in_channels,
+        "out_channels": config.num_classes,
+        "image_size": config.plan.patch_size or config.image_size,
+        "spatial_dims": config.plan.spatial_dims,
+        "supervised": config.plan.deep_supervision,
+        **config.network_args,
+    }
+
 
 FOR_OPEN_CLASSES = ("class_mean", "condist")
 """Methods that join a run whose sites have outlined different structures."""
@@ -29,6 +121,11 @@ _ON_ONE_MACHINE = "simulate it on one machine, or take another method"
 _SITES_FOR_TRIMMING = 5
 # Only the model's entries of a late update are carried over to the present model.
 _OF_BUFFERED_ROUNDS = frozenset({"complete_state_dict", "separate_sites"})
+
+
+def masking(config: RunConfig) -> Any:
+    """Return `medfedaug.hospital.secure` for a run whose server learns only sums, else ``None``."""
+    return added_module("secure", "secure_aggregation") if config.secure_aggregation else None
 
 
 def with_trimmed_mean(config: RunConfig, sites: int) -> RunConfig:
@@ -147,10 +244,10 @@ class Composition:
         task = self.task()
         check_compatible([*map(constraints, self.methods), *self._option_constraints(task)])
         self.sums: Any = None
-        """The `medfedaug.hospital.secure.layout.SumLayout` under secure aggregation."""
-        if config.secure_aggregation:
-            layout = added_module("secure.layout", "secure_aggregation").SumLayout
-            self.sums = layout(self.methods, self.server_context(task=task), self.sent, config.max_share)
+        """The `medfedaug.hospital.secure.SumLayout`, if the server learns only sums."""
+        if (masks := masking(config)) is not None:
+            context = self.server_context(task=task)
+            self.sums = masks.SumLayout(self.methods, context, self.sent, config.max_share)
 
     def _option_constraints(self, task: Task) -> Iterator[Constraints]:
         """Yield the requirements of the run's options, and the exclusions of its loss."""

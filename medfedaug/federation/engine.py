@@ -15,7 +15,7 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.utils.event_text import OnEvent
-from medfedaug.utils.layers import added_module
+from medfedaug.utils.plugins import added_module
 from medfedaug.utils.validation import check_choice
 
 # By their names: the import of NVFlare takes seconds.
@@ -27,24 +27,19 @@ _ENGINES = {
 
 @dataclass(frozen=True, kw_only=True)
 class FederationRun:
-    """A checked run for an engine.
-
-    Args:
-        state_dir: a folder for the state of server and sites; ``None`` keeps nothing.
-        script: the file of the run's custom training loop, if any.
-        lock: a file to lock while a process of the run is alive; ``None`` for a single process.
-    """
+    """A checked run for an engine."""
 
     config: RunConfig
     data_dir: Path
     sites: Sequence[SiteFolder]
     device: str = "auto"
-    state_dir: Path | None = None
+    state_dir: Path | None = None  # a folder for the state of server and sites; `None` keeps nothing
     resume: bool = False
     execution: Execution = field(default_factory=Execution)
     machine: Machine = field(default_factory=Machine)
     initial: InitialWeights | None = None
-    script: Path | None = None
+    script: Path | None = None  # the file of the run's custom training loop, if any
+    # A file to lock while a process of the run is alive; `None` for a single process.
     lock: Path | None = None
     on_event: OnEvent | None = None
 
@@ -54,19 +49,14 @@ class Engine(ABC):
 
     `medfedaug.federation.protocol` makes all decisions about a run; an engine provides a
     `medfedaug.federation.protocol.Carrier`.
-
-    Attributes:
-        own_processes: whether each site is a process, so that the sites share the cores.
-        runs_scripts: whether it can run a custom training loop.
-        travels: whether models travel between server and sites; otherwise all images are in one place.
-        keeps_time: whether it can simulate sites of different speed.
     """
 
     name: ClassVar[str]
-    own_processes: ClassVar[bool] = False
-    runs_scripts: ClassVar[bool] = False
+    own_processes: ClassVar[bool] = False  # whether each site is a process, so that the sites share the cores
+    runs_scripts: ClassVar[bool] = False  # whether it can run a custom training loop
+    # Whether models travel between server and sites; otherwise all images are in one place.
     travels: ClassVar[bool] = True
-    keeps_time: ClassVar[bool] = False
+    keeps_time: ClassVar[bool] = False  # whether it can simulate sites of different speed
 
     @abstractmethod
     def run(self, run: FederationRun, work: Path) -> dict[str, Any]:

@@ -7,39 +7,24 @@ from typing import Any
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import sha256
 
-JOB_FOLDER = "medfedaug"
-"""The folder of our files in the run folder of a job."""
-EVENTS = "events.jsonl"
-"""File of a job's events, one JSON object per line."""
-RESULTS = "results.json"
-"""Settings and scores of a finished run."""
+JOB_FOLDER = "medfedaug"  # the folder of our files in the run folder of a job
+EVENTS = "events.jsonl"  # file of a job's events, one JSON object per line
+RESULTS = "results.json"  # settings and scores of a finished run
 GLOBAL_MODEL, FINAL_MODEL = "global_model.pt", "final_model.pt"
 """The models of the selected and of the last round."""
-STATISTICS = "statistics.json"
-"""Channel statistics of the sites."""
-REPORT = "report.html"
-"""The page of a run."""
-CARDS = ("model_card.md", "model_card.html")
-"""The model card, as Markdown and as a page."""
-STATE = "state"
-"""Folder of the state of server and sites."""
-EVALUATION = "evaluation.json"
-"""Scores of an evaluation."""
-COMPARED = "compare.json"
-"""Gains of methods in a comparison."""
-ALIVE = "alive"
-"""Touched by the job's process every `PULSE` seconds."""
+STATISTICS = "statistics.json"  # channel statistics of the sites
+REPORT = "report.html"  # the page of a run
+CARDS = ("model_card.md", "model_card.html")  # the model card, as Markdown and as a page
+STATE = "state"  # folder of the state of server and sites
+EVALUATION = "evaluation.json"  # scores of an evaluation
+COMPARED = "compare.json"  # gains of methods in a comparison
+ALIVE = "alive"  # touched by the job's process every `PULSE` seconds
 PULSE = 10.0
-SESSION = "session.json"
-"""File of a running job at a site, for its return after a reboot."""
-SPACING = "spacing"
-"""The name of the summary of voxel edges, and its key in ``results.json``."""
-COUNTS = "counts"
-"""Numbers of a site's patients and studies, in its answer and in ``results.json``."""
-LEVELS = ("low", "median", "high")
-"""The names of the quantiles of a spacing."""
-HASHES = "sha256"
-"""The entry of ``results.json`` with the hash of each file that a prediction uses, by name."""
+SESSION = "session.json"  # file of a running job at a site, for its return after a reboot
+SPACING = "spacing"  # the name of the summary of voxel edges, and its key in ``results.json``
+COUNTS = "counts"  # numbers of a site's patients and studies, in its answer and in ``results.json``
+LEVELS = ("low", "median", "high")  # the names of the quantiles of a spacing
+HASHES = "sha256"  # the entry of ``results.json`` with the hash of each file that a prediction uses, by name
 
 
 def server_checkpoint(state_dir: str | Path, name: str = "medfedaug") -> Path:

@@ -142,11 +142,11 @@ def _round(server: FederationServer, carrier: Carrier) -> None:
     strangers = sorted(set(connected) - server.known)
     if strangers:
         carrier.ask(server.prepare(), strangers, 0, server.accept_preparation)
-    targets = server.choose_sites({*connected}.difference(carrier.under_way()))
+    targets = sorted(server.sites.keys() & {*connected}.difference(carrier.under_way()))
     request = server.start_round(targets)
     _present(server, TRAIN, server.sites, connected)
     weights = server.participation.weights({site: server.sites[site] for site in targets})
-    _ask_each(server, carrier, server.aggregation.agree(request, server.exchanged_once, weights))
+    _ask_each(server, carrier, server.aggregation.agree(request, server.once.payload, weights))
     request, targets = server.aggregation.training(request, targets)
     if server.config.buffer:
         silent = carrier.gather(request, targets, server.config.buffer, server.accept)

@@ -29,9 +29,9 @@ from medfedaug.functional.features import (
     mix_statistics,
     perturb_features,
     student_t_modulation,
+    working_precision,
 )
 from medfedaug.functional.means import clip_factor, coordinate_median, trimmed_mean
-from medfedaug.functional.passes import working_precision
 
 __all__ = [
     "across_site_variance",

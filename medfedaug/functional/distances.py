@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from medfedaug.functional.passes import check_shape, working_precision
+from medfedaug.functional.features import check_shape, working_precision
 
 
 def soft_histogram(

@@ -1,1 +1,1 @@
-"""The layer of a clinical site: DICOM, archives, rules and guard of its data, secure aggregation."""
+"""The layer of a clinical site: DICOM, archives, and the rules, guard and sums of its data."""

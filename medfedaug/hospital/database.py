@@ -1,7 +1,5 @@
 """`Database`: an SQLite file of a site, which exists whole or not at all, and by which jobs take turns."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from collections.abc import Callable, Iterator

@@ -22,66 +22,21 @@ from typing import Any, ClassVar
 from monai.transforms import Transform
 from torch import Tensor, nn
 
-from medfedaug.config.kinds import (
-    FEATURE_MEAN,
-    FEATURE_STD,
-    HISTOGRAM,
-    INTENSITY_MEAN,
-    INTENSITY_STD,
-    STEPS,
-    VARIANCE,
-    WEIGHTS,
-)
 from medfedaug.errors import WITH_BATCH_NORM, ConfigError
 from medfedaug.methods.arguments import checked
-from medfedaug.methods.contexts import (
-    Bounds,
-    Contributions,
-    Payload,
-    RoundMean,
-    ServerContext,
-    Shapes,
-    SiteContext,
-    SiteUpdate,
-    Step,
-    Targets,
-    zeros,
-)
-from medfedaug.models.substitution import trained_entries
+from medfedaug.methods.contexts import Bounds as Bounds
+from medfedaug.methods.contexts import Contributions as Contributions
+from medfedaug.methods.contexts import Payload as Payload
+from medfedaug.methods.contexts import RoundMean as RoundMean
+from medfedaug.methods.contexts import ServerContext as ServerContext
+from medfedaug.methods.contexts import Shapes as Shapes
+from medfedaug.methods.contexts import SiteContext as SiteContext
+from medfedaug.methods.contexts import SiteUpdate as SiteUpdate
+from medfedaug.methods.contexts import Step as Step
+from medfedaug.methods.contexts import Targets as Targets
+from medfedaug.methods.contexts import zeros as zeros
+from medfedaug.models.entries import trained_entries
 from medfedaug.statistics import ChannelStatistics
-
-__all__ = [
-    "FEATURE_MEAN",
-    "FEATURE_STD",
-    "HISTOGRAM",
-    "INTENSITY_MEAN",
-    "INTENSITY_STD",
-    "STEPS",
-    "STEP_HOOKS",
-    "VARIANCE",
-    "WEIGHTS",
-    "WORDS",
-    "Aggregator",
-    "Bounds",
-    "Contributions",
-    "Method",
-    "Payload",
-    "RoundMean",
-    "ServerContext",
-    "ServerExchange",
-    "Shapes",
-    "SiteContext",
-    "SiteExchange",
-    "SitePart",
-    "SiteUpdate",
-    "Step",
-    "Targets",
-    "check_norms",
-    "overridden",
-    "shared_parameters",
-    "zeros",
-]
-
 
 WORDS: dict[str, str] = {
     "normalised_input": "its transforms normalise the intensities, instead of plain scaling to [0, 1]",
@@ -176,10 +131,10 @@ class ServerExchange(ABC):
     """Flag: the mean for `accept_mean` has the weights of the mean of models; otherwise equal weights."""
 
     def terms(self, payload: Payload) -> Payload:
-        """Return the terms of a payload that sites add up under secure aggregation.
+        """Return the terms of a payload that sites add up where the server learns only sums.
 
         The site calls it; the terms follow only from the payload. By default `result` does not follow from
-        sums over the sites, and the method excludes secure aggregation.
+        sums over the sites, and such a run refuses the method.
         """
         raise ConfigError("its result does not follow from the sum of the sites' values")
 

@@ -10,8 +10,7 @@ Payload = dict[str, Tensor]
 LARGEST_SHARE = 2.0
 """The largest share of a patient in a number that leaves a site, in units of 1/n for n = ``min_images``."""
 
-_COUNTS_FROM = 0.1
-"""A patient counts whose weight is at least this part of the largest."""
+_COUNTS_FROM = 0.1  # a patient counts whose weight is at least this part of the largest
 
 _NO_GRADIENT = torch.finfo(torch.float32).eps
 """A sample counts in a step if its gradient is above this part of the largest of the round: a smaller one is

@@ -11,7 +11,7 @@ from medfedaug.methods.base import Aggregator, Method, ServerExchange, SiteExcha
 from medfedaug.methods.contexts import Payload, RoundMean, ServerContext, SiteContext, SiteUpdate
 from medfedaug.methods.exchanges import AggregatorExchange
 from medfedaug.models import find_head
-from medfedaug.models.substitution import trained_entries
+from medfedaug.models.entries import trained_entries
 
 
 class ClassMean(Method):

@@ -1,15 +1,17 @@
 """ConDistFL: the global model teaches a site the classes that it has not outlined."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from medfedaug import functional as F
 from medfedaug.data.annotation import Decoded
-from medfedaug.functional.passes import per_channel
+from medfedaug.functional.features import per_channel
 from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
 from medfedaug.methods.site_parts import MeasuredSite
-from medfedaug.models.substitution import call_with, evaluating
+from medfedaug.models.entries import call_with, evaluating
 
 
 class ConDist(Method):
@@ -68,8 +70,8 @@ class TeacherGuidedSite(MeasuredSite):
 
     measured = ("distillation",)
 
-    def __init__(self, context: SiteContext) -> None:
-        self.context = context
+    def __init__(self, method: Any, context: SiteContext) -> None:
+        self.method, self.context = method, context
         self.teacher: dict[str, Tensor] = {}
 
     @property
@@ -101,9 +103,7 @@ class TeacherGuidedSite(MeasuredSite):
 
 
 class ConDistSite(TeacherGuidedSite):
-    def __init__(self, method: ConDist, context: SiteContext) -> None:
-        super().__init__(context)
-        self.method = method
+    method: ConDist
 
     def loss(self, step: Step) -> Tensor | None:
         """Return λ times the distillation loss of the batch."""

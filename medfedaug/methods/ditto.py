@@ -11,7 +11,7 @@ from medfedaug.errors import MedFedAugError
 from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, Payload, SiteContext, SitePart, Step, shared_parameters
 from medfedaug.methods.site_parts import MeasuredSite
-from medfedaug.models.substitution import call_with, shared_by_name, trained_entries
+from medfedaug.models.entries import call_with, shared_by_name, trained_entries
 
 
 class Ditto(Method):

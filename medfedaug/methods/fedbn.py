@@ -8,7 +8,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart, check_norms
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
 from medfedaug.methods.exchanges import AverageServer
-from medfedaug.models.substitution import state_entries
+from medfedaug.models.entries import state_entries
 
 Unseen = Literal["none", "average"]
 

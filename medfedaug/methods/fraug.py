@@ -14,7 +14,7 @@ from medfedaug.methods.base import Method, ServerExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
 from medfedaug.methods.exchanges import AveragedParameters, AverageServer
 from medfedaug.methods.site_parts import MeasuredSite, linear_head
-from medfedaug.models.substitution import state_entries
+from medfedaug.models.entries import state_entries
 
 
 class Generator(nn.Module):

@@ -10,7 +10,7 @@ from medfedaug.methods import catalogue
 from medfedaug.methods.base import Method
 from medfedaug.methods.compatibility import check_compatible, constraints
 from medfedaug.utils import plugins
-from medfedaug.utils.layers import added_modules
+from medfedaug.utils.plugins import added_modules
 from medfedaug.utils.validation import match_case, not_known, split_names
 
 _CLASSES = [
@@ -27,8 +27,7 @@ COMBINATIONS: dict[str, list[dict[str, Any]]] = {
 }
 """Published names of combinations and of methods with arguments."""
 
-BUILT_IN_NAMES = (*_BUILT_IN, *COMBINATIONS)
-"""The names that no other package may use."""
+BUILT_IN_NAMES = (*_BUILT_IN, *COMBINATIONS)  # the names that no other package may use
 
 
 def built_in_methods() -> dict[str, type[Method]]:

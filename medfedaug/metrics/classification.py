@@ -16,21 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ClassifiedImages:
-    """Predictions for all images of a site.
+    """Predictions for all images of a site."""
 
-    Args:
-        logits: (N, K).
-        targets: (N), the classes.
-        classes: K names.
-        names: names of the images, (N); by default their numbers.
-        owners: the patient of each image, (N); by default different patients.
-    """
-
-    logits: Tensor
-    targets: Tensor
-    classes: Sequence[str]
-    names: Sequence[str] = ()
-    owners: Sequence[Hashable] = ()
+    logits: Tensor  # (N, K)
+    targets: Tensor  # (N), the classes
+    classes: Sequence[str]  # K names
+    names: Sequence[str] = ()  # names of the images, (N); by default their numbers
+    owners: Sequence[Hashable] = ()  # the patient of each image, (N); by default different patients
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", self.names or [*map(str, range(len(self.targets)))])

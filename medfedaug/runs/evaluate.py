@@ -6,8 +6,8 @@ from typing import Any
 
 from medfedaug.data.sites import find_sites, is_federation, is_site
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.federation.site.gate import all_scores
 from medfedaug.federation.site.model import SiteModel
+from medfedaug.federation.site.site import all_scores
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.registry import GLOBAL, LOCAL, PERSONAL, described, over_sites
 from medfedaug.metrics.significance import difference, paired_by_patient

@@ -25,7 +25,7 @@ from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.state import LocalState, read_local_states
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.registry import GLOBAL, UNSEEN
-from medfedaug.models.weights import load_tensors
+from medfedaug.models.entries import load_tensors
 from medfedaug.runs.recorded_run import RecordedRun
 from medfedaug.statistics import ChannelStatistics, load_statistics
 

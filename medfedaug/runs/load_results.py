@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from medfedaug._version import other_version
 from medfedaug.config.run import RunConfig, asked_settings
 from medfedaug.errors import DataError, first_line
 from medfedaug.federation.job_folder import LEVELS, RESULTS
 from medfedaug.metrics.base import mean_score
-from medfedaug.metrics.nothing_learned import nothing_learned_in
-from medfedaug.metrics.registry import GLOBAL, add_recorded
+from medfedaug.metrics.registry import GLOBAL, add_recorded, nothing_learned_in
 from medfedaug.metrics.segmentation import oversized_in
 from medfedaug.runs.run import Run, Scores, recorded_input
 from medfedaug.utils.files import parse_json
@@ -31,7 +31,6 @@ from medfedaug.utils.structure import (
     score,
     text,
 )
-from medfedaug.utils.versions import other_version
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:

@@ -8,8 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from medfedaug.data.dataset_json import LABELLED
-from medfedaug.metrics.nothing_learned import nothing_learned_in
-from medfedaug.metrics.registry import find_metric
+from medfedaug.metrics.registry import find_metric, nothing_learned_in
 from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:

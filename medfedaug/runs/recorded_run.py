@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from medfedaug._version import other_version
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.job_folder import (
@@ -25,7 +26,6 @@ from medfedaug.runs.load_results import check_finished
 from medfedaug.utils.files import parse_json, sha256
 from medfedaug.utils.printable import counted, html_table, printable
 from medfedaug.utils.validation import is_number
-from medfedaug.utils.versions import other_version
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -106,7 +106,7 @@ class Run:
         test: the scores by metric and class; the class ``""`` stands for all classes together.
         missed: the number of cases and classes that were not predicted at all, by site.
         nothing_learned: the reason why the scores show that the model learned nothing
-            (`medfedaug.metrics.nothing_learned`); empty where they do not.
+            (`medfedaug.metrics.registry`); empty where they do not.
         units: the unit of lengths, by site.
         scored: the model of the scores (`medfedaug.federation.composition.Composition.scored`), by
             ``validation`` and ``test``.

@@ -16,11 +16,9 @@ from typing import IO, Any
 
 from medfedaug.errors import ConfigError, StorageError
 
-PRIVATE = 0o600
-"""Mode of a file that only its owner may read."""
+PRIVATE = 0o600  # mode of a file that only its owner may read
 
-_DEEPEST = 100
-"""Levels of nested lists and objects in JSON; Python's own functions fail at some hundreds."""
+_DEEPEST = 100  # levels of nested lists and objects in JSON; Python's own functions fail at some hundreds
 
 _UNFINISHED = re.compile(r"\..+\.(pt|json|key|nii\.gz)\.[0-9a-f]{8}")
 """Name of an unfinished file of `write_atomic`, of those that a site or a server keeps."""

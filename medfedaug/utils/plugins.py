@@ -1,6 +1,7 @@
-"""Find and restrict the plugins of installed packages: methods, networks, training loops.
+"""Find optional layers of this package, and the plugins of installed packages.
 
-The ``pyproject.toml`` of a package lists its plugins under the names that a user writes::
+Plugins are methods, networks and training loops. The ``pyproject.toml`` of a package lists them under the
+names that a user writes::
 
     [project.entry-points."medfedaug.methods"]
     cautious = "lesion_methods:Cautious"
@@ -14,40 +15,46 @@ import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import metadata
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 from packaging.utils import canonicalize_name
 
 from medfedaug.errors import ConfigError, first_line
 
-__all__ = [
-    "JOB_GROUPS",
-    "LOOPS",
-    "METHODS",
-    "NETWORKS",
-    "Plugin",
-    "find",
-    "installed",
-    "names",
-    "restrict",
-]
+_LAYERS = ("medfedaug.hospital", "medfedaug.research")
+
+
+def added_modules(name: str) -> list[ModuleType]:
+    """Import the module of this name, such as ``methods.catalogue``, of each installed layer that has it."""
+    return [import_module(f"{layer}.{name}") for layer in _LAYERS if _exists(f"{layer}.{name}")]
+
+
+def added_module(name: str, feature: str) -> ModuleType:
+    """Import the module of this name of the layer that has it, for a feature that a user asked for."""
+    modules = added_modules(name)
+    if not modules:
+        raise ConfigError(f"{feature} needs {' or '.join(_LAYERS)}, which this installation lacks")
+    return modules[0]
+
+
+def _exists(module: str) -> bool:
+    parent = module.rpartition(".")[0]
+    return (parent == "medfedaug" or _exists(parent)) and find_spec(module) is not None
+
 
 METHODS, NETWORKS = "medfedaug.methods", "medfedaug.networks"
 LOOPS = "medfedaug.loops"
 """The groups of entry points."""
 
-_KINDS = {
-    METHODS: "method",
-    NETWORKS: "network",
-    LOOPS: "training loop",
-}
+_KINDS = {METHODS: "method", NETWORKS: "network", LOOPS: "training loop"}
 
 JOB_GROUPS = (METHODS, NETWORKS, LOOPS)
 """The groups of names in jobs."""
 
-_allowed: frozenset[str] | None = None
-"""Names of packages; ``None`` for all."""
+_allowed: frozenset[str] | None = None  # names of packages; ``None`` for all
 
 
 @dataclass(frozen=True)

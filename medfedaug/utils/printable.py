@@ -12,12 +12,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-__all__ = [
-    "is_printable",
-    "printable",
-    "printable_lines",
-    "printable_values",
-]
+__all__ = ["printable", "printable_lines", "printable_values"]
 
 # Letters and marks without a glyph: Unicode's default ignorable code points.
 _BLANK = re.compile(
@@ -71,11 +66,6 @@ def printable(text: object) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(char if _seen(char) else char.encode("unicode_escape").decode() for char in text)
-
-
-def is_printable(text: str) -> bool:
-    """Return whether `printable` leaves a text as it is."""
-    return all(map(_seen, text))
 
 
 def printable_lines(text: object, indent: str = "") -> str:

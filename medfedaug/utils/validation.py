@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from medfedaug.errors import ConfigError
-from medfedaug.utils.printable import is_printable
+from medfedaug.utils.printable import printable
 
 _LONGEST = 1_000
 
@@ -124,7 +124,7 @@ def check_plain(name: str, value: Any, depth: int = 100) -> None:
         medfedaug.errors.ConfigError: classes: holds a control character or one that cannot be seen; remove it
     """
     problem = ""
-    if isinstance(value, str) and not is_printable(value):
+    if isinstance(value, str) and printable(value) != value:
         problem = ": holds a control character or one that cannot be seen; remove it"
     elif isinstance(value, str) and len(value) > _LONGEST:
         problem = f": holds a text of more than {_LONGEST} characters; shorten it"

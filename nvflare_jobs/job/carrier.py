@@ -3,8 +3,9 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
 from nvflare.apis.fl_constant import ReturnCode
@@ -12,6 +13,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.apis.wf_comm_spec import WFCommSpec
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
@@ -19,10 +21,41 @@ from medfedaug.config.run import Execution
 from medfedaug.federation.messages.messages import TRAIN, Reply, Request
 from medfedaug.federation.protocol import Accept, Carrier
 from medfedaug.federation.server.server import FederationServer
-from medfedaug.nvflare_jobs.job.messages import reply_from_model, request_to_model
-from medfedaug.nvflare_jobs.job.presence import Presence
-from medfedaug.nvflare_jobs.job.site_names import SiteNames
+from medfedaug.nvflare_jobs.job.messages import SiteNames, reply_from_model, request_to_model
 from medfedaug.utils.event_text import OnEvent
+
+SILENT_AFTER = 45.0  # seconds without a heartbeat after which a site counts as away
+
+_BEAT = "jobHeartbeat"
+
+
+class Presence:
+    """Keep the time of each site's last heartbeat.
+
+    NVFlare 2.9 reports a site as disconnected more than ten minutes after its machine went down, and never if
+    the site registers again before. A site's job process sends a heartbeat every ten seconds, also while it
+    trains. A site that never sent one, as in NVFlare's simulator, never counts as away.
+    """
+
+    def __init__(self) -> None:
+        self._beats: dict[str, float] = {}
+
+    def listen(self, communicator: WFCommSpec) -> None:
+        """Note the heartbeats that reach the job's process."""
+        is_active = communicator.client_is_active
+
+        def noted(client_name: str, reason: str, fl_ctx: FLContext) -> Any:
+            if reason == _BEAT:
+                self._beats[client_name] = time.monotonic()
+            return is_active(client_name, reason, fl_ctx)
+
+        setattr(communicator, "client_is_active", noted)  # noqa: B010, NVFlare makes the object itself
+
+    def away(self, sites: Iterable[str]) -> dict[str, float]:
+        """Return the silent sites, each with the seconds since its last heartbeat."""
+        now = time.monotonic()
+        silences = {site: now - self._beats[site] for site in sites if site in self._beats}
+        return {site: passed for site, passed in silences.items() if passed > SILENT_AFTER}
 
 
 class Aborted(Exception):
@@ -172,6 +205,7 @@ class NVFlareCarrier(Carrier):
         answered: set[str] = set()
         good: set[str] = set()
         lock, closed = threading.Lock(), False
+        complete = threading.Event()  # NVFlare notices it 0.2 s later
 
         def take(site: str, reply: Reply) -> bool:
             with lock:
@@ -181,13 +215,15 @@ class NVFlareCarrier(Carrier):
                 used = accept(site, reply)
                 if used:
                     good.add(site)
+                if answered >= {*sites}:
+                    complete.set()
             if not used:
                 self._warn(f"{request.task}, round {request.round}: {site} is left out")
             return used
 
         task = self._send(request, sites, take)
         grace, enough_since, reported = self.execution.grace, None, set[str]()
-        while task.completion_status is None and not self.abort_signal.triggered:
+        while not (complete.wait(self.period) or task.completion_status or self.abort_signal.triggered):
             if len(good) >= needed and enough_since is None:
                 enough_since = time.monotonic()
             if grace is not None and enough_since is not None and time.monotonic() - enough_since >= grace:
@@ -197,10 +233,9 @@ class NVFlareCarrier(Carrier):
                 if enough_since is not None:
                     break
                 reported = self._report_waiting(waiting, reported, len(good), needed)
-            time.sleep(self.period)
         with lock:
             closed = True
-        if task.completion_status is None:
+        if task.completion_status is None and not complete.is_set():
             status = TaskCompletionStatus.CANCELLED
             self.controller.cancel_task(task, completion_status=status, fl_ctx=self.fl_ctx)
         return {site: self._reason(site, task) for site in sorted(set(sites) - answered)}
@@ -224,7 +259,8 @@ class NVFlareCarrier(Carrier):
             accept(site, _reply(site, request, result))
 
         data = FLModelUtils.to_shareable(request_to_model(request))
-        timeout = _whole_seconds(self.execution.round_timeout)
+        seconds = self.execution.round_timeout
+        timeout = max(1, round(seconds)) if seconds else 0  # NVFlare has whole seconds, and 0 for no limit
         task = Task(
             name=request.task, data=data, timeout=timeout, result_received_cb=received, task_done_cb=done
         )
@@ -257,8 +293,3 @@ def _reply(site: str, request: Request, result: Shareable | None) -> Reply:
     else:
         text = f"site {site}: NVFlare delivered {code} in place of an answer"
     return Reply(request.task, request.round, error=text)
-
-
-def _whole_seconds(timeout: float) -> int:
-    """Round to NVFlare's whole seconds, where 0 means no limit."""
-    return 0 if not timeout else max(1, round(timeout))

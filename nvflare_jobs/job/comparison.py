@@ -12,7 +12,7 @@ from medfedaug.federation.messages.messages import SCORE, TASKS, TEST
 from medfedaug.federation.protocol import compare
 from medfedaug.federation.server.comparison import Comparison
 from medfedaug.federation.site.comparison import ComparisonSite
-from medfedaug.federation.site.gate import Gate
+from medfedaug.federation.site.site import Gate
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.job.controller import ProtocolController, ServerJob

@@ -26,9 +26,8 @@ from medfedaug.federation.protocol import run
 from medfedaug.federation.server.output import write_models, write_run
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.hospital.privacy.site_settings import SiteSettings
-from medfedaug.nvflare_jobs.job.carrier import Aborted, NVFlareCarrier
+from medfedaug.nvflare_jobs.job.carrier import Aborted, NVFlareCarrier, Presence
 from medfedaug.nvflare_jobs.job.events import EventLog
-from medfedaug.nvflare_jobs.job.presence import Presence
 from medfedaug.runs.folder import locked
 from medfedaug.utils import plugins
 from medfedaug.utils.files import remove_unfinished
@@ -50,7 +49,7 @@ class ProtocolController(Controller):
     """Run a protocol over NVFlare, and write its events to ``medfedaug/events.jsonl``."""
 
     def __init__(self, execution: dict[str, Any] | None) -> None:
-        super().__init__(task_check_period=_CHECK_PERIOD)
+        super().__init__()
         self.execution = execution or {}
         self._execution = Execution.from_dict(self.execution)
         self._presence = Presence()
@@ -201,7 +200,6 @@ class FederationController(ProtocolController):
             self.log_warning(fl_ctx, text)
 
     def _initial(self, fl_ctx: FLContext) -> InitialWeights | None:
-        """Load the job's initial weights."""
         if not self._run_config.init or self.resume:
             return None
         path = Path(self.engine.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / INITIAL_FILE

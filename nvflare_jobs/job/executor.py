@@ -21,8 +21,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages.messages import Reply
 from medfedaug.federation.site.comparison import ComparisonSite
-from medfedaug.federation.site.gate import Gate
-from medfedaug.federation.site.site import Site
+from medfedaug.federation.site.site import Gate, Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, Origin, Pseudonyms, public_text
 from medfedaug.hospital.privacy.guard import SitePrivacy
@@ -33,8 +32,7 @@ from medfedaug.hospital.secure.history import HISTORY_FILE, SumHistory
 from medfedaug.hospital.secure.identity import Certificates
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.loop import ScriptLoop
-from medfedaug.nvflare_jobs.job.messages import reply_to_model, request_from_model
-from medfedaug.nvflare_jobs.job.site_names import SiteNames
+from medfedaug.nvflare_jobs.job.messages import SiteNames, reply_to_model, request_from_model
 from medfedaug.utils import plugins
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.printable import printable

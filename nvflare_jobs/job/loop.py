@@ -16,8 +16,7 @@ from medfedaug.federation.site.script_training import CustomLoop, ScriptSession
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.job.ranks import Ranks
 
-_PERIOD, _TO_END = 0.2, 10.0
-"""Seconds between two looks at lost ranks, and for a script after its last round."""
+_PERIOD, _TO_END = 0.2, 10.0  # seconds between two looks at lost ranks, and for a script after its last round
 _log = logging.getLogger("medfedaug")
 
 

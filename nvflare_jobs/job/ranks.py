@@ -116,7 +116,6 @@ class _Peer:
         self.send(pickle.dumps(None))
 
     def end(self) -> None:
-        """Wait for the end of its process."""
         try:
             self._process.wait(_TO_END)
         except subprocess.TimeoutExpired:
@@ -264,11 +263,9 @@ class _SiteOfRank(CustomLoop):
         os._exit(1)
 
     def send(self, weights: str | None, error: str = "") -> None:
-        """Report to rank 0."""
         self._connection.send_bytes(pickle.dumps((weights, error)))
 
     def run(self) -> None:
-        """Run the script to its end."""
         self.trainer.open(self._start.name)
         self.send("")
         self._start.join_group()

@@ -1,17 +1,12 @@
 """Admission of jobs at a site or server: only plain JSON of this version, and no shell commands.
 
-NVFlare 2.9 also reads HOCON (``.conf``) and YAML (``.yml``, ``.yaml``), whose values may come from the
-environment, from files and from addresses of the machine that reads them, and it replaces variables in JSON
-(``{$NAME}``) by the environment of the job process. A component that quotes its arguments in an error then
-sends such values to the server. Therefore no text of a job has a brace.
-
-NVFlare parses a job's files before it calls a validator. Therefore this module's component closes the other
-loaders when it is built: `medfedaug site configure` names it in ``local/resources.json``, which the parent
-process and each job process of a server or a site read before any job.
+NVFlare 2.9 parses a job's files, in other formats too, and replaces variables in them, before it calls a
+validator (`docs/decisions/index.md`). Therefore no text of a job has a brace, and this module's component
+closes the other loaders when it is built: `medfedaug site configure` names it in ``local/resources.json``,
+which each process of a server or a site reads before any job.
 
 It closes NVFlare's shell commands (``cat``, ``grep``, ``ls`` of an administrator's console) in the same way,
-and the command that reports the kit's folder. Only the server checks paths and the administrator's right, so
-that a hostile server would read any file of a site.
+and the command that reports the kit's folder: only the server checks paths and the administrator's right.
 """
 
 import json
@@ -28,8 +23,7 @@ from nvflare.lighter.tool_consts import NVFLARE_PREFIX
 
 from medfedaug._version import __version__
 
-VERSION_KEY = "medfedaug"
-"""Entry of a job's configuration: the version that exported the job."""
+VERSION_KEY = "medfedaug"  # entry of a job's configuration: the version that exported the job
 
 _CONFIGURATION = ("config/config_fed_client.json", "config/config_fed_server.json")
 _CODE = "custom/"

@@ -24,8 +24,38 @@ from medfedaug.hospital.privacy import (
     Pseudonyms,
 )
 from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE, SiteSettings
-from medfedaug.nvflare_jobs.kit import allowed
 from medfedaug.utils.files import parse_json, write_text
+
+# NVFlare builds the classes of this list with arguments from the job. An entry that ends with a dot would
+# allow everything below it, including every function and class that a module there has imported.
+_SERVER = (
+    "medfedaug.nvflare_jobs.job.controller.FederationController",
+    "medfedaug.nvflare_jobs.job.comparison.ComparisonController",
+)
+_SITE = (
+    "medfedaug.nvflare_jobs.job.executor.SiteExecutor",
+    "medfedaug.nvflare_jobs.job.comparison.ComparisonExecutor",
+)
+_ENFORCEMENT = "class_list_enforcement_mode"
+
+
+def allowed_classes(server: bool) -> list[str]:
+    """List the classes that a job without code may name at the server, or at a site."""
+    return [*(_SERVER if server else _SITE)]
+
+
+def restrict_classes(resources: dict[str, Any], server: bool) -> list[str]:
+    """Allow only `allowed_classes`; return the changes in words."""
+    before, after = resources.get("class_allow_list", "NVFlare's own"), allowed_classes(server)
+    changes = []
+    if before != after:
+        resources["class_allow_list"] = after
+        changes.append(f"class_allow_list: the {len(after)} classes of medfedaug's jobs")
+    if resources.get(_ENFORCEMENT, "enforce") != "enforce":
+        del resources[_ENFORCEMENT]
+        changes.append(f"{_ENFORCEMENT}: enforce")
+    return changes
+
 
 LAUNCHER = "medfedaug.nvflare_jobs.kit.launcher.RestartingLauncher"
 VALIDATOR = "medfedaug.nvflare_jobs.kit.app_validator.JsonAppValidator"
@@ -39,8 +69,7 @@ OWN_COMPONENTS: dict[bool, dict[str, str]] = {
 
 NVFlare builds them from ``local/resources.json``, without arguments, before it takes any job."""
 
-_CONFIGURED_BY = "medfedaug"
-"""Entry of ``local/resources.json``: the version that configured the kit."""
+_CONFIGURED_BY = "medfedaug"  # entry of ``local/resources.json``: the version that configured the kit
 
 _SERVER_SETTINGS = {"plugins", "bundles"}
 """Settings of a site that a server has too: it builds the same methods and networks."""
@@ -161,7 +190,7 @@ class Kit:
         if file.wanted.get(_CONFIGURED_BY) != __version__:
             file.wanted[_CONFIGURED_BY] = __version__
             file.changes.append(f"{_CONFIGURED_BY}: {__version__}")
-        file.changes += allowed.restrict_classes(file.wanted, self.server)
+        file.changes += restrict_classes(file.wanted, self.server)
         present = file.wanted.get("app_validator")
         if (present or {}).get("path") != VALIDATOR:  # it asks the site's present one next
             file.wanted["app_validator"] = {"path": VALIDATOR, "args": {"also": present} if present else {}}

@@ -18,8 +18,7 @@ from medfedaug.utils.printable import printable
 PARENTS = ("nvflare.private.fed.app.client.client_train", "nvflare.private.fed.app.server.server_train")
 """Modules that the process of a site's and of the server's kit runs."""
 
-SILENT = 300.0
-"""Seconds without an answer of the server after which a site counts as cut off."""
+SILENT = 300.0  # seconds without an answer of the server after which a site counts as cut off
 
 _RECORD_FILE = "running.json"
 _FORMAT = "running_kit", 1

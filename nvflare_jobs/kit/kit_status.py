@@ -28,8 +28,7 @@ from medfedaug.errors import StorageError
 from medfedaug.nvflare_jobs.kit.kit_process import PARENTS, ProcessRecord
 from medfedaug.nvflare_jobs.kit.startup import check_certificates
 
-LEAST_DISK = 2 * 2**30
-"""Bytes that must be free for a kit's state: a job writes logs and checkpoints."""
+LEAST_DISK = 2 * 2**30  # bytes that must be free for a kit's state: a job writes logs and checkpoints
 
 _CHANNEL, _TOPIC = "medfedaug", "status"
 _FLAGS = ("shutdown.fl", "restart.fl")

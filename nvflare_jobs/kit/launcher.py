@@ -29,8 +29,7 @@ _REPORTED = (JobReturnCode.SUCCESS, JobReturnCode.ABORTED, ProcessExitCode.UNSAF
 
 _RESTARTS, _PAUSE = 3, 5.0
 """Restarts of a job's process, and the pause in seconds before the first one, which doubles each time."""
-_HEALTHY = 3600.0
-"""Seconds after which restarts are counted anew, since a job may run for weeks."""
+_HEALTHY = 3600.0  # seconds after which restarts are counted anew, since a job may run for weeks
 
 
 class RestartingLauncher(ClientProcessJobLauncher):

@@ -171,9 +171,7 @@ class JobRejoiner(FLComponent):
         with engine.new_context() as fl_ctx:
             enough, token = manager.check_resources(resource_requirement=needs, fl_ctx=fl_ctx)
             if not enough:
-                self.logger.error(
-                    f"job {job} is not started again: its resources are not free here ({token})"
-                )
+                self.logger.error(f"job {job} is not started again: its resources are not free ({token})")
                 return
             resources = manager.allocate_resources(resource_requirement=needs, token=token, fl_ctx=fl_ctx)
         if resources:

@@ -227,22 +227,22 @@ def _check_tls(startup: _Startup, plain: socket.socket) -> Check:
             context.set_alpn_protocols(["h2"])
         if startup.security == "mtls":
             context.load_cert_chain(startup.certificate, startup.key)
-        secure = context.wrap_socket(plain)
+        encrypted = context.wrap_socket(plain)
     except (ssl.SSLError, OSError) as error:
         reason = getattr(error, "verify_message", "") or getattr(error, "reason", None) or str(error)
         text = f"{startup.target}: reachable, but no TLS connection can be made ({reason})"
         advice = "Is it the server of this kit's project? See docs/howto/certificates.md."
         return Check("server", False, text, advice)
-    with secure:
-        certificate = x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"")
+    with encrypted:
+        certificate = x509.load_der_x509_certificate(encrypted.getpeercert(binary_form=True) or b"")
         name = _common_name(certificate)
         if startup.identity and name != startup.identity:
             text = f"{startup.target}: answers as {name}, and the kit expects {startup.identity}"
             return Check("server", False, text, "Ask for the server's address and port.")
-        secure.settimeout(3.0)
+        encrypted.settimeout(3.0)
         try:
             with suppress(TimeoutError):  # a server drops a certificate only after the handshake
-                if not secure.recv(1):
+                if not encrypted.recv(1):
                     raise ConnectionError("it closed the connection")
         except (ssl.SSLError, ConnectionError) as error:
             reason = getattr(error, "reason", None) or error

@@ -1,1 +1,1 @@
-"""The project file for provisioning, and the rehearsal of a deployment on one machine."""
+"""The project file for provisioning, and the enrolment of participants that keep their keys."""

@@ -1,4 +1,4 @@
-"""Enrolment of a participant whose private key never leaves it: request, signature, kit.
+"""Project files, and the enrolment of a participant whose private key never leaves it.
 
 Each step is one call of NVFlare's commands (`nvflare cert`, `nvflare package`). A comparison of fingerprints
 on the telephone shows that nobody exchanged a file on its way: of the request before it is signed, and of the
@@ -7,21 +7,24 @@ root certificate before the answer is accepted.
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import NameOID
 
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.nvflare_jobs.provisioning.project import participant_file
 from medfedaug.utils.files import private_folder
 from medfedaug.utils.printable import printable
 
@@ -31,11 +34,12 @@ PROFILE, CA = "project_profile.yaml", "ca"
 SIGNED = "signed_requests.txt"
 """File of the names and fingerprints of the signed requests, in the same folder."""
 
-Kind = Literal["site", "server", "lead", "admin"]
-"""Kinds of participants."""
+Kind = Literal["site", "server", "lead", "admin"]  # kinds of participants
 
 _NVFLARE_KINDS = {"site": "site", "server": "server", "lead": "user (lead)", "admin": "user (org_admin)"}
 _LARGEST = 2**20  # bytes of a part of a request or an answer
+# The server's and the administrators' organisation, as in the shipped file.
+_ORGANISATION = "coordination"
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ def request(
 ) -> Enrolment:
     """Make a private key, which stays in ``folder/name``, and a request for its certificate."""
     target = Path(folder) / name
-    text = participant_file(name, kind, project=project, port=port)
+    # NVFlare grants no project administrator in this way: "admin" is the organisation's, of the server.
+    text = _text({"name": project, "participants": [_participant(name, kind, port)]})
     if target.exists():
         raise ConfigError(f"{target}: a request is open; accept its answer, or remove the folder")
     private_folder(Path(folder))
@@ -253,3 +258,38 @@ def _nvflare(*arguments: str | Path) -> dict[str, Any]:
     if answer["status"] != "ok":
         raise ConfigError(f"nvflare {arguments[0]}: {answer['message']} {answer.get('hint') or ''}".rstrip())
     return dict(answer.get("data") or {})
+
+
+def project_file(sites: Sequence[str], *, server: str, port: int, admin: str, lead: str, name: str) -> str:
+    """Return the text of ``project.yml`` for `nvflare provision`, with the builders of the shipped file.
+
+    ``lead`` is the e-mail address of the lead, who submits jobs.
+    """
+    shipped = yaml.safe_load((resources.files(__package__) / "project.yml").read_text(encoding="utf-8"))
+    participants = [
+        _participant(server, "server", port),
+        *(_participant(site, "site", port) for site in sites),
+        {**_participant(admin, "admin", port), "role": "project_admin"},
+        _participant(lead, "lead", port),
+    ]
+    text = f"{len(sites)} sites that train together"
+    return _text({**shipped, "name": name, "description": text, "participants": participants})
+
+
+def profile_file(*, server: str, port: int, name: str) -> str:
+    """Return the profile of a project whose participants keep their keys, for `nvflare cert`."""
+    address = {"host": server, "fed_learn_port": port, "admin_port": port}
+    return _text({"name": name, "scheme": "grpc", "connection_security": "mtls", "server": address})
+
+
+def _participant(name: str, kind: str, port: int) -> dict[str, Any]:
+    if kind == "site":
+        return {"name": name, "type": "client", "org": re.sub(r"[^A-Za-z0-9]", "_", name)}
+    if kind == "server":
+        return {"name": name, "type": "server", "org": _ORGANISATION, "fed_learn_port": port}
+    role = "lead" if kind == "lead" else "org_admin"
+    return {"name": name, "type": "admin", "org": _ORGANISATION, "role": role}
+
+
+def _text(content: dict[str, Any]) -> str:
+    return str(yaml.safe_dump(content, sort_keys=False))

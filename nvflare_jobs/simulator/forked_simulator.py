@@ -1,13 +1,9 @@
-"""NVFlare's simulator in forks of a process that has imported all packages.
-
-The prepared process imports the packages of server and sites, waits for one line on standard input, and then
-supervises the simulator (`medfedaug.nvflare_jobs.simulator.supervised`). It computes nothing itself and has
-one thread, so that it can be forked at any time. The simulator is its first fork. It requests each site
-through a private socket pair, and each site is a fork, too: a fork shares the memory of PyTorch, MONAI and
-NVFlare, which a fresh process would import again.
+"""NVFlare's simulator in forks of a process with all packages imported (`docs/decisions/fast_start.md`).
 
 The prepared process is ``python -m medfedaug.nvflare_jobs.simulator.forked_simulator``, or a fork of a
-command that has imported these packages and computed nothing (`prepare`).
+command that has imported these packages and computed nothing (`prepare`). It waits for one line on standard
+input, and then supervises the simulator (`medfedaug.nvflare_jobs.simulator.supervised`). The simulator is its
+first fork, and requests a fork for each site through a private socket pair.
 """
 
 from __future__ import annotations
@@ -41,6 +37,7 @@ _LARGEST = 2**20  # bytes of a request for a site
 
 _MODULES = (
     "torch._dynamo",  # the first step of an optimiser imports it
+    "nvflare.fuel.f3.drivers.aio_http_driver",  # each process imports all of NVFlare's drivers
     "monai.networks.nets",
     "monai.transforms",
     "monai.losses",

@@ -21,9 +21,9 @@ from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.hospital.privacy import PrivacyPolicy
 from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
 from medfedaug.nvflare_jobs.job.events import WARNING
+from medfedaug.nvflare_jobs.job.messages import VARIABLE, identifiers
 from medfedaug.nvflare_jobs.job.recipe import MedFedAugRecipe
-from medfedaug.nvflare_jobs.job.site_names import VARIABLE, identifiers
-from medfedaug.nvflare_jobs.kit.allowed import allowed_classes
+from medfedaug.nvflare_jobs.kit.kit import allowed_classes
 from medfedaug.nvflare_jobs.simulator.simulator_process import SimulatorProcess, Start, no_fast_start
 from medfedaug.utils import plugins
 from medfedaug.utils.event_text import OnEvent, follow
@@ -51,21 +51,8 @@ class NVFlareEngine(Engine):
         # The simulator's workspace has sockets and thousands of small files: not on a user's data disk.
         with tempfile.TemporaryDirectory(prefix="medfedaug-") as folder:
             try:
-                output = run_in_simulator(
-                    config=run.config,
-                    data_dir=run.data_dir,
-                    sites=names,
-                    work_dir=folder,
-                    device=run.device,
-                    on_event=run.on_event,
-                    state_dir=run.state_dir,
-                    resume=run.resume,
-                    execution=run.execution,
-                    machine=run.machine,
-                    initial=run.initial,
-                    lock=run.lock,
-                    script=run.script,
-                )
+                # A run's fields are the arguments; the simulator opens the sites by their names.
+                output = run_in_simulator(work_dir=folder, **{**vars(run), "sites": names})
                 results: dict[str, Any] = json.loads((output / RESULTS).read_text())
             except RunFailed as error:
                 log = Path(tempfile.mkdtemp(prefix="medfedaug-log-")) / LOG_FILE

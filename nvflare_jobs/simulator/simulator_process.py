@@ -11,13 +11,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 FAST_START_VARIABLE = "MEDFEDAUG_FAST_START"
-VERSIONS = ("2.9.0",)
-"""NVFlare's versions that `medfedaug.nvflare_jobs.simulator.short_waits` supports."""
-WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
-"""The module that NVFlare starts for each site."""
+VERSIONS = ("2.9.0",)  # NVFlare's versions that `medfedaug.nvflare_jobs.simulator.short_waits` supports
+WORKER = "nvflare.private.fed.app.simulator.simulator_worker"  # the module that NVFlare starts for each site
 
 _SIMULATOR = "nvflare.private.fed.app.simulator.simulator"
 _FORKED = "medfedaug.nvflare_jobs.simulator.forked_simulator"
@@ -58,20 +56,8 @@ def no_fast_start() -> str | None:
     return None
 
 
-class Process(Protocol):
-    """The used part of `subprocess.Popen`."""
-
-    stdin: Any
-
-    def poll(self) -> int | None:
-        """Return the exit code; ``None`` while it runs."""
-
-    def wait(self) -> int:
-        """Wait for the end."""
-
-
-waiting: list[Process] = []
-"""The fork of this process that waits for a simulation (`forked_simulator.prepare`)."""
+waiting: list[Any] = []
+"""The fork that waits for a simulation (`forked_simulator.prepare`), with methods of `subprocess.Popen`."""
 
 
 class SimulatorProcess:

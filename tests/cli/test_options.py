@@ -12,7 +12,7 @@ from running import TINY_OPTIONS
 from typer.testing import CliRunner
 
 from medfedaug import cli
-from medfedaug.cli import registry
+from medfedaug.cli.app import GROUPS, LAYERS, register
 from medfedaug.cli.options import Given, takes
 from medfedaug.config.options import setting, settings
 from medfedaug.config.plan import Plan
@@ -98,7 +98,7 @@ def test_help_ends_with_an_example_that_the_command_takes(name, tmp_path, monkey
     assert not re.search(r"\S\n\S", command.help), "a break in the source would be one on the screen"
 
 
-@pytest.mark.parametrize("name", ["", *registry.GROUPS, *every_command()])
+@pytest.mark.parametrize("name", ["", *GROUPS, *every_command()])
 def test_a_help_has_at_most_sixty_lines(run, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "100")
     code, out, _ = run(*name.split(), "--help")
@@ -108,8 +108,8 @@ def test_a_help_has_at_most_sixty_lines(run, monkeypatch, name):
 
 def test_a_copy_without_the_other_layers_has_the_commands_of_the_core(monkeypatch):
     for layer in ("hospital", "research"):
-        monkeypatch.setitem(registry.LAYERS, layer, "medfedaug.nowhere")
-    registry.register(app := typer.Typer())
+        monkeypatch.setitem(LAYERS, layer, "medfedaug.nowhere")
+    register(app := typer.Typer())
     core = set(typer.main.get_command(app).commands)
     assert {"simulate", "evaluate", "predict", "report", "bundle", "init", "plan"} <= core
     assert not core & {"site", "enrol", "export", "import", "benchmark", "compare", "datasets"}

@@ -6,10 +6,10 @@ import shlex
 from cli_arguments import simulate_args
 from rich.console import Console
 
-from medfedaug.cli.progress import RoundProgress
+from medfedaug.cli.console import RoundProgress
 from medfedaug.cli.watch import _shown
 from medfedaug.nvflare_jobs.job.events import EventLog
-from medfedaug.nvflare_jobs.kit.watched import Watched
+from medfedaug.nvflare_jobs.kit.job_states import Watched
 from medfedaug.utils.event_text import follow
 
 

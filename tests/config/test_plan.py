@@ -20,12 +20,11 @@ from medfedaug.data.sites import find_sites
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, PrivacyRefused, RunFailed, StorageError
 from medfedaug.federation import SiteTrainer, run_in_process
-from medfedaug.federation.in_process import InProcessCarrier
+from medfedaug.federation.in_process import InProcessCarrier, PooledCarrier
 from medfedaug.federation.messages.messages import FINGERPRINT, Reply, namespaced
 from medfedaug.federation.planning.fingerprint import fingerprint
 from medfedaug.federation.planning.plan_request import Planning
 from medfedaug.federation.planning.planner import make_plan, training_bytes
-from medfedaug.federation.pooled import PooledCarrier
 from medfedaug.federation.site.trainer import site_fingerprint
 from medfedaug.hospital.privacy import PrivacyPolicy
 from medfedaug.hospital.privacy.guard import SitePrivacy

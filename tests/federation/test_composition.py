@@ -8,8 +8,7 @@ from medfedaug.config.plan import Plan
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
 from medfedaug.federation.composition import Composition, check_counted, with_trimmed_mean
-from medfedaug.federation.in_process import run_in_process
-from medfedaug.federation.pooled import run_pooled
+from medfedaug.federation.in_process import run_in_process, run_pooled
 from medfedaug.methods import build_methods, registry
 from medfedaug.simulate import configure
 

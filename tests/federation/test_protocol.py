@@ -9,8 +9,7 @@ from medfedaug.config.run import Execution, derive_seed
 from medfedaug.errors import DataError, RunFailed
 from medfedaug.federation import FederationServer, Reply, Site, SiteTrainer, run_in_process
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.in_process import InProcessCarrier
-from medfedaug.federation.pooled import run_pooled
+from medfedaug.federation.in_process import InProcessCarrier, run_pooled
 from medfedaug.metrics.significance import has_stalled
 from medfedaug.models import ffa_layers
 from medfedaug.runs.load_results import check_record

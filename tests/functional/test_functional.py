@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from medfedaug import functional as F
-from medfedaug.functional.passes import moments
+from medfedaug.functional.features import moments
 
 SHAPES = [(4, 3, 7), (5, 3, 6, 5), (3, 2, 4, 5, 3)]
 

@@ -27,7 +27,7 @@ RUNS = {
     "--attacks hijack": "2 x hijack",
     f"shift_gain.py --work OUT/work --out OUT {SMALL} --real own=DATA --seeds 0 1 --shifts 1 3 "
     "--methods fedavg fedrdn": "| distance | federations |",
-    "promises.py --work OUT/work --out OUT --sites 2 --patients 12 --train-patients 3 --shape 16 16 4 "
+    "promises.py --work OUT/work --out OUT --sites 2 --patients 12 --train-patients 3 --shape 32 32 4 "
     "--features 4 4 4 4 4 4 --rounds 1 --draws 3": "| calibrated at | site_A | site_B |",
     "partial_labels.py --out OUT --rounds 1 --patients 3 --remedies  --seeds 0 1 --federations alike "
     "--runs marginal condist": "",

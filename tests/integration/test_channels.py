@@ -167,10 +167,7 @@ def test_other_names_with_as_many_channels_are_refused(run, hospitals, tmp_path)
     ("change", "words"),
     [
         ({"channel_names": ["FLAIR"]}, "'channel_names' does not map the channels' indices to names"),
-        (
-            {"channel_names": {"0": "FLAIR", "2": "T2"}},
-            "Give 0, 1, 2, ... each a name of its own",
-        ),
+        ({"channel_names": {"0": "FLAIR", "2": "T2"}}, "Give 0, 1, 2, ... each a name of its own"),
         ({"modality": {"0": "T2", "1": "t2"}}, "'modality' is {0: 'T2', 1:"),
         ({"modality": {"0": "T2"}, "channel_names": {"0": "T1"}}, "'channel_names' and 'modality' differ"),
         ({"channel_names": {"0": "FLAIR", "1": "T2"}}, "names 2 channels; the images have 1. Correct"),

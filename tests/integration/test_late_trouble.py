@@ -7,7 +7,7 @@ import pytest
 from benchmark_files import write_volume
 from running import TINY_OPTIONS
 
-from medfedaug.cli.progress import RoundProgress
+from medfedaug.cli.console import RoundProgress
 
 TRAINING, VALIDATION, TEST = 0, 2, 3  # the images of `make_site`
 

@@ -12,8 +12,8 @@ from medfedaug.federation.messages.messages import PREPARE, Request
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy import PrivacyLedger, PrivacyPolicy
-from medfedaug.hospital.privacy.content_hash import case_identities
 from medfedaug.hospital.privacy.guard import SitePrivacy
+from medfedaug.hospital.privacy.release_log import case_identities
 from medfedaug.runs.evaluate import evaluate_model
 from medfedaug.simulate import simulate
 

@@ -138,10 +138,7 @@ def test_volumes_that_lie_differently_are_named(run, two_sites, tmp_path, affine
 
 
 SPOILT = {
-    "one entry missing": (
-        lambda model: model.pop("model.2.conv.bias"),
-        "model.2.conv.bias",
-    ),
+    "one entry missing": (lambda model: model.pop("model.2.conv.bias"), "model.2.conv.bias"),
     "one infinity": (
         lambda model: model["model.2.conv.bias"].fill_(float("inf")),
         "model.2.conv.bias: expected finite",

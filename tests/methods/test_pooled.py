@@ -12,7 +12,7 @@ from running import TINY_NETWORK
 from medfedaug.errors import ConfigError
 from medfedaug.federation import SiteTrainer
 from medfedaug.federation import run_in_process as in_process
-from medfedaug.federation.pooled import run_pooled
+from medfedaug.federation.in_process import run_pooled
 from medfedaug.federation.site.local_training import LocalTraining
 from medfedaug.nvflare_jobs import MedFedAugRecipe
 from medfedaug.runs.evaluate import evaluate_model

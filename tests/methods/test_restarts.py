@@ -5,10 +5,7 @@ from reference import same
 
 from medfedaug.federation import SiteTrainer, run_in_process
 
-PHOTOS = [
-    ("fedrobust", {"matrix", "shift"}),
-    ("fraug", {"means", "seen", "steps", "rtnet"}),
-]
+PHOTOS = [("fedrobust", {"matrix", "shift"}), ("fraug", {"means", "seen", "steps", "rtnet"})]
 
 
 @pytest.mark.all_layers

@@ -6,7 +6,7 @@ from results import Page
 
 from medfedaug.analysis import summary_table, write_report
 from medfedaug.analysis.report import answer
-from medfedaug.metrics.nothing_learned import nothing_learned_in
+from medfedaug.metrics.registry import nothing_learned_in
 from medfedaug.metrics.segmentation import LabelMapScores
 from medfedaug.research.comparison import patient_table
 from medfedaug.runs.load_results import load_run

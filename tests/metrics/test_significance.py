@@ -14,14 +14,7 @@ from medfedaug.metrics.significance import (
 )
 
 
-@pytest.mark.parametrize(
-    ("df", "t", "p"),
-    [
-        (1, 12.7062, 0.05),
-        (4, 4.60409, 0.01),
-        (120, 1.97993, 0.05),
-    ],
-)
+@pytest.mark.parametrize(("df", "t", "p"), [(1, 12.7062, 0.05), (4, 4.60409, 0.01), (120, 1.97993, 0.05)])
 def test_t_distribution_against_the_printed_tables(df, t, p):
     assert t_two_sided(t, df) == pytest.approx(p, rel=2e-5)
     assert t_two_sided(-t, df) == t_two_sided(t, df)

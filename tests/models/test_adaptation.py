@@ -14,12 +14,7 @@ from medfedaug.models import (
     instance_adapters,
     training_adapters,
 )
-from medfedaug.models.adaptation import (
-    LearnedAlpha,
-    RandomMix,
-    adapt_batch_norm,
-    interpolating,
-)
+from medfedaug.models.adaptation import LearnedAlpha, RandomMix, adapt_batch_norm, interpolating
 
 
 def lively_norm(channels=3, dims=2, seed=0):

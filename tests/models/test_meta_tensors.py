@@ -6,12 +6,7 @@ from monai.data import MetaTensor
 from monai.networks.nets import DenseNet121
 from small_networks import build_small
 
-from medfedaug.models import (
-    insert_ffa,
-    insert_instance_adapters,
-    insert_layers,
-    training_adapters,
-)
+from medfedaug.models import insert_ffa, insert_instance_adapters, insert_layers, training_adapters
 from medfedaug.research.methods.dac_sc import control_shortcuts
 from medfedaug.research.methods.manifold_mixup import FeatureMixLayer
 from medfedaug.research.methods.mixstyle import MixStyleLayer

@@ -4,21 +4,14 @@ import copy
 
 import pytest
 import torch
-from monai.networks.nets import (
-    DenseNet,
-    DynUNet,
-    SegResNet,
-    SegResNetDS,
-    SwinUNETR,
-    resnet10,
-)
+from monai.networks.nets import DenseNet, DynUNet, SegResNet, SegResNetDS, SwinUNETR, resnet10
 from small_networks import SEGMENTING, needs_einops
 from torch import nn
 
 from medfedaug.config.run import RunConfig
 from medfedaug.federation.composition import Composition
 from medfedaug.models import build_network, ffa_layers, insert_ffa, network_names, remove_ffa
-from medfedaug.models.substitution import call_with
+from medfedaug.models.entries import call_with
 from medfedaug.models.supervision import network_heads
 from medfedaug.research.papers.presets import PRESETS
 

@@ -23,7 +23,7 @@ from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.private.fed.server.server_runner import ServerRunner
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
-from medfedaug.nvflare_jobs.job.presence import _BEAT
+from medfedaug.nvflare_jobs.job.carrier import _BEAT
 from medfedaug.nvflare_jobs.kit.kit_process import PARENTS
 from medfedaug.nvflare_jobs.kit.rejoin import _WORKER
 from medfedaug.nvflare_jobs.simulator.simulator_process import VERSIONS, WORKER

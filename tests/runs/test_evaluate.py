@@ -6,11 +6,7 @@ from medfedaug.simulate import simulate
 
 @pytest.mark.parametrize(
     ("methods", "settings"),
-    [
-        ("fedfd_a", None),
-        ("fedbn", {"fedbn": {"unseen": "average"}}),
-        ("fedrdn_v", None),
-    ],
+    [("fedfd_a", None), ("fedbn", {"fedbn": {"unseen": "average"}}), ("fedrdn_v", None)],
 )
 def test_a_finished_run_is_evaluated_with_the_exchange_beside_its_model(
     make_site, tiny_config, tmp_path, methods, settings

@@ -25,10 +25,10 @@ from medfedaug.federation.messages.messages import (
     Reply,
     Request,
 )
+from medfedaug.hospital.primitives import KeyPair, derived, stream
 from medfedaug.hospital.secure import masks as masks_module
 from medfedaug.hospital.secure.agreement import threshold
 from medfedaug.hospital.secure.masks import RoundMasking
-from medfedaug.hospital.secure.primitives import KeyPair, derived, stream
 from medfedaug.hospital.secure.unmasking import ServerMasks
 
 STEPS = (KEYS, SHARES, TRAIN, CONFIRM, OPEN)

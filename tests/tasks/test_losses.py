@@ -99,12 +99,7 @@ def test_a_class_path_has_monais_own_defaults():
         ("segmentation", "monai.losses.DiceLos", {}, "monai.losses has no loss of the name DiceLos"),
         ("segmentation", "monai.losses.PerceptualLoss", {}, "for label maps by class path"),
         ("segmentation", "dice", {"alpha": 1}, "unexpected keyword argument 'alpha'"),
-        (
-            "segmentation",
-            "dice",
-            {"to_onehot_y": False},
-            "multiple values for .* 'to_onehot_y'",
-        ),
+        ("segmentation", "dice", {"to_onehot_y": False}, "multiple values for .* 'to_onehot_y'"),
         ("segmentation", "dice", {"reduction": "none"}, r"gives \(.*\), expected one number"),
         ("segmentation", "cross_entropy", {"weight": [1, 2]}, "loss cross_entropy: weight tensor should be"),
         ("segmentation", "dice", {"cache_path": "x"}, "cache_path: weights are neither read from a file"),

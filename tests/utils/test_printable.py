@@ -133,10 +133,7 @@ def test_letters_of_all_scripts_are_no_such_characters():
 @pytest.fixture
 def kit(phantom_dir, tmp_path) -> Hospital:
     return Hospital(
-        tmp_path / "kits/site_A",
-        phantom_dir / "site_A",
-        privacy={"min_images": 1},
-        jobs={"approve": True},
+        tmp_path / "kits/site_A", phantom_dir / "site_A", privacy={"min_images": 1}, jobs={"approve": True}
     )
 
 

@@ -13,10 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from medfedaug.data.io.base import FileState, Header, ImageFormat, Segments, file_state
-from medfedaug.data.io.series import NoSeries, SeriesFormat
+from medfedaug.data.io.base import (
+    FileState,
+    Header,
+    ImageFormat,
+    NoSeries,
+    Segments,
+    SeriesFormat,
+    file_state,
+)
 from medfedaug.errors import StorageError
-from medfedaug.utils.layers import added_modules
+from medfedaug.utils.plugins import added_modules
 
 if TYPE_CHECKING:
     from torch import Tensor

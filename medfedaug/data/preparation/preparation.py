@@ -80,12 +80,6 @@ class ModalityNormalisation:
 class Placement:
     """Place of a prepared volume in the grid of its file.
 
-    Args:
-        axes: the stored axis of each prepared axis.
-        flips: whether each prepared axis runs against the stored one.
-        stored: voxels along the stored axes.
-        size: voxels along each prepared axis.
-
     Example:
         >>> place = Placement((1, 0, 2), (True, False, False), (2, 3, 1), (3, 2, 1))
         >>> stored = torch.arange(6.0).reshape(1, 2, 3, 1)
@@ -93,10 +87,10 @@ class Placement:
         True
     """
 
-    axes: tuple[int, ...]
-    flips: tuple[bool, ...]
-    stored: tuple[int, ...]
-    size: tuple[int, ...]
+    axes: tuple[int, ...]  # the stored axis of each prepared axis
+    flips: tuple[bool, ...]  # whether each prepared axis runs against the stored one
+    stored: tuple[int, ...]  # voxels along the stored axes
+    size: tuple[int, ...]  # voxels along each prepared axis
 
     def turned(self, volume: Tensor) -> Tensor:
         """Turn the axes of the stored volume, (C, X, Y, Z)."""
@@ -149,7 +143,7 @@ class Preparation:
     def placement(self, image: Tensor, affine: Tensor | None) -> Placement | None:
         """Compute the placement of a volume, (C, X, Y, Z); ``None`` where the plan moves no voxel."""
         plan = self.plan
-        if not plan.moves_voxels:
+        if plan.orientation is None and plan.spacing is None:
             return None
         if affine is None:
             raise ValueError("the plan has a spacing or an orientation, and the file states no geometry")

@@ -9,7 +9,7 @@ import torch
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, StorageError, first_line
 from medfedaug.methods import build_methods
-from medfedaug.models.weights import load_tensors
+from medfedaug.models.entries import load_tensors
 from medfedaug.utils.files import check_version, version_mark, write_atomic
 
 _KIND, _VERSION = "checkpoint", 2

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from medfedaug.errors import ConfigError, first_line, warn
 from medfedaug.federation.messages.messages import entries_hash
-from medfedaug.models.weights import fit_weights, read_weights
+from medfedaug.models.entries import fit_weights, read_weights
 
 INITIAL, INITIAL_FILE = "initial", "initial_weights.safetensors"
 """The prefix of the entries in `Request.once`, and the name of the file in a job."""
@@ -29,18 +29,15 @@ class InitialWeights:
 
     The server starts from them. The sites receive the shared entries with the model of the first round, and
     the entries that stay at the sites once, with the results of the exchanges before training.
-
-    Args:
-        entries: float32 entries by name.
-        report: the used entries of the file, and the reasons for unused ones, as JSON types.
     """
 
-    entries: dict[str, Tensor]
+    entries: dict[str, Tensor]  # float32 entries by name
+    # The used entries of the file, and the reasons for unused ones, as JSON types.
     report: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: str | Path, state: Mapping[str, Tensor]) -> InitialWeights:
-        """Read the entries of a user's file that fit a network (`medfedaug.models.weights`)."""
+        """Read the entries of a user's file that fit a network (`medfedaug.models.entries`)."""
         weights = read_weights(path)
         fit = fit_weights(weights, state)
         name = Path(path).name

@@ -17,16 +17,13 @@ FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST = "fingerprint", "prepare", "train",
 KEYS, SHARES, CONFIRM, OPEN = "keys", "shares", "confirm", "open"
 
 MASK_TASKS = (KEYS, SHARES, CONFIRM, OPEN)
-"""The tasks before and after each round under secure aggregation (`medfedaug.hospital.secure`)."""
+"""The tasks before and after each round in which the server learns only a sum of masked updates."""
 
-TASKS = (FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST, *MASK_TASKS)
-"""The tasks of a federation."""
+TASKS = (FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST, *MASK_TASKS)  # the tasks of a federation
 
-MASKED = "sum"
-"""The entry of `Reply.masks` with the masked numbers of an update under secure aggregation."""
+MASKED = "sum"  # the entry of `Reply.masks` with the masked numbers of an update
 
-UNSCORED = "val_note"
-"""The entry of `Reply.metrics` with the reason for an update without a validation score."""
+UNSCORED = "val_note"  # the entry of `Reply.metrics` with the reason for an update without a validation score
 
 SCORE_EPSILON = "privacy/score_epsilon"
 """The entry of `Reply.metrics` with ε of the validation scores, if the site adds noise to them."""
@@ -34,11 +31,9 @@ SCORE_EPSILON = "privacy/score_epsilon"
 NUMBER_OF_SAMPLES = "number of samples"
 """The entry of `Reply.contributors` with the patients behind `Reply.num_samples`."""
 
-FROZEN = "frozen"
-"""The prefix of the entries in `Request.once` that no site trains."""
+FROZEN = "frozen"  # the prefix of the entries in `Request.once` that no site trains
 
-SCORE = "score"
-"""The task of a comparison that scores a model (`medfedaug.federation.server.comparison`)."""
+SCORE = "score"  # the task of a comparison that scores a model (`medfedaug.federation.server.comparison`)
 
 _LONGEST_REASON = 1_000
 
@@ -59,7 +54,7 @@ class Request:
         run: the identity of the run, which a resumed run keeps; sites find their state by it.
         planned: settings of the run from the sites' fingerprints, as JSON types.
         training: in a comparison, the name of the training to which the request belongs.
-        masks: under secure aggregation, the messages of the round's sites to each other.
+        masks: in rounds with masks, the messages of the round's sites to each other.
     """
 
     task: str
@@ -87,8 +82,8 @@ class Reply:
             case below ``cases``. `medfedaug.hospital.privacy.score_release` lists those that leave a real
             site.
         error: one line, if the request failed; the server then ignores all other fields.
-        masks: under secure aggregation, the site's messages to other sites; in an update the masked numbers
-            of weights and payload, below `MASKED`.
+        masks: the site's messages to other sites about masks; in an update the masked numbers of weights and
+            payload, below `MASKED`.
         contributors: the patients behind each entry of weights and payload, and behind ``num_samples``; empty
             once it leaves the site.
     """

@@ -6,8 +6,7 @@ from medfedaug.config.run import MAX_SHARE, Execution, RunConfig
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.functional.means import capped_weights
 
-LEAST_SITES = 3
-"""Least number of sites whose values or shares can be compared with one another."""
+LEAST_SITES = 3  # least number of sites whose values or shares can be compared with one another
 
 
 def site_weight(config: RunConfig, samples: int) -> float:
@@ -27,6 +26,8 @@ class Participation:
     def __init__(self, config: RunConfig, execution: Execution) -> None:
         self.config, self.execution = config, execution
         self.least = 1
+        self.capped = True
+        """Whether the server lowers shares; where it learns only sums, the sites do."""
 
     def weight(self, samples: int) -> float:
         """See `site_weight`."""
@@ -46,7 +47,7 @@ class Participation:
         share = self.config.max_share
         # The default would weigh two sites alike: it applies from three sites on.
         unlimited = share == MAX_SHARE and sites < LEAST_SITES
-        return None if unlimited or share == 1 or self.config.secure_aggregation else share
+        return None if unlimited or share == 1 or not self.capped else share
 
     def needed(self, sites: int) -> int:
         """Return the number of good updates that a round needs: ``min_sites``, or all of the round."""

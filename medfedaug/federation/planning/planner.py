@@ -151,7 +151,6 @@ class _Decisions:
         self.reasons: list[tuple[str, str]] = []
 
     def settle(self, name: str, value: Any, why: str) -> Any:
-        """Decide over a field of the plan."""
         if name in self.given:
             value, why = getattr(self.config.plan, name), "given"
         text = _text(value, separator=", " if name in _BY_CHANNEL else " x ")
@@ -162,7 +161,6 @@ class _Decisions:
 def _axes_of_plan(
     decided: _Decisions, size: torch.Tensor, target: torch.Tensor, *, located: bool
 ) -> tuple[int, str | None]:
-    """Decide over slices or volumes, and their orientation."""
     slices = round(float(size.min()))
     flat = slices < _FEW_SLICES
     number = f"fewer than {_FEW_SLICES}" if flat else f"at least {_FEW_SLICES}"

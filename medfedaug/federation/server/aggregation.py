@@ -8,20 +8,18 @@ from typing import Any
 from torch import Tensor
 
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.messages.messages import (
-    Reply,
-    Request,
-    by_method,
-    namespaced,
-    own_entries,
-    refusal,
-)
+from medfedaug.federation.messages.messages import Reply, Request, by_method, namespaced, own_entries, refusal
 from medfedaug.federation.messages.participation import LEAST_SITES, lowered_shares
-from medfedaug.federation.server.outlier_checks import Plausibility, Sizes, check_payload, judge_steps
-from medfedaug.federation.server.step_directions import cosines
+from medfedaug.federation.server.outlier_checks import (
+    Plausibility,
+    Sizes,
+    check_payload,
+    cosines,
+    judge_steps,
+)
 from medfedaug.functional.means import WeightedMean, capped_weights
 from medfedaug.methods.base import Aggregator, Payload, RoundMean, ServerContext, ServerExchange, SiteUpdate
-from medfedaug.models.substitution import shared_by_name, trained_entries
+from medfedaug.models.entries import shared_by_name, trained_entries
 from medfedaug.statistics import ChannelStatistics
 
 _COMPARED = "compared/once"  # in checkpoints, next to the groups of `Aggregation._halves`
@@ -49,8 +47,8 @@ class Aggregation:
     Attributes:
         aggregators: the aggregator that computes the global model from the mean; at most one.
         lowered: the sites whose share of the last round's mean was lowered, with the share before and after.
-        cosines: of each site's step of the last round with the others' (`step_directions.cosines`).
-        words: the number of words of an update under secure aggregation, whose values cannot be checked.
+        cosines: of each site's step of the last round with the others' (`outlier_checks.cosines`).
+        words: the number of words of a masked update, whose values cannot be checked; ``None`` without masks.
         least_answers: the least number of updates whose sum can be computed, as far as known.
     """
 

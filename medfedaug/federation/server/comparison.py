@@ -1,7 +1,7 @@
 """The server's half of a comparison: short trainings of several methods within a budget."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -15,8 +15,7 @@ from medfedaug.federation.job_folder import server_checkpoint
 from medfedaug.federation.messages.messages import SCORE, Reply, Request, raise_error, refusal
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics, is_count
 from medfedaug.federation.server.server import FederationServer
-from medfedaug.metrics.nothing_learned import nothing_learned_at, nothing_learned_in
-from medfedaug.metrics.registry import METRICS
+from medfedaug.metrics.registry import METRICS, nothing_learned_at, nothing_learned_in
 from medfedaug.metrics.significance import Difference, Gain, is_converged, mean_gain, t_quantile
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import parse_versioned, write_versioned
@@ -27,17 +26,13 @@ _RECORD, _KIND, _VERSION = "comparison.json", "comparison", 1
 
 @dataclass
 class Turn:
-    """One training up to a round.
-
-    Args:
-        server: its server, restored if the training has begun before.
-        scores: the sites' scores of its best model so far, by site.
-    """
+    """One training up to a round."""
 
     training: Training
     rounds: int
-    server: FederationServer
+    server: FederationServer  # its server, restored if the training has begun before
     checkpoint: Path
+    # The sites' scores of its best model so far, by site.
     scores: dict[str, dict[str, Any]] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
@@ -193,7 +188,6 @@ class Comparison:
         write_versioned(self.file, _KIND, _VERSION, self.record)
 
     def _stop_worse(self, rounds: int) -> None:
-        """Stop the methods that are clearly worse than the best one."""
         gains = {REFERENCE: Gain(0.0, 0.0, 0.0), **self._gains(rounds)}
         best = max(gains, key=lambda name: gains[name].mean)
         for name, gain in gains.items():
@@ -250,19 +244,17 @@ class Comparison:
 
     @property
     def nothing_learned(self) -> str:
-        """The reason why FedAvg learned nothing in any training; empty if it did."""
-        reasons = [
-            self._entry(t)["nothing_learned"] for t in self.config.trainings() if t.method == REFERENCE
-        ]
-        return str(min(reasons)) if all(reasons) else ""
+        """The reason why no method learned anything in any training; empty if some did."""
+        reasons = [self._entry(t)["nothing_learned"] for t in self.config.trainings()]
+        return str(reasons[0]) if all(reasons) else ""
 
     def results(self) -> dict[str, Any]:
         """Return the content of ``compare.json``.
 
         ``gains`` has the mean gain of each method over FedAvg after its last round, with its 90% interval,
         positive where the method is better; ``recommended`` the methods whose interval lies above 0, the best
-        first, or FedAvg if some interval lies below 0 and none above. Both are empty if FedAvg learned
-        nothing.
+        first, or FedAvg if some interval lies below 0 and none above. Both are empty if no method learned
+        anything.
         """
         nothing, order = self.nothing_learned, self.config.order
         after = {} if nothing else {name: self._last_stage(name) for name in order}
@@ -314,9 +306,11 @@ class Comparison:
         for name, rounds in after.items():
             compared = self._compared(rounds) if rounds else {}
             for site in sorted({site for by_site in compared.get(name, []) for site in by_site}):
-                alone = {
-                    key: only for key, by_seed in compared.items() if len(only := _at(by_seed, site)) > 1
+                by_method = {
+                    key: [{site: by_site[site]} for by_site in by_seed if site in by_site]
+                    for key, by_seed in compared.items()
                 }
+                alone = {key: only for key, only in by_method.items() if len(only) > 1}
                 if name not in alone:
                     continue
                 gain = mean_gain(alone[name], [only for key, only in alone.items() if key != name])
@@ -330,10 +324,6 @@ class Comparison:
             found = nothing_learned_at(self.task.metric, {site: scores.get(site, {}).get("score")})
             entry["nothing_learned"] = bool(found)
         return dict(sorted(sites.items()))
-
-
-def _at(by_seed: Sequence[Mapping[str, Difference]], site: str) -> list[dict[str, Difference]]:
-    return [{site: by_site[site]} for by_site in by_seed if site in by_site]
 
 
 def recommended(gains: Mapping[str, Gain]) -> list[str]:

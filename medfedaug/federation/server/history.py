@@ -1,6 +1,7 @@
 """Record of a run: the content of ``results.json``, and the events during the run."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from torch import Tensor
@@ -10,15 +11,14 @@ from medfedaug.data.dataset_json import LABELLED
 from medfedaug.federation.job_folder import COUNTS, SPACING
 from medfedaug.federation.messages.messages import UNSCORED, Reply, Request, by_method, num_bytes
 from medfedaug.federation.planning.fingerprint import accepted_spacing
+from medfedaug.federation.server.outlier_checks import suspects
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics
-from medfedaug.federation.server.step_directions import suspects
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.base import mean_score
 from medfedaug.metrics.registry import described, over_sites, score_of
 from medfedaug.utils.event_text import OnEvent
 
-_SETTLED = ("none", "bundle")
-"""Scalings that do not depend on a site's images."""
+_SETTLED = ("none", "bundle")  # scalings that do not depend on a site's images
 
 _AND = " and "  # between different scalings of sites
 
@@ -175,7 +175,8 @@ class RunHistory:
     def validation(self, round_: int) -> dict[str, float]:
         """Return the validation scores of a round's model by site, and record their mean."""
         entry, name = self.rounds[round_ - 1], f"val_{self.metric}"
-        scores = self.scores_of(entry)
+        known = {site: numbers.get(name) for site, numbers in entry["sites"].items()}
+        scores = {site: score for site, score in known.items() if score is not None}
         mean = mean_score(scores.values())
         if mean is not None:
             entry[name] = mean
@@ -186,11 +187,6 @@ class RunHistory:
     def means(self) -> list[float]:
         """The mean validation scores of the validated rounds."""
         return [entry[name] for entry in self.rounds if (name := f"val_{self.metric}") in entry]
-
-    def scores_of(self, entry: Mapping[str, Any]) -> dict[str, float]:
-        """Return the validation scores in the entry of a round, by site."""
-        scores = {site: numbers.get(f"val_{self.metric}") for site, numbers in entry["sites"].items()}
-        return {site: score for site, score in scores.items() if score is not None}
 
     def finish_round(
         self,
@@ -283,3 +279,53 @@ class RunHistory:
             for name, entries in by_method(payload).items():
                 sizes[name] = sizes.get(name, 0) + num_bytes(entries)
         return sizes
+
+
+class Selection:
+    """The first global model with the best unweighted mean of the sites' validation scores.
+
+    Two models are compared over the sites that scored both: a round without the score of a hard site must
+    not gain from that. If no site scored both, their means are compared.
+    """
+
+    def __init__(self, *, higher_is_better: bool = True) -> None:
+        self.higher_is_better, self._sign = higher_is_better, 1 if higher_is_better else -1
+        self.round = 0
+        self.state: dict[str, Tensor] = {}
+        self.payload: Payload = {}
+        self._scores: dict[str, float] = {}
+
+    def offer(
+        self, round_: int, scores: Mapping[str, float], state: Mapping[str, Tensor], payload: Payload
+    ) -> None:
+        """Select a model if it is better than the best so far."""
+        if scores and (not self._scores or self._better(scores)):
+            self._scores = dict(scores)
+            self.take(round_, state, payload)
+
+    def _better(self, scores: Mapping[str, float]) -> bool:
+        both = [site for site in scores if site in self._scores]
+        new = [scores[site] for site in both] or list(scores.values())
+        best = [self._scores[site] for site in both] or list(self._scores.values())
+        return self._sign * fmean(new) > self._sign * fmean(best)
+
+    def take(self, round_: int, state: Mapping[str, Tensor], payload: Payload) -> None:
+        """Select a model without a score."""
+        self.round = round_
+        self.state = {key: value.clone() for key, value in state.items()}
+        self.payload = dict(payload)
+
+    def saved(self) -> dict[str, Any]:
+        """Return the selection's part of a checkpoint."""
+        return {
+            "selected_round": self.round,
+            "selected_model": self.state,
+            "selected_payload": self.payload,
+            "selected_scores": self._scores,
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `saved` returned."""
+        self.round = saved["selected_round"]
+        self._scores = saved["selected_scores"]
+        self.state, self.payload = saved["selected_model"], saved["selected_payload"]

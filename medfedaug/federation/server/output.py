@@ -45,7 +45,8 @@ def write_models(folder: Path, server: FederationServer) -> None:
     models = {GLOBAL_MODEL: (best.state, best.payload)} if best.round else {}
     for name, (state, payload) in {**models, FINAL_MODEL: (server.state, server.payload)}.items():
         write_state(folder / name, state)
-        if exchange := server.payload_for_inference(payload):
+        before_training = server.aggregation.needed_at_inference(server.once.payload)
+        if exchange := {**before_training, **payload}:
             write_state(exchange_file(folder / name), exchange)
 
 

@@ -207,7 +207,6 @@ def _check_entries(site: str, metrics: Any, most: int) -> None:
 def _check_payload(
     site: str, payload: Payload, exchanges: Mapping[str, ServerExchange], samples: int
 ) -> None:
-    """Check the payload of a site's methods."""
     shapes: dict[str, tuple[int | None, ...]] = {}
     for name, exchange in exchanges.items():
         shapes.update({f"{name}/{key}": shape for key, shape in exchange.shapes.items()})

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medfedaug._version import software_versions
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, RunFailed, UpdateRefused
-from medfedaug.federation.composition import Composition
+from medfedaug.federation.composition import Composition, masking
 from medfedaug.federation.messages.checkpoint import check_same_run, load_checkpoint, save_checkpoint
 from medfedaug.federation.messages.initial_weights import INITIAL, InitialWeights
 from medfedaug.federation.messages.messages import (
@@ -34,17 +35,14 @@ from medfedaug.federation.messages.participation import LEAST_SITES, Participati
 from medfedaug.federation.messages.tensor_checks import StateDictValidator
 from medfedaug.federation.planning.plan_request import Planning
 from medfedaug.federation.server.aggregation import Aggregation
-from medfedaug.federation.server.history import RunHistory
-from medfedaug.federation.server.model_selection import Selection
+from medfedaug.federation.server.history import RunHistory, Selection
 from medfedaug.federation.server.reply_checks import ReplyChecks
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.registry import METRICS
 from medfedaug.metrics.significance import has_stalled
-from medfedaug.models.substitution import shared_by_name
+from medfedaug.models.entries import shared_by_name
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.utils.event_text import OnEvent
-from medfedaug.utils.layers import added_module
-from medfedaug.utils.versions import software_versions
 
 
 class FederationServer:
@@ -70,6 +68,7 @@ class FederationServer:
         left_out: sites that could not be prepared, with the reason.
         stalled: the reason to end before the last round; empty for none.
         statistics: the sites' channel statistics, if a method exchanged them.
+        once: the exchange before training.
         carried: the carrier's part of the checkpoint of a resumed run.
     """
 
@@ -94,7 +93,7 @@ class FederationServer:
         self.statistics: dict[str, ChannelStatistics] = {}
         self.carried: dict[str, Any] = {}
         self._starts = StartingModels()
-        self._once, self._initial, self._initial_kept = InitialExchange(), initial, Payload()
+        self.once, self._initial, self._initial_kept = InitialExchange(), initial, Payload()
         self._started = time.perf_counter()
         self._selected = False  # True once the last round is validated
         # By the current round; sites that join during a round wait for the next.
@@ -113,9 +112,10 @@ class FederationServer:
         self.state: dict[str, Tensor] = {k: v.clone() for k, v in composition.network.state_dict().items()}
         self.shared, self.scored, self.sent = composition.shared, composition.scored, composition.sent
         context = composition.server_context(lambda: self.participation.weights(dict(self.sites)))
-        if composition.sums is not None:
-            secure = added_module("secure.aggregation", "secure_aggregation")
-            self.aggregation: Aggregation = secure.SecureAggregation(composition, context, config)
+        masks = masking(config)
+        self.participation.capped = masks is None
+        if masks is not None:
+            self.aggregation: Aggregation = masks.MaskedAggregation(composition, context, config)
         else:
             model = StateDictValidator(composition.network, composition.sent)
             self.aggregation = Aggregation(
@@ -233,9 +233,9 @@ class FederationServer:
                 self.record.tell("unseen", site=site)
                 return True
             self.sites[site] = reply.num_samples
-            self._once.site_joined()
+            self.once.site_joined()
             self.record.prepared(site, reply.num_samples, reply.payload)
-            if self._once.ready:
+            if self.once.ready:
                 self._share_once()
             return True
 
@@ -247,34 +247,21 @@ class FederationServer:
                 self._leave_out(site, reason)
             self.participation.check(self.sites, self.left_out)
             self._share_once()
-            self._once.ready = True
+            self.once.ready = True
             self.record.shares_lowered(self.participation.lowered(self.sites))
 
-    @property
-    def exchanged_once(self) -> Payload:
-        """The exchange before training, which every site of a round has."""
-        return self._once.payload
-
     def _share_once(self) -> None:
-        self._once.payload = {**self.aggregation.once_result(), **self._initial_kept, **self._frozen}
+        self.once.payload = {**self.aggregation.once_result(), **self._initial_kept, **self._frozen}
         self.statistics.update(self.aggregation.channel_statistics())
 
-    def payload_for_inference(self, payload: Payload) -> Payload:
-        """The exchange that a model of a round needs at inference, with the exchange before training."""
-        return {**self.aggregation.needed_at_inference(self._once.payload), **payload}
-
-    def choose_sites(self, available: Collection[str] | None = None) -> list[str]:
-        """Return the training sites among the available ones, by default all."""
-        return sorted(self.sites if available is None else self.sites.keys() & set(available))
-
     def start_round(self, targets: Iterable[str] | None = None) -> Request:
-        """Begin the next round with a request to some sites, by default to those of `choose_sites`."""
-        targets = list(targets) if targets is not None else self.choose_sites()
+        """Begin the next round with a request to some training sites, by default to all."""
+        targets = sorted(self.sites if targets is None else targets)
         self.round += 1
         self._started, self._needed_now = time.perf_counter(), self.needed
         self._expected = self.config.buffer or len(targets)
         self.aggregation.start_round()
-        request = self._request(TRAIN, self.round, self.state, self.payload, self._once.due(targets))
+        request = self._request(TRAIN, self.round, self.state, self.payload, self.once.due(targets))
         if self.config.buffer:
             self._starts.add(targets, self.round, request.weights)
         self.record.start_round(request, targets, self.config.rounds)
@@ -309,7 +296,7 @@ class FederationServer:
 
             reason = refusal(site, use)
             if reason is None:
-                self._once.answered(site)
+                self.once.answered(site)
                 staleness = {"staleness": late} if self.config.buffer else {}
                 self.record.trained(site, reply, scored=self.config.validates(round_ - 1), **staleness)
             else:
@@ -348,7 +335,7 @@ class FederationServer:
 
     def validate(self) -> Request:
         """Ask the training sites to score the last model."""
-        return self._request(VALIDATE, self.round, self.state, self.payload, self._once.payload)
+        return self._request(VALIDATE, self.round, self.state, self.payload, self.once.payload)
 
     def accept_validation(self, site: str, reply: Reply) -> bool:
         """Accept a site's score of the last model; return whether it could be used."""
@@ -372,7 +359,7 @@ class FederationServer:
     def test(self) -> Request:
         """Ask all sites, including unseen ones, to score the selected model on their test cases."""
         chosen = self.selection
-        return self._request(TEST, chosen.round, chosen.state, chosen.payload, self._once.payload)
+        return self._request(TEST, chosen.round, chosen.state, chosen.payload, self.once.payload)
 
     def accept_test(self, site: str, reply: Reply) -> bool:
         """Accept a site's test scores; return whether they could be used."""
@@ -444,7 +431,7 @@ class FederationServer:
                 "round": self.round,
                 "model": self.state,
                 "payload": self.payload,
-                "once": split_frozen(self._once.payload)[1],  # frozen entries are in the model
+                "once": split_frozen(self.once.payload)[1],  # frozen entries are in the model
                 **self.record.saved(),
                 **self.selection.saved(),
                 "methods": self.aggregation.state(),
@@ -464,7 +451,7 @@ class FederationServer:
             setattr(self, name, saved[name])
         self.state = saved["model"]
         self._find_frozen()
-        self._once.restore({**saved["once"], **self._frozen})
+        self.once.restore({**saved["once"], **self._frozen})
         self._initial_kept = {k: v for k, v in saved["once"].items() if k.startswith(f"{INITIAL}/")}
         self.record.restore(saved)
         self.selection.restore(saved)

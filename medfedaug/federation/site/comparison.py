@@ -9,8 +9,7 @@ from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import DataError
 from medfedaug.federation.messages.messages import SCORE, TEST, Reply, Request
-from medfedaug.federation.site.gate import Gate
-from medfedaug.federation.site.site import Site, Stop
+from medfedaug.federation.site.site import Gate, Site, Stop
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.significance import paired_by_patient
 from medfedaug.utils.event_text import OnEvent
@@ -76,13 +75,11 @@ class _ComparedSite(Site):
     scored: dict[str, dict[str, float]]
 
     def answers(self) -> dict[str, Callable[[Request, Stop], Reply]]:
-        """Return the answer to each task."""
         answers = super().answers()
         del answers[TEST]
         return {**answers, SCORE: self._score_model}
 
     def _score_model(self, request: Request, should_stop: Stop) -> Reply:
-        """Score a model, and compare it with the reference."""
         reply, started, self._scored = Reply(request.task, request.round), time.perf_counter(), True
         trainer = self.trainer
         if not trainer.folder.cases[_SPLIT]:

@@ -34,9 +34,7 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
     for folder in (Path(root) / site, Path(root)):
         if folder.is_dir() and is_site(folder):
             return folder
-    raise DataError(
-        "no data of a site", site=site, path=root, hint=f"{DATA_VARIABLE} names the site's folder."
-    )
+    raise DataError("no data of a site", site=site, path=root, hint=f"{DATA_VARIABLE} names its folder.")
 
 
 def open_own_data(site: str, config: RunConfig, data_dir: str | Path | None = None) -> SiteFolder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,27 +18,21 @@ from medfedaug.errors import MedFedAugError, first_line, warn
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
 from medfedaug.methods.base import Step, Targets, overridden
+from medfedaug.models.entries import hold_norms
 from medfedaug.models.execution import call_plainly
-from medfedaug.models.substitution import hold_norms
 from medfedaug.models.supervision import DeepSupervision
 from medfedaug.sampling import TrainingDataset, on_device, prefetch
 
 
 @dataclass(frozen=True)
 class LocalRound:
-    """Settings of one round of a site's training.
+    """Settings of one round of a site's training."""
 
-    Args:
-        number: the number of the round, from 1.
-        epochs: passes over the site's batches; without effect if ``steps`` is given.
-        learning_rate: the learning rate of the run's optimiser in this round.
-    """
-
-    number: int
-    epochs: int
+    number: int  # the number of the round, from 1
+    epochs: int  # passes over the site's batches; without effect if `steps` is given
     steps: int
     seed: int
-    learning_rate: float
+    learning_rate: float  # the learning rate of the run's optimiser in this round
 
     @classmethod
     def of(cls, config: RunConfig, number: int, seed: int, epochs: int | None = None) -> LocalRound:
@@ -85,10 +79,7 @@ class LocalTraining:
         return samples.loader(dataset, seed)
 
     def run(
-        self,
-        loader: Iterable[Any],
-        round_: LocalRound,
-        should_stop: Callable[[], bool] = lambda: False,
+        self, loader: Iterable[Any], round_: LocalRound, should_stop: Callable[[], bool] = lambda: False
     ) -> list[float]:
         """Train for a number of epochs, or for a number of steps over as many epochs as needed."""
         trained = [p for p in self.network.parameters() if p.requires_grad]
@@ -191,7 +182,9 @@ class LocalTraining:
         """Compute the gradients again at other weights, with the same random numbers; restore the buffers."""
         buffers = [(buffer, buffer.clone()) for buffer in self.network.buffers()]
         with self.own_random_numbers():
-            _set_random_state(random, self.device)
+            torch.set_rng_state(random[0])
+            if len(random) > 1:
+                torch.cuda.set_rng_state(random[1], self.device)
             self._backward(inputs, targets, mixed)
         with torch.no_grad():
             for buffer, value in buffers:
@@ -210,13 +203,5 @@ def _cases(dataset: Any) -> list[int] | None:
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, ...]:
-    """Return the state of PyTorch's own random generators, of the CPU and of a GPU."""
     on_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
     return (torch.get_rng_state(), *on_gpu)
-
-
-def _set_random_state(state: Sequence[Tensor], device: torch.device) -> None:
-    """Restore a result of `_random_state`."""
-    torch.set_rng_state(state[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state[1], device)

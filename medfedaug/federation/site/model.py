@@ -26,8 +26,8 @@ from medfedaug.federation.site.state import LocalState
 from medfedaug.methods.base import Payload, SiteContext, SitePart
 from medfedaug.methods.census import Census
 from medfedaug.methods.compatibility import methods_with
+from medfedaug.models.entries import evaluating
 from medfedaug.models.execution import compile_calls, lay_out, run_in_bfloat16
-from medfedaug.models.substitution import evaluating
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import EvaluationCase, Sample
 
@@ -149,7 +149,6 @@ class SiteModel:
         return make(**site, task=self.task, config=self.config, machine=self.machine)
 
     def _context(self, samples: SiteSamples) -> SiteContext:
-        """The context of all methods at this site."""
         config, composition = self.config, self.composition
         return SiteContext(
             self.name,

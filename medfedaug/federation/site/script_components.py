@@ -58,7 +58,6 @@ class _FixedSamples(Sequence[Sample]):
         return self.samples[index]
 
     def draw(self, index: int, random: np.random.RandomState) -> Sample:
-        """Return the sample."""
         return self.samples[index]
 
 

@@ -18,7 +18,6 @@ from monai.transforms import Compose, RandomizableTrait, Transform
 from monai.utils import CommonKeys as Keys
 from torch import Tensor, nn
 
-from medfedaug.config.run import RunConfig
 from medfedaug.data.checks import check_files_alone, check_known_classes
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, warn
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
@@ -49,25 +48,21 @@ class ScriptSession:
         self.site, self.memory, self._build = site, memory, build
         self.error: Exception | None = None
 
-    @property
-    def config(self) -> RunConfig:
-        """The job's settings; the indices of its classes are the labels of photographs."""
-        return self.site.config
-
     def files(self, split: str) -> list[dict[str, Any]]:
         """Return the cases of a split; see `medfedaug.client.files`."""
-        folder = self.site.folder
+        folder, classes = self.site.folder, self.site.config.classes
         try:
             check_files_alone(folder, "the training script")
             if folder.task == "classification":
-                check_known_classes(folder, self.config.classes)
+                check_known_classes(folder, classes)
         except DataError as error:
             self.error = error
             raise
         files = []
         for case in folder.cases[split]:
             images = [str(path) for path in case.files]
-            label = self.config.classes.index(case.label) if isinstance(case.label, str) else str(case.label)
+            # The index of its class is the label of a photograph.
+            label = classes.index(case.label) if isinstance(case.label, str) else str(case.label)
             image: Any = images if len(images) > 1 else images[0]
             files.append({"name": case.name, Keys.IMAGE: image, Keys.LABEL: label})
         return files
@@ -170,10 +165,7 @@ class LoopTraining(LocalTraining):
         return [t for part in self.parts.values() for t in part.transforms(training=training)]
 
     def run(
-        self,
-        loader: Any,
-        round_: LocalRound,
-        should_stop: Callable[[], bool] = lambda: False,
+        self, loader: Any, round_: LocalRound, should_stop: Callable[[], bool] = lambda: False
     ) -> list[float]:
         """Let the script train."""
         self.begin(loader.dataset, should_stop)

@@ -75,7 +75,7 @@ class SiteTrainer(SiteModel):
 
     Attributes:
         exchange_device: the device of an update's weights: the CPU, unless the server is in the same process.
-        saves_each_round: whether the site's state is written after each round, or only by `save`.
+        saves_each_round: whether the site's state is written after each round, or only by the runner.
         training_dataset: makes the training data of a round from its seed; by default `own_dataset`.
         last_loss: the mean loss of the steps of the last round, for the site itself; ``None`` before.
     """
@@ -182,7 +182,7 @@ class SiteTrainer(SiteModel):
                 check_contributors(self.name, reply.contributors, self.min_patients)
             self.memory.sent = reply.payload
             if self.saves_each_round:
-                self.save()
+                self.memory.save()
         if self.trains:
             reply.num_samples = self.training.count(self._samples)
             reply.contributors[NUMBER_OF_SAMPLES] = self._of_samples()
@@ -276,7 +276,7 @@ class SiteTrainer(SiteModel):
         # Last, since summarising the round may change a method's state.
         self.memory.remember(round_, LocalState.of(self.network, self.kept_keys, self.parts))
         if self.saves_each_round:
-            self.save()
+            self.memory.save()
         return self._update(round_, collected, metrics)
 
     def _choose_precision(self) -> None:
@@ -379,10 +379,6 @@ class SiteTrainer(SiteModel):
         """Hash the run's settings; a resumed run has more rounds, an evaluation other cases and sites."""
         settings = {k: v for k, v in self.config.to_dict().items() if k not in ("holdout", "limit", "rounds")}
         return job_hash(settings)
-
-    def save(self) -> None:
-        """Write the site's state to ``state_dir``, if set."""
-        self.memory.save()
 
     def recall_round(self, round_: int) -> bool:
         """Restore the site's state of a round; return whether the network is complete."""

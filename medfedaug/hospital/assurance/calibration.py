@@ -14,7 +14,8 @@ from medfedaug.hospital.assurance.options import CLASSES, LESIONS, VOLUME
 from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.promise import Promise
-from medfedaug.utils.files import parse_versioned, sha256, write_json
+from medfedaug.runs.recorded_run import RecordedRun
+from medfedaug.utils.files import parse_versioned, sha256
 from medfedaug.utils.printable import counted
 from medfedaug.utils.structure import count, entries, list_of, map_of, number, one_of, optional, text
 
@@ -49,19 +50,30 @@ _CONTENT = entries(
 )
 
 
-def write_calibration(path: Path, content: Mapping[str, Any]) -> None:
-    """Write the file, for its owner only: it stays at the site."""
-    write_json(path, content, private=True)
-
-
-def read_calibration(path: Path) -> dict[str, Any]:
-    """Read the file of `write_calibration`."""
+def read_calibration(path: Path, run: RecordedRun) -> dict[str, Any]:
+    """Read the file, and check that it is of the run's model."""
     try:
         content = parse_versioned(path.read_text(encoding="utf-8"), KIND, VERSION)
         _CONTENT(content, "")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: no calibration ({first_line(error)}); run medfedaug calibrate") from error
+    model = content["model"]
+    if model["sha256"] != run.sha256:
+        raise ConfigError(
+            f"{path}: calibrated for another model (round {model['round']} of run {model['run']}, SHA-256 "
+            f"{model['sha256'][:12]}…); calibrate this one with medfedaug calibrate, or remove the file"
+        )
     return content
+
+
+def sentences(content: Mapping[str, Any]) -> dict[str, str]:
+    """Return all promises of a calibration, by site and structure."""
+    return {
+        f"{site}, {name}": sentence(content, site, name)
+        for site, entry in content["sites"].items()
+        for name, structure in entry["structures"].items()
+        if "threshold" in structure
+    }
 
 
 def sentence(content: Mapping[str, Any], site: str, structure: str) -> str:
@@ -94,13 +106,7 @@ def find_promise(run: FinishedRun, given: Path | None, origin: Origin) -> Promis
     path = given or run.model.parent / CALIBRATION
     if given is None and not path.exists():
         return None
-    content = read_calibration(path)
-    model = content["model"]
-    if model["sha256"] != run.sha256:
-        raise ConfigError(
-            f"{path}: calibrated for another model (round {model['round']} of run {model['run']}, SHA-256 "
-            f"{model['sha256'][:12]}…); calibrate this one with medfedaug calibrate, or remove the file"
-        )
+    content = read_calibration(path, run)
     places = [name for name, site in content["sites"].items() if site["origin"] == origin.site]
     if len(places) != 1:
         of = ", ".join(content["sites"])
@@ -122,7 +128,8 @@ def find_promise(run: FinishedRun, given: Path | None, origin: Origin) -> Promis
             if key not in promised
         ],
         ranges=DriftReference(
-            *(torch.tensor(ranges[key], dtype=torch.float64) for key in ("mean", "std")),
+            mean=torch.tensor(ranges["mean"], dtype=torch.float64),
+            std=torch.tensor(ranges["std"], dtype=torch.float64),
             over=ranges["over"],
             edges=None if ranges["edges"] is None else np.array(ranges["edges"]),
             whose="the calibrated",

@@ -1,7 +1,5 @@
 """Refuse DICOM objects: `require`, `check_bounds` of deflated ones, and `PixelFormat` of their pixels."""
 
-from __future__ import annotations
-
 import io
 import zlib
 from dataclasses import dataclass
@@ -13,8 +11,7 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from medfedaug.errors import ReaderError
 
-MOST_INFLATED = 2**29
-"""Bytes of the largest deflated object, inflated."""
+MOST_INFLATED = 2**29  # bytes of the largest deflated object, inflated
 
 
 def require(condition: object, fault: str) -> None:
@@ -64,7 +61,7 @@ class PixelFormat:
     photometric: str
 
     @classmethod
-    def of(cls, header: Dataset) -> PixelFormat:
+    def of(cls, header: Dataset) -> "PixelFormat":
         """Read the description in a header; `ReaderError` where it is missing or contradicts itself."""
         photometric = str(header.get("PhotometricInterpretation") or "")
         form = cls(

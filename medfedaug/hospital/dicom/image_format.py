@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from medfedaug.data.io.base import Header, Segments, channels_first, volume_header
-from medfedaug.data.io.series import Scan, Selection, Series, SeriesFormat, Skip
+from medfedaug.data.io.base import (
+    Header,
+    Scan,
+    Segments,
+    Selection,
+    Series,
+    SeriesFormat,
+    Skip,
+    channels_first,
+    volume_header,
+)
 
 if TYPE_CHECKING:
     from medfedaug.hospital.dicom.volumes import DicomSeries

@@ -25,8 +25,7 @@ from medfedaug.hospital.dicom.pixels import stored_frames
 from medfedaug.hospital.dicom.series import open_series
 from medfedaug.hospital.dicom.volumes import DicomSeries
 
-OWN_CODES = "99MEDFEDAUG"
-"""Coding scheme of classes."""
+OWN_CODES = "99MEDFEDAUG"  # coding scheme of classes
 _SEG, _CONVERT = "DICOM SEG", "Convert the series to NIfTI."
 _NEEDED = ("PatientID", "StudyInstanceUID", "FrameOfReferenceUID")
 _COLOURS = ((230, 60, 50), (60, 130, 230), (60, 180, 75), (245, 180, 40), (145, 60, 180), (70, 200, 200))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from medfedaug.data.io.series import LeftOut, Scan, Selection, walk
+from medfedaug.data.io.base import LeftOut, Scan, Selection, walk
 from medfedaug.errors import ConfigError, ReaderError
 from medfedaug.hospital.dicom.headers import DicomInstance, is_dicom_file, one_line, read_instance
 from medfedaug.hospital.dicom.pixels import read_slices
@@ -37,7 +37,7 @@ def scan(
     skip: Callable[[Path], str | None] = lambda folder: None,
     take: Callable[[Path], bool] = lambda file: False,
 ) -> Scan[DicomSeries]:
-    """Look at all files in a folder and below it; see `medfedaug.data.io.series.SeriesFormat.scan`."""
+    """Look at all files in a folder and below it; see `medfedaug.data.io.base.SeriesFormat.scan`."""
     instances: list[DicomInstance] = []
     others: list[Path] = []
     left_out: list[LeftOut] = []

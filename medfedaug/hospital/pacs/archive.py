@@ -14,7 +14,7 @@ import ssl
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,14 +36,10 @@ SERIES_FIELDS = (
     "NumberOfSeriesRelatedInstances",
 )
 """Attributes of an `ArchiveSeries`; a file has no number of objects."""
-MOST_FOUND = 10_000
-"""Studies of a search, and series of a study."""
-MOST_OBJECTS = 100_000
-"""Objects of a series."""
-ATTEMPTS = 3
-"""Times that a request is made before it counts as failed."""
-LONGEST_VALUE = 1024
-"""Characters of a value in an answer."""
+MOST_FOUND = 10_000  # studies of a search, and series of a study
+MOST_OBJECTS = 100_000  # objects of a series
+ATTEMPTS = 3  # times that a request is made before it counts as failed
+LONGEST_VALUE = 1024  # characters of a value in an answer
 
 _UID = re.compile(r"[0-9]+(\.[0-9]+)*")
 _LONGEST_UID = 64
@@ -243,29 +239,30 @@ class Archive(ABC):
 
     def find_studies(self, query: StudyQuery) -> list[ArchiveStudy]:
         """Find the studies that match, sorted by UID."""
-        studies = map(ArchiveStudy.of_values, self._studies(query))
+        rows = self._find("STUDY", STUDY_FIELDS, MOST_FOUND, **{query.key: query.value})
+        studies = map(ArchiveStudy.of_values, rows)
         return sorted((study for study in studies if study.matches(query)), key=lambda study: study.uid)
 
     def find_series(self, study: ArchiveStudy) -> list[ArchiveSeries]:
         """Find all series of a study, sorted by number and UID."""
-        rows = (ArchiveSeries.of_values(study, row) for row in self._series(study))
-        return sorted(rows, key=lambda series: (series.number.zfill(9), series.uid))
+        rows = self._find("SERIES", SERIES_FIELDS, MOST_FOUND, StudyInstanceUID=study.uid)
+        found = (ArchiveSeries.of_values(study, row) for row in rows)
+        return sorted(found, key=lambda series: (series.number.zfill(9), series.uid))
 
     def find_objects(self, series: ArchiveSeries) -> list[str]:
         """List the SOPInstanceUIDs of a series, sorted."""
-        return sorted(row["SOPInstanceUID"] for row in self._objects(series))
+        return sorted(row["SOPInstanceUID"] for row in self._rows_of_objects(series))
+
+    def _rows_of_objects(self, series: ArchiveSeries, *more: str) -> Iterable[Mapping[str, str]]:
+        keys = {"StudyInstanceUID": series.study, "SeriesInstanceUID": series.uid}
+        return self._find("IMAGE", ("SOPInstanceUID", *more), MOST_OBJECTS, **keys)
 
     @abstractmethod
-    def _studies(self, query: StudyQuery) -> Iterable[Mapping[str, str]]:
-        """Return values of `STUDY_FIELDS` of studies that may match."""
+    def _find(self, level: str, fields: Sequence[str], most: int, **keys: str) -> Iterable[Mapping[str, str]]:
+        """Search a level of DICOM's query model by keys for the values of fields, the first of them a UID.
 
-    @abstractmethod
-    def _series(self, study: ArchiveStudy) -> Iterable[Mapping[str, str]]:
-        """Return values of `SERIES_FIELDS` of the series of a study."""
-
-    @abstractmethod
-    def _objects(self, series: ArchiveSeries) -> Iterable[Mapping[str, str]]:
-        """Return the UIDs of the objects of a series."""
+        Studies may match loosely; an answer of more than ``most`` rows is refused.
+        """
 
     @abstractmethod
     def fetch(

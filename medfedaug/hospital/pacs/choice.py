@@ -16,8 +16,7 @@ from medfedaug.hospital.pacs.archive import (
 )
 from medfedaug.hospital.pacs.settings import LABELS, NEWEST, ImportSettings
 
-NO_STUDY = "the archive has no such study"
-"""Problem of a query without a result."""
+NO_STUDY = "the archive has no such study"  # problem of a query without a result
 _IMAGES = ("CT", "MR", "PT", "NM")
 _BURNED_IN = ("US", "SC", "OT", "XC", "ES")
 _LOCALISER = re.compile(r"locali[sz]er|scout|survey|topogram", re.IGNORECASE)

@@ -113,8 +113,7 @@ _TERMS = """
     ISOCENTER TREATED_VOLUME IRRAD_VOLUME CONTRAST_AGENT DOSE_REGION BRACHY_CHANNEL
 """
 
-EMPTIED = frozenset(_EMPTIED.split())
-"""Required attributes that may be empty."""
+EMPTIED = frozenset(_EMPTIED.split())  # required attributes that may be empty
 
 DUMMIES = {
     "ContentLabel": "REMOVED",
@@ -128,8 +127,7 @@ DUMMIES = {
 TABLE = frozenset(("LUTDescriptor", "LUTData", "ModalityLUTType"))
 """Attributes of a table from stored values to values of a modality."""
 
-LABELS = ("SegmentLabel", "ROIName")
-"""Names of segments and regions, which get names of classes."""
+LABELS = ("SegmentLabel", "ROIName")  # names of segments and regions, which get names of classes
 
 TERMS = frozenset([*_TERMS.split(), "SCREEN SAVE", "WHOLE BODY", "RECON TOMO", "RECON GATED TOMO"])
 """Words that an attribute of words (ImageType, Modality, ...) keeps; all others go."""

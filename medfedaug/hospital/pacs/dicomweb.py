@@ -22,18 +22,12 @@ from medfedaug.errors import ConfigError, MedFedAugWarning, ReaderError
 from medfedaug.hospital.pacs.archive import (
     ATTEMPTS,
     LONGEST_VALUE,
-    MOST_FOUND,
-    MOST_OBJECTS,
-    SERIES_FIELDS,
-    STUDY_FIELDS,
     Access,
     Archive,
     ArchiveError,
     ArchiveSeries,
-    ArchiveStudy,
     FetchError,
     RequestRefused,
-    StudyQuery,
     UnusableAnswer,
     valid_uid,
 )
@@ -194,27 +188,21 @@ class DicomWebArchive(Archive):
         self._sessions: list[_Session] = []
         self._lock = threading.Lock()
 
-    def _studies(self, query: StudyQuery) -> list[dict[str, str]]:
-        search = partial(self._client().search_for_studies, search_filters={query.key: query.value})
-        return self._rows("StudyInstanceUID", search, STUDY_FIELDS, MOST_FOUND)
-
-    def _series(self, study: ArchiveStudy) -> list[dict[str, str]]:
-        search = partial(self._client().search_for_series, study.uid)
-        return self._rows("SeriesInstanceUID", search, SERIES_FIELDS, MOST_FOUND)
-
-    def _objects(self, series: ArchiveSeries) -> list[dict[str, str]]:
-        search = partial(self._client().search_for_instances, series.study, series.uid)
-        return self._rows("SOPInstanceUID", search, (), MOST_OBJECTS)
-
-    def _rows(
-        self, key: str, search: Callable[..., list[dict[str, Any]]], fields: Sequence[str], most: int
-    ) -> list[dict[str, str]]:
-        """Return all answers of a search, page by page, until a page has nothing new."""
+    def _find(self, level: str, fields: Sequence[str], most: int, **keys: str) -> list[dict[str, str]]:
+        """Search page by page, until a page has nothing new."""
+        client, key = self._client(), fields[0]
+        search: Callable[..., list[dict[str, Any]]]
+        if level == "STUDY":
+            search = partial(client.search_for_studies, fields=[*fields], search_filters=keys)
+        elif level == "SERIES":
+            search = partial(client.search_for_series, keys["StudyInstanceUID"], fields=[*fields])
+        else:
+            search = partial(client.search_for_instances, keys["StudyInstanceUID"], keys["SeriesInstanceUID"])
         rows: dict[str, dict[str, str]] = {}
         answered = 0
         with self._requesting():
             for _ in range(_MOST_PAGES):
-                page = search(fields=[*fields] or None, limit=_PAGE, offset=answered)
+                page = search(limit=_PAGE, offset=answered)
                 texts = [_texts(row) for row in page if isinstance(row, Mapping)]
                 new = {row[key]: row for row in texts if valid_uid(row.get(key, "")) and row[key] not in rows}
                 rows.update(new)

@@ -37,18 +37,13 @@ from medfedaug.hospital.dicom.headers import dataset_of
 from medfedaug.hospital.pacs.archive import (
     ATTEMPTS,
     LONGEST_VALUE,
-    MOST_FOUND,
     MOST_OBJECTS,
-    SERIES_FIELDS,
-    STUDY_FIELDS,
     Access,
     Archive,
     ArchiveError,
     ArchiveSeries,
-    ArchiveStudy,
     FetchError,
     RequestRefused,
-    StudyQuery,
     UnusableAnswer,
     valid_uid,
 )
@@ -124,18 +119,7 @@ class DimseArchive(Archive):
         self._lock = threading.Lock()
         self._receiver = self._listen(access.receive) if access.receive is not None else None
 
-    def _studies(self, query: StudyQuery) -> list[dict[str, str]]:
-        return self._find("STUDY", STUDY_FIELDS, MOST_FOUND, **{query.key: query.value})
-
-    def _series(self, study: ArchiveStudy) -> list[dict[str, str]]:
-        return self._find("SERIES", SERIES_FIELDS, MOST_FOUND, StudyInstanceUID=study.uid)
-
-    def _objects(self, series: ArchiveSeries, fields: Sequence[str] = ()) -> list[dict[str, str]]:
-        keys = {"StudyInstanceUID": series.study, "SeriesInstanceUID": series.uid}
-        return self._find("IMAGE", ("SOPInstanceUID", *fields), MOST_OBJECTS, **keys)
-
     def _find(self, level: str, fields: Sequence[str], most: int, **keys: str) -> list[dict[str, str]]:
-        """Search by keys for the values of fields, of which the first is a UID."""
         query = _query(level, **{**dict.fromkeys(fields), **keys})
         rows: dict[str, dict[str, str]] = {}
         model = StudyRootQueryRetrieveInformationModelFind
@@ -154,7 +138,7 @@ class DimseArchive(Archive):
         self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] = lambda: None
     ) -> list[Path]:
         """Fetch a series by C-GET or C-MOVE; then request missing objects by their UIDs."""
-        rows = self._objects(series, ("SOPClassUID",))
+        rows = [*self._rows_of_objects(series, "SOPClassUID")]
         if not rows:
             raise FetchError("the archive lists no object of the series")
         uids = [row["SOPInstanceUID"] for row in rows]

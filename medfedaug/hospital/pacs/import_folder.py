@@ -82,10 +82,6 @@ class StudyList:
             self.refused.pop(plan.case, None)
             self.save()
 
-    def modalities(self) -> set[str]:
-        """Return the modalities of the imported images."""
-        return {name for entry in self.studies.values() for name in entry["modalities"]}
-
     def units(self) -> Counter[str]:
         """Count the images by unit, of those that state one."""
         return Counter(unit for entry in self.studies.values() for unit in entry["units"] if unit)
@@ -249,9 +245,10 @@ class CaseFiles:
                 entry["split"] = split[entry["patient"]]
         content = {name: value for name, value in before.items() if name not in (*_OWN_FIELDS, *SPLITS)}
         content["labels"] = {str(number): name for number, name in enumerate(settings.classes)}
+        modalities = {name for entry in entries.values() for name in entry["modalities"]}
         if settings.channels:
             content["channel_names"] = {str(number): name for number, name in enumerate(settings.channels)}
-        elif studies.modalities() == {"CT"}:  # plans normalise it by its units
+        elif modalities == {"CT"}:  # plans normalise it by its units
             content.setdefault("channel_names", {"0": "CT"})
         if labelled := _labelled(before, studies, settings):
             content[LABELLED] = labelled

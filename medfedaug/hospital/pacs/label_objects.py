@@ -4,8 +4,6 @@ A label map has one author for each class. Predictions are not ground truth; amo
 class one is chosen, or none; and no structure becomes background silently.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -76,7 +74,7 @@ class LabelObject:
     own: bool  # this software wrote it
 
     @classmethod
-    def read(cls, file: Path) -> LabelObject:
+    def read(cls, file: Path) -> "LabelObject":
         """Open an object."""
         with reading_objects("a label object is damaged"):
             dataset = pydicom.dcmread(file, defer_size=_LARGE)

@@ -25,10 +25,8 @@ OBJECT_TAGS = (
 )
 """Attributes of an object that `SeriesBounds` checks."""
 _SERIES = ("RTReferencedStudySequence", "RTReferencedSeriesSequence")
-MOST_BYTES = 2**33
-"""Bytes of all objects of a series."""
-MOST_VOXELS = 2**30
-"""Values of all pixels of a series, by its headers."""
+MOST_BYTES = 2**33  # bytes of all objects of a series
+MOST_VOXELS = 2**30  # values of all pixels of a series, by its headers
 
 
 class ObjectRefused(ReaderError):

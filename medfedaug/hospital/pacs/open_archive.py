@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,9 +20,7 @@ from medfedaug.hospital.pacs.archive import (
     Archive,
     ArchiveError,
     ArchiveSeries,
-    ArchiveStudy,
     FetchError,
-    StudyQuery,
     require_pacs,
     valid_uid,
 )
@@ -53,22 +51,17 @@ class FolderArchive(Archive):
         self._index: _Index | None = None
         self._lock = threading.Lock()
 
-    def _studies(self, query: StudyQuery) -> Iterable[dict[str, str]]:
-        studies: dict[str, dict[str, str]] = {}
-        for (study, _), files in self._indexed().items():
-            studies.setdefault(study, _first(files))
-        return studies.values()
-
-    def _series(self, study: ArchiveStudy) -> list[dict[str, str]]:
-        return [
-            {**_first(files), "NumberOfSeriesRelatedInstances": str(len(files))}
-            for (uid, _), files in self._indexed().items()
-            if uid == study.uid
-        ]
-
-    def _objects(self, series: ArchiveSeries) -> list[dict[str, str]]:
-        files = self._indexed().get((series.study, series.uid), {})
-        return [{"SOPInstanceUID": uid} for uid in files]
+    def _find(self, level: str, fields: Sequence[str], most: int, **keys: str) -> list[dict[str, str]]:
+        index = self._indexed()
+        if level == "IMAGE":
+            files = index.get((keys["StudyInstanceUID"], keys["SeriesInstanceUID"]), {})
+            return [{"SOPInstanceUID": uid} for uid in files]
+        rows: dict[tuple[str, str], dict[str, str]] = {}
+        for (study, series), files in index.items():
+            if level == "STUDY" or study == keys["StudyInstanceUID"]:
+                number = {"NumberOfSeriesRelatedInstances": str(len(files))}
+                rows.setdefault((study, "" if level == "STUDY" else series), {**_first(files), **number})
+        return [*rows.values()]
 
     def fetch(
         self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] = lambda: None

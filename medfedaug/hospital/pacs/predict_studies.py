@@ -1,7 +1,5 @@
 """`predict_studies`: predict studies of an archive, and store the objects with their images."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -153,7 +151,7 @@ class _Job:
     identity: Callable[..., ModelIdentity]
     kinds: Sequence[ObjectKind]
     named: bool
-    book: _Book
+    book: "_Book"
     patience: Patience = field(default_factory=lambda: Patience(answered=True))
     images: dict[str, list[ArchiveSeries]] = field(default_factory=dict)
     missing: dict[str, list[ObjectKind]] = field(default_factory=dict)

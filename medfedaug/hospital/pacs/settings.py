@@ -7,12 +7,9 @@ from typing import ClassVar
 from medfedaug.config.options import Settings, setting, settings
 from medfedaug.errors import ConfigError
 
-BACKGROUND = "background"
-"""Class of voxels without a segment."""
-LABELS = {"seg": "SEG", "rtstruct": "RTSTRUCT"}
-"""Modalities of label objects, by kind."""
-NEWEST = "newest"
-"""Rule of label series that takes the newest of several outlines of one class."""
+BACKGROUND = "background"  # class of voxels without a segment
+LABELS = {"seg": "SEG", "rtstruct": "RTSTRUCT"}  # modalities of label objects, by kind
+NEWEST = "newest"  # rule of label series that takes the newest of several outlines of one class
 _CHANNEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")
 
 

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from medfedaug.errors import ConfigError, MedFedAugError, first_line, withheld
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
-from medfedaug.hospital.secure.primitives import secret_normal
+from medfedaug.hospital.primitives import secret_normal
 from medfedaug.methods.base import STEP_HOOKS, Method, overridden
 from medfedaug.sampling import TrainingDataset, on_device
 from medfedaug.tasks import Sample

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from medfedaug.config.kinds import HISTOGRAM
 from medfedaug.errors import ConfigError, PrivacyRefused, withheld
 from medfedaug.federation.site.guard import Guard, Privacy
 from medfedaug.federation.site.local_training import LocalTraining
 from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.federation.site.script_training import CustomLoop
-from medfedaug.hospital.privacy.content_hash import case_identities
 from medfedaug.hospital.privacy.ledger import PrivacyLedger, require_opacus
 from medfedaug.hospital.privacy.policy import PrivacyPolicy
-from medfedaug.methods.base import HISTOGRAM, Contributions, Payload, SiteExchange
+from medfedaug.hospital.privacy.release_log import case_identities, spend_budget
+from medfedaug.methods.base import Contributions, Payload, SiteExchange
 from medfedaug.methods.census import Census, Contributors
 
 if TYPE_CHECKING:
@@ -28,29 +29,6 @@ if TYPE_CHECKING:
     from medfedaug.federation.site.trainer import SiteTrainer
 
 _log = logging.getLogger(__name__)
-
-
-def spend_budget(
-    site: str,
-    policy: PrivacyPolicy,
-    ledger: PrivacyLedger,
-    what: str,
-    noise: float,
-    identities: Callable[[], Collection[bytes]],
-    *,
-    releases: int = 1,
-    rate: float = 1.0,
-) -> float:
-    """Enter releases with noise in a site's ledger; return ε of all its releases, or refuse them."""
-    assert policy.epsilon is not None
-    try:
-        epsilon = ledger.spend(noise, policy.delta, policy.epsilon, identities(), releases, rate)
-    except ConfigError as error:
-        raise PrivacyRefused(site, str(error)) from error
-    if epsilon is None:
-        limit = f"ε = {policy.epsilon:g} (δ = {policy.delta:g})"
-        raise PrivacyRefused(site, f"privacy budget spent: {what} would exceed {limit}")
-    return epsilon
 
 
 class PrivacyGuard(Guard):

@@ -21,7 +21,7 @@ from medfedaug.federation.messages.messages import (
 )
 from medfedaug.federation.site.data_folder import resolve_data_folder
 from medfedaug.federation.site.entry_patients import check_contributors
-from medfedaug.federation.site.gate import Delivery, Gate, cause
+from medfedaug.federation.site.site import Delivery, Gate, cause
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy import JobBook, JobEntry, JobRules, Origin, PrivacyPolicy, Pseudonyms
 from medfedaug.hospital.privacy.guard import own_privacy
@@ -29,7 +29,7 @@ from medfedaug.hospital.privacy.job_log import APPROVED, REFUSED
 from medfedaug.hospital.privacy.pseudonyms import without_job_text
 from medfedaug.hospital.privacy.release_log import Account, enter_message
 from medfedaug.hospital.privacy.score_release import sent_numbers
-from medfedaug.hospital.secure.delivery import MaskedDelivery
+from medfedaug.hospital.secure import MaskedDelivery
 from medfedaug.hospital.secure.history import SumHistory, SumRules
 from medfedaug.hospital.secure.identity import Identity
 from medfedaug.hospital.secure.masks import SiteMasks
@@ -37,8 +37,7 @@ from medfedaug.methods.compatibility import methods_with
 
 _log = logging.getLogger(__name__)
 
-_PERIOD = 1.0
-"""Seconds between two checks of a job's approval."""
+_PERIOD = 1.0  # seconds between two checks of a job's approval
 
 
 class GuardedGate(Gate):

@@ -258,8 +258,8 @@ def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
         "  once: names of the classes with enough annotated training patients, where labelled names some",
         *(f"  once: {line}" for line in once),
         *(
-            ["  under secure aggregation: of weights and statistics the server learns only sums"]
-            if config.secure_aggregation
+            ["  the server learns only sums of weights and statistics over sites"]
+            if server.aggregation.words is not None
             else []
         ),
         f"  {times}: the weights that training changes, {sent:.4g} MB, of {entries}",

@@ -136,7 +136,7 @@ class Entry:
 class PrivacyLedger(Database):
     """The account of everything that a site has released, over all of its jobs, restarts and names.
 
-    Cases are known by their identities (`medfedaug.hospital.privacy.content_hash.case_identities`), so that
+    Cases are known by their identities (`medfedaug.hospital.privacy.release_log.case_identities`), so that
     an account continues when a site, its folder or its files are renamed. Every method that takes identities
     also takes a mapping from the identities of cases to the identities of their patients; the latest mapping
     holds. The cases of a patient then share one budget.
@@ -265,8 +265,7 @@ def _unreadable(path: Path, error: Exception) -> MedFedAugError:
 
 _log = logging.getLogger(__name__)
 
-ACCOUNT_MARK = ".medfedaug_account"
-"""File in a site's data folder."""
+ACCOUNT_MARK = ".medfedaug_account"  # file in a site's data folder
 
 _MARK_KIND = "account_mark", 1
 

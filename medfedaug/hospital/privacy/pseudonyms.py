@@ -24,8 +24,7 @@ from medfedaug.utils.printable import printable
 if TYPE_CHECKING:
     from medfedaug.data.base import SiteFolder
 
-PSEUDONYM_KEY = "pseudonyms.key"
-"""File of a site's key, below its state folder."""
+PSEUDONYM_KEY = "pseudonyms.key"  # file of a site's key, below its state folder
 
 _KEY_BYTES, _DIGITS = 32, 12
 _MOST_NAMES = 100_000
@@ -169,8 +168,7 @@ def _identifies(name: str) -> bool:
 
 # Pieces of this length of longer texts are recognised, since messages shorten quotations.
 _PIECE = 12
-_QUOTED_ONLY = 3
-"""Texts up to this length are replaced only in quotation marks: a class may be called `a`."""
+_QUOTED_ONLY = 3  # texts up to this length are replaced only in quotation marks: a class may be called `a`
 _LONGEST_KEY, _MOST = 40, 1000
 
 

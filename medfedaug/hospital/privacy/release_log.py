@@ -1,16 +1,20 @@
-"""`Account`: entries of a job's releases in a site's ledger."""
+"""`Account`: entries of a job's releases in a site's ledger, about cases known by their decoded voxels."""
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+from monai.utils import convert_to_tensor
 from torch import Tensor
 
-from medfedaug.data.base import SiteFolder
+from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.dataset_json import LABELLED
-from medfedaug.errors import ConfigError, PrivacyRefused
+from medfedaug.data.io.formats import voxel_files
+from medfedaug.errors import ConfigError, MedFedAugError, PrivacyRefused
 from medfedaug.federation.messages.messages import (
     FINGERPRINT,
     MASK_TASKS,
@@ -22,25 +26,47 @@ from medfedaug.federation.messages.messages import (
     digest_of,
 )
 from medfedaug.hospital.privacy import (
-    PrivacyLedger,
     PrivacyPolicy,
     Release,
     class_labels,
     released_difference,
     released_scores,
 )
-from medfedaug.hospital.privacy.content_hash import case_identities
-from medfedaug.hospital.privacy.guard import spend_budget
-from medfedaug.hospital.privacy.ledger import bind_account
+from medfedaug.hospital.privacy.ledger import PrivacyLedger, bind_account
 from medfedaug.metrics.registry import METRICS
 
-_TRAINING = (FINGERPRINT, PREPARE, TRAIN)
-"""The tasks whose answers are about training cases."""
+_log = logging.getLogger(__name__)
+
+_PIECE = 2**16  # bytes of a file's parts that are hashed
+_TRAINING = (FINGERPRINT, PREPARE, TRAIN)  # the tasks whose answers are about training cases
 
 
 def enter_message(ledger: PrivacyLedger, site: str, job: str, text: str) -> None:
     """Enter the text of an error that the server receives instead of an answer."""
     ledger.enter([Release(job, "task", "message", text, digest=_hash(text), site=site)])
+
+
+def spend_budget(
+    site: str,
+    policy: PrivacyPolicy,
+    ledger: PrivacyLedger,
+    what: str,
+    noise: float,
+    identities: Callable[[], Collection[bytes]],
+    *,
+    releases: int = 1,
+    rate: float = 1.0,
+) -> float:
+    """Enter releases with noise in a site's ledger; return ε of all its releases, or refuse them."""
+    assert policy.epsilon is not None
+    try:
+        epsilon = ledger.spend(noise, policy.delta, policy.epsilon, identities(), releases, rate)
+    except ConfigError as error:
+        raise PrivacyRefused(site, str(error)) from error
+    if epsilon is None:
+        limit = f"ε = {policy.epsilon:g} (δ = {policy.delta:g})"
+        raise PrivacyRefused(site, f"privacy budget spent: {what} would exceed {limit}")
+    return epsilon
 
 
 class Account:
@@ -138,3 +164,57 @@ def _names(entries: Mapping[str, Any]) -> str:
 
 def _hash(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def case_identities(site: SiteFolder, split: str, store: PrivacyLedger | None = None) -> dict[bytes, bytes]:
+    """Compute an identity of 16 bytes for each case of a split, with its patient's.
+
+    A case's identity is a hash of the image's decoded voxels, as float32: it survives another compression,
+    type or format of the file, and changes with any voxel. A file that cannot be decoded has a hash of its
+    bytes.
+
+    Decoding takes as long as reading the image for training, so a store keeps the result by the sizes of the
+    image's files and 64 KiB each from their beginnings, middles and ends.
+
+    A patient's identity is a hash of the name in the site's list, or the case's identity without a name.
+    """
+    keys = [(case, _hash_files(case)) for case in site.cases[split]]
+    compute = {key: partial(_hash_voxels, site, case, key) for case, key in keys}
+    hashes = {key: f() for key, f in compute.items()} if store is None else store.identities(compute)
+    of_name = partial(hashlib.blake2b, digest_size=16, person=b"patient")
+    return {
+        hashes[key]: of_name(case.patient.encode("utf-8", "replace")).digest()
+        if case.patient
+        else hashes[key]
+        for case, key in keys
+    }
+
+
+def _hash_voxels(site: SiteFolder, case: Case, default: bytes) -> bytes:
+    """Hash the stored voxels of a case; return the default of a case that cannot be decoded."""
+    digest = hashlib.blake2b(repr(case.index).encode(), digest_size=16, person=b"voxels")
+    channels, grid = 0, ()
+    try:
+        for part in site.read_files(case):
+            voxels = np.ascontiguousarray(convert_to_tensor(part, track_meta=False).numpy(), dtype=np.float32)
+            channels, grid = channels + voxels.shape[0], voxels.shape[1:]
+            digest.update(voxels.data)
+    except MedFedAugError as error:  # training cannot read it either
+        _log.warning("known by its bytes: %s", error)
+        return default
+    digest.update(repr((channels, *grid)).encode())
+    return digest.digest()
+
+
+def _hash_files(case: Case) -> bytes:
+    digest = hashlib.blake2b(repr(case.index).encode(), digest_size=16)
+    for image in case.files:
+        # Without separate files, the voxels follow the header in the image's file.
+        for path in [file for file in voxel_files(image) if file.is_file()] or [image]:
+            size = path.stat().st_size
+            digest.update(size.to_bytes(8, "little"))
+            with path.open("rb") as file:
+                for start in sorted({0, max(0, size // 2 - _PIECE // 2), max(0, size - _PIECE)}):
+                    file.seek(start)
+                    digest.update(file.read(_PIECE))
+    return digest.digest()

@@ -133,8 +133,7 @@ def _share(value: float) -> float:
     return min(max(value, 0.0), 1.0)
 
 
-METRIC = "METRIC"
-"""Placeholder for the name of a metric."""
+METRIC = "METRIC"  # placeholder for the name of a metric
 
 _OF_SCORES = (METRIC, "cases", "scored_cases", "note", "unit")
 _OF_NOISE = ("privacy/epsilon", "privacy/delta", "privacy/weights", "privacy/score_epsilon")

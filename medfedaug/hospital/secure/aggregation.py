@@ -17,7 +17,7 @@ from medfedaug.hospital.secure.unmasking import ServerMasks
 from medfedaug.methods.base import Payload, ServerContext
 
 
-class SecureAggregation(Aggregation):
+class MaskedAggregation(Aggregation):
     """The mean of the sites' models and of their methods' terms, from masked sums.
 
     The mean passes the checks of single updates: shapes, variances, length of the step, the methods' own

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.federation.messages.messages import FROZEN, Request
-from medfedaug.hospital.secure.primitives import KEY_BYTES
+from medfedaug.hospital.primitives import KEY_BYTES
 from medfedaug.methods.base import Payload
 
 LEAST_SITES = 3

@@ -9,7 +9,7 @@ import torch
 from medfedaug.config.run import job_hash
 from medfedaug.federation.messages.messages import MASK_TASKS, MASKED, TRAIN, Reply, Request
 from medfedaug.federation.messages.participation import site_weight
-from medfedaug.federation.site.gate import Delivery
+from medfedaug.federation.site.site import Delivery
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.secure.masks import Member, OutOfTurn, RoundMasking, SiteMasks
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from medfedaug.errors import ConfigError, own
 from medfedaug.hospital.database import Database
-from medfedaug.hospital.secure.primitives import KEY_BYTES, stream
+from medfedaug.hospital.primitives import KEY_BYTES, stream
 from medfedaug.utils.printable import counted
 
 HISTORY_FILE = "sums.sqlite"

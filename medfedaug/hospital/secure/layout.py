@@ -11,7 +11,7 @@ from torch import Tensor
 from medfedaug.config.run import MAX_SHARE
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.messages.messages import own_entries
-from medfedaug.hospital.secure.primitives import Words
+from medfedaug.hospital.primitives import Words
 from medfedaug.methods.base import Aggregator, Method, Payload, ServerContext, ServerExchange, zeros
 
 FRACTION_BITS = 36

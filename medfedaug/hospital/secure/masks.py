@@ -14,6 +14,17 @@ from torch import Tensor
 
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages.messages import CONFIRM, KEYS, OPEN, SHARES, Request
+from medfedaug.hospital.primitives import (
+    SECRET_BYTES,
+    SHARE_BYTES,
+    KeyPair,
+    Words,
+    derived,
+    opened,
+    sealed,
+    split,
+    stream,
+)
 from medfedaug.hospital.secure.agreement import (
     LEAST_SITES,
     Agreement,
@@ -25,17 +36,6 @@ from medfedaug.hospital.secure.agreement import (
 )
 from medfedaug.hospital.secure.history import ModelSketch, OpenedSum, SumHistory, SumRules
 from medfedaug.hospital.secure.identity import Identity
-from medfedaug.hospital.secure.primitives import (
-    SECRET_BYTES,
-    SHARE_BYTES,
-    KeyPair,
-    Words,
-    derived,
-    opened,
-    sealed,
-    split,
-    stream,
-)
 from medfedaug.methods.base import Payload
 
 

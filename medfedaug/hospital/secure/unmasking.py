@@ -8,6 +8,7 @@ import numpy as np
 
 from medfedaug.errors import RunFailed, UpdateRefused
 from medfedaug.federation.messages.messages import CONFIRM, KEYS, OPEN, SHARES, Reply, Request, raise_error
+from medfedaug.hospital.primitives import SHARE_BYTES, KeyPair, Words, derived, join, stream
 from medfedaug.hospital.secure.agreement import (
     LEAST_SITES,
     Agreement,
@@ -16,7 +17,6 @@ from medfedaug.hospital.secure.agreement import (
     request_digest,
     require,
 )
-from medfedaug.hospital.secure.primitives import SHARE_BYTES, KeyPair, Words, derived, join, stream
 from medfedaug.methods.base import Payload
 
 

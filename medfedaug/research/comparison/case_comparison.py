@@ -10,8 +10,7 @@ import numpy as np
 from scipy.ndimage import maximum_filter
 from torch import Tensor
 
-FEWEST = 8
-"""Smallest number of cases to compare."""
+FEWEST = 8  # smallest number of cases to compare
 
 _FAR = 5.0  # robust deviations from the median; all limits here were chosen on the phantom
 _LOW = 0.4  # of the usual contrast, below which a label map does not fit

@@ -48,7 +48,7 @@ class Comparison:
     rare: float
     without: Mapping[str, Elsewhere | None]
     metric: Metric  # the score, and the unit of comparison (`medfedaug.runs.run.compared_metric`)
-    learned: bool  # the reference learned something (`medfedaug.metrics.nothing_learned`)
+    learned: bool  # the reference learned something (`medfedaug.metrics.registry`)
     other_input: bool  # the method's input was scaled differently from the reference's
     model: str
     # The sites at which runs of one seed, fold and held-out site had other files.
@@ -79,7 +79,7 @@ def compare_groups(groups: Mapping[str, Sequence[Run]], reference: str = BASELIN
     patient's score is the mean over the patient's cases. A patient is one pair for any number of seeds and
     cases. Patients with one name at two sites count as two.
 
-    Nothing is compared with a reference that learned nothing (`medfedaug.metrics.nothing_learned`): whoever
+    Nothing is compared with a reference that learned nothing (`medfedaug.metrics.registry`): whoever
     learns first is better then. The p-values of all comparisons with enough seeds and patients are adjusted
     together.
 

@@ -24,8 +24,7 @@ from medfedaug.research.datasets.benchmarks import open_federation
 from medfedaug.runs.prediction.prediction_image import windowed
 from medfedaug.statistics import image_moments
 
-QUANTILES = (np.arange(400) + 0.5) / 400
-"""Shares of the quantiles of an image's intensities."""
+QUANTILES = (np.arange(400) + 0.5) / 400  # shares of the quantiles of an image's intensities
 
 _VOXELS = 200_000  # of an image, evenly from all, for its quantiles
 _EDGES = (0.01, 50.0)  # mm; from a microscope's slide scanner to a scout image
@@ -318,8 +317,7 @@ def _summarise(
             inspection.odd.append(Finding("channels", "", reason))
 
 
-_ALIKE = 0.75
-"""Ratio of `difflib` from which two names may mean one structure."""
+_ALIKE = 0.75  # ratio of `difflib` from which two names may mean one structure
 
 
 def annotation_notes(sites: Sequence[SiteFolder]) -> Iterator[tuple[str, str]]:

@@ -122,9 +122,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 _ASSIGNMENTS = 10_000  # of signs; up to 13 differences have fewer assignments
 
 
-def sign_flip_test(
-    differences: Sequence[float], confidence: float = 0.95, seed: int = 0
-) -> tuple[float, float, float]:
+def sign_flip_test(differences: Sequence[float]) -> tuple[float, float, float]:
     """Test a mean difference by randomisation; return the p-value, and the interval of accepted means.
 
     If the true mean is δ, each ``dᵢ − δ`` is as likely to have the other sign (Fisher,
@@ -135,12 +133,9 @@ def sign_flip_test(
 
     and an assignment is at least as extreme exactly for the δ between
     ``(d̄ − aₛ) / (1 − bₛ)`` and ``(d̄ + aₛ) / (1 + bₛ)``. Hence p is the share of these
-    ranges that contain 0, and the interval, in which ``p(δ) > 1 − confidence``, follows from
-    their ends. It excludes 0 if and only if p is at most 1 - ``confidence``.
-
-    Args:
-        differences: independent paired differences, two or more, for example one per patient.
-        seed: the seed of the 10,000 random assignments that are drawn if more exist.
+    ranges that contain 0, and the interval, in which ``p(δ) > 0.05``, follows from their ends. It
+    excludes 0 if and only if p is at most 0.05. If there are more than 10,000 assignments, 10,000 are drawn
+    at random, with a fixed seed. The differences, two or more, are independent, for example one per patient.
 
     Example:
         >>> p, low, high = sign_flip_test([0.5, 1.0, 2.0, 0.1, 3.0, 1.5])
@@ -151,7 +146,7 @@ def sign_flip_test(
     sample = np.round(np.asarray(differences, dtype=np.float64), 12)
     n = len(sample)
     mean = float(sample.mean())
-    flipped, balance = _assignments(sample, np.random.default_rng(seed))
+    flipped, balance = _assignments(sample, np.random.default_rng(0))
     # If all signs are equal, the condition always holds: such an assignment is always at least as extreme.
     with np.errstate(divide="ignore", invalid="ignore"):
         ends = np.stack([(mean - flipped) / (1 - balance), (mean + flipped) / (1 + balance)])
@@ -161,7 +156,7 @@ def sign_flip_test(
     lower = np.sort(np.where(alike, -np.inf, ends.min(axis=0)))
     upper = np.sort(np.where(alike, np.inf, ends.max(axis=0)))
     p = np.count_nonzero((lower <= 0) if mean > 0 else (upper >= 0)) / len(lower)
-    allowed = math.floor((1 - confidence) * len(lower) + 1e-9)  # assignments outside the interval
+    allowed = math.floor(0.05 * len(lower) + 1e-9)  # assignments outside the interval
     return float(p), float(lower[allowed]), float(upper[-1 - allowed])
 
 

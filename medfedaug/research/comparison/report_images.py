@@ -267,10 +267,7 @@ def example_picture(views: Mapping[str, CaseView]) -> Figure:
     figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor=PAPER)
     for place, (title, labels, colour) in enumerate(panels, start=1):
         panel = figure.add_subplot(1, _COLUMNS, place)
-        panel.axis("off")
-        panel.imshow(first.image.swapaxes(0, 1), cmap="gray", vmin=0, vmax=1)
-        if not first.downwards:
-            panel.invert_yaxis()
+        _show(panel, first)
         if labels is not None:
             outline(panel, labels, colour, 1.5)
         _title(panel, title, room=72 * 0.95 * _SIDE)
@@ -297,10 +294,7 @@ def case_picture(views: Sequence[CaseView]) -> Figure:
     for view, place in zip(views, places, strict=True):
         panels = [figure.add_subplot(rows, _COLUMNS, 2 * place + k) for k in (1, 2)]
         for panel in panels:
-            panel.axis("off")
-            panel.imshow(view.image.swapaxes(0, 1), cmap="gray", vmin=0, vmax=1)
-            if not view.downwards:
-                panel.invert_yaxis()
+            _show(panel, view)
         outline(panels[1], view.truth, _TRUTH, 1.8)
         outline(panels[1], view.prediction, _PREDICTION, 1.1)
         _title(panels[0], f"{view.rank} at {view.site}", f"Dice {view.score:.3f}", room=room)
@@ -315,6 +309,13 @@ def case_picture(views: Sequence[CaseView]) -> Figure:
         labelcolor=INK,
     )
     return figure
+
+
+def _show(panel: Axes, view: CaseView) -> None:
+    panel.axis("off")
+    panel.imshow(view.image.swapaxes(0, 1), cmap="gray", vmin=0, vmax=1)
+    if not view.downwards:
+        panel.invert_yaxis()
 
 
 def _title(panel: Axes, *lines: str, room: float) -> None:

@@ -103,8 +103,7 @@ def _within(points: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.sqrt(squares / np.maximum(freedom, 1))
 
 
-_LEVEL = 0.05
-"""Largest rate of federations of alike sites in which a site is named."""
+_LEVEL = 0.05  # largest rate of federations of alike sites in which a site is named
 
 
 @dataclass(frozen=True)

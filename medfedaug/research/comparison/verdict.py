@@ -11,8 +11,7 @@ from medfedaug.research.comparison.paired_tests import CrossedTest
 _ANY_SCORE = Metric("score", "Score", cases="patients")
 ENOUGH_SEEDS = 5
 ENOUGH_PATIENTS = 20
-LEVEL = 0.05
-"""Largest adjusted p-value of a claim."""
+LEVEL = 0.05  # largest adjusted p-value of a claim
 
 
 class Elsewhere(NamedTuple):

@@ -104,5 +104,5 @@ BENCHMARKS = {
         "https://www.kaggle.com/datasets/mateuszbuda/lgg-mri-segmentation",
         "kaggle_3m/TCGA_<institution>_<patient>_<date>/*.tif, or <site>/dataset.json with volumes",
         in_folds=True,
-    ),
+    )
 }

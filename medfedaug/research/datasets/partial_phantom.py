@@ -12,8 +12,7 @@ import numpy as np
 from medfedaug.data.base import SPLITS
 from medfedaug.data.sites import MANIFEST
 
-TRUTH = "truth"
-"""Folder with the same federation and full outlines, only for measuring."""
+TRUTH = "truth"  # folder with the same federation and full outlines, only for measuring
 _UNKNOWN = 255
 
 

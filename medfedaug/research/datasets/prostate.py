@@ -209,5 +209,5 @@ BENCHMARKS = {
         "https://github.com/med-air/HarmoFL/tree/main/data/prostate (the permutations)",
         "{BIDMC,HK,I2CVB,BMC,RUNMC,UCL}/Case<n>.nii.gz and Case<n>_segmentation.nii.gz "
         "(ISBI_1.5 may stand for BMC, ISBI for RUNMC); for split=published also <site>-index.npy",
-    ),
+    )
 }

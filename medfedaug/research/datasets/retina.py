@@ -32,5 +32,5 @@ BENCHMARKS = {
         "{AVWIDE,CHASEDB1,DRIVE,STARE,VEVIO}/dataset.json with images and masks as PNG, "
         'and "patient" in each row',
         in_folds=True,
-    ),
+    )
 }

@@ -6,18 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from medfedaug.functional.features import normalising
-from medfedaug.functional.passes import scale_by_moments
+from medfedaug.functional.features import normalising, scale_by_moments
 from medfedaug.methods.arguments import Positive
-from medfedaug.methods.base import (
-    Method,
-    ServerContext,
-    ServerExchange,
-    SiteContext,
-    SitePart,
-    Step,
-    check_norms,
-)
+from medfedaug.methods.base import Method, ServerExchange, SitePart, check_norms
+from medfedaug.methods.contexts import ServerContext, SiteContext, Step
 from medfedaug.methods.exchanges import AveragedParameters, AverageServer
 from medfedaug.models.adaptation import UnsavedModule
 from medfedaug.models.stages import PickledHook

@@ -7,7 +7,7 @@ from monai.networks.blocks.dynunet_block import UnetResBlock
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from medfedaug.functional.passes import per_channel, scale_by_moments, working_precision
+from medfedaug.functional.features import per_channel, scale_by_moments, working_precision
 from medfedaug.methods.base import Method, ServerContext, ServerExchange, SiteContext, SitePart
 from medfedaug.methods.exchanges import AveragedParameters, AverageServer
 from medfedaug.models import insert_layers, stage_layers

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from medfedaug.errors import DataError
-from medfedaug.functional.passes import working_precision
+from medfedaug.functional.features import working_precision
 from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
 from medfedaug.methods.exchanges import GatheredServer
 from medfedaug.methods.site_parts import FeatureSite, MeasuredSite
-from medfedaug.models.substitution import call_with
+from medfedaug.models.entries import call_with
 
 
 class FedDG(Method):

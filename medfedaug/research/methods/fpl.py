@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.config.kinds import FEATURE_MEAN
-from medfedaug.functional.passes import working_precision
+from medfedaug.functional.features import working_precision
 from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, ServerExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from medfedaug.functional import feature_statistics, working_precision
-from medfedaug.functional.passes import per_channel
+from medfedaug.functional.features import per_channel
 from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.base import Method
 from medfedaug.models import insert_layers

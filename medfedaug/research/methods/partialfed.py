@@ -8,7 +8,7 @@ from torch import nn
 from medfedaug.methods.base import Method, check_norms
 from medfedaug.methods.fedbn import NORM_LAYERS
 from medfedaug.models import find_head
-from medfedaug.models.substitution import state_entries
+from medfedaug.models.entries import state_entries
 
 Strategy = Literal["norm+head", "norm", "head"]
 

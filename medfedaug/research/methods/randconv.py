@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from medfedaug.errors import ConfigError
-from medfedaug.functional.passes import working_precision
+from medfedaug.functional.features import working_precision
 from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step, Targets
 from medfedaug.methods.site_parts import MeasuredSite

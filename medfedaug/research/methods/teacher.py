@@ -8,11 +8,11 @@ from annotated_types import Interval
 from torch import Tensor
 
 from medfedaug import functional as F
-from medfedaug.functional.passes import per_channel
+from medfedaug.functional.features import per_channel
 from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
 from medfedaug.methods.condist import TeacherGuidedSite
-from medfedaug.models.substitution import trained_entries
+from medfedaug.models.entries import trained_entries
 
 
 class Teacher(Method):
@@ -65,9 +65,7 @@ class Teacher(Method):
 
 
 class TeacherSite(TeacherGuidedSite):
-    def __init__(self, method: Teacher, context: SiteContext) -> None:
-        super().__init__(context)
-        self.method = method
+    method: Teacher
 
     def start_round(self) -> None:
         """Start as the received model, with the network's running statistics."""

@@ -28,14 +28,12 @@ from medfedaug.research.sweeps.sweep import run_all
 from medfedaug.research.sweeps.workers import ThisProcess, Workers, needed
 from medfedaug.utils.validation import check_keys, is_number
 
-SEARCH = "search"
-"""Folder of the trials in the experiment's folder, with Optuna's record ``trials.db``."""
+SEARCH = "search"  # folder of the trials in the experiment's folder, with Optuna's record `trials.db`
 _RECORD = "trials.db"
 _METHODS = "methods"
 _FIRST = 5  # trials before Optuna's sampler learns from them
 
-Choices = Mapping[str, Any]
-"""A list of values for each setting, or ``low``, ``high`` and ``log`` or ``step``."""
+Choices = Mapping[str, Any]  # a list of values for each setting, or `low`, `high` and `log` or `step`
 
 
 @dataclass(frozen=True)

@@ -209,9 +209,7 @@ def compare_methods(
             files = {"files": fingerprint_sites(trainings.sites), "asked": _asked(trainings, request)}
             write_versioned(out / _FILE, _KIND, _VERSION, {**plan, **files})
         config = replace(
-            trainings.config,
-            run=replace(trainings.config.run, rounds=plan["rounds"]),
-            budget=plan["budget"],
+            trainings.config, run=replace(trainings.config.run, rounds=plan["rounds"]), budget=plan["budget"]
         )
         names = ", ".join(config.order)
         text = (

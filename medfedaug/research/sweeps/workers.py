@@ -33,10 +33,8 @@ from medfedaug.errors import ConfigError, RunFailed, first_line
 from medfedaug.federation.job_folder import STATE
 from medfedaug.research.sweeps.run_list import PlannedRun
 
-Make = Callable[..., str]
-"""Makes one run, and returns the reason if it failed."""
-MEMORY = 4 * 2**30
-"""Default memory of a process for decoded images, in bytes."""
+Make = Callable[..., str]  # makes one run, and returns the reason if it failed
+MEMORY = 4 * 2**30  # default memory of a process for decoded images, in bytes
 Outcomes = Generator[tuple[PlannedRun, str], None, None]
 
 _FORMS = "a number of processes (4 or local:4), slurm, slurm:PARTITION or dask://HOST:PORT"

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,24 +17,31 @@ from medfedaug.utils.files import write_json
 
 
 def write_bundle(
-    run: FinishedRun, out: str | Path, origin: Origin, *, card: Callable[[Path], object]
+    run: FinishedRun,
+    out: str | Path,
+    origin: Origin,
+    *,
+    card: Callable[[Path], object],
+    thresholds: Mapping[str, float] | None = None,
 ) -> None:
     """Write a run's model as a MONAI Bundle, which ``python -m monai.bundle run`` needs only MONAI.
 
     Everything is checked before anything is written, and the whole folder is written or nothing. The bundle
     gets the layers and the pair of the images' origin, if any. ``card`` writes the model card into a folder.
+    The metadata get the ``thresholds`` of a calibration, by structure.
     """
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is not an empty folder; choose another one")
     run.check_whole()
     plain = plain_inference(run, origin)
+    calibrated = {"calibrated_thresholds": dict(thresholds)} if thresholds else {}
     with _new_folder(out) as work:
         for name in ("configs", "models", "docs"):
             (work / name).mkdir()
         write_state(work / "models/model.pt", plain.weights)
         write_json(work / "configs/inference.json", plain.config)
-        write_json(work / "configs/metadata.json", bundle_metadata(run, plain))
+        write_json(work / "configs/metadata.json", {**bundle_metadata(run, plain), **calibrated})
         (work / "docs/README.md").write_text(readme(run, plain, origin), encoding="utf-8")
         card(work / "docs")
         (work / "LICENSE").write_text(TERMS, encoding="utf-8")

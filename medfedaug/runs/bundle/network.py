@@ -15,7 +15,7 @@ from medfedaug.data.io.formats import label_bits
 from medfedaug.data.preparation.preparation import ModalityNormalisation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, first_line
-from medfedaug.federation.messages.run_definition import network_arguments
+from medfedaug.federation.composition import network_arguments
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.models.execution import is_faster_last
 from medfedaug.models.networks import network_definition

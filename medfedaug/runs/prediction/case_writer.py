@@ -19,7 +19,7 @@ from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.prediction_image import draw_classified, draw_label_map, write_picture
 from medfedaug.runs.prediction.promise import Promise
 from medfedaug.tasks import Prediction
-from medfedaug.utils.layers import added_module, added_modules
+from medfedaug.utils.plugins import added_module, added_modules
 
 
 @dataclass(frozen=True, eq=False)

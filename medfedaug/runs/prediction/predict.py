@@ -12,6 +12,7 @@ from typing import Any
 from monai.transforms import Compose
 from torch import Tensor
 
+from medfedaug._version import software_versions
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.formats import SERIES, files_of, is_dicom
 from medfedaug.data.preparation.cache import keep_decoded
@@ -34,7 +35,6 @@ from medfedaug.statistics import save_statistics
 from medfedaug.tasks import EvaluationCase, Prediction
 from medfedaug.transforms import FedRDNd
 from medfedaug.utils.printable import counted
-from medfedaug.utils.versions import software_versions
 
 Event = Callable[[dict[str, Any]], None]
 """Receives events, case by case."""

@@ -25,7 +25,7 @@ _STEPS = {"repeats": 1, "sampler": None, "batch_sampler": None}
 
 
 class BundleDefinition:
-    """The parts of a Bundle that a run uses, as `run_definition.ConfiguredRun` those of its settings."""
+    """The parts of a Bundle that a run uses, as `composition.ConfiguredRun` those of its settings."""
 
     def __init__(self, bundle: AllowedBundle) -> None:
         self.bundle = bundle

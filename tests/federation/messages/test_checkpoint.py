@@ -11,7 +11,7 @@ from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError
 from medfedaug.federation.in_process import InProcessCarrier, run_in_process
 from medfedaug.federation.messages.checkpoint import check_same_run
-from medfedaug.federation.server.model_selection import Selection
+from medfedaug.federation.server.history import Selection
 from medfedaug.federation.server.server import InitialExchange
 
 SITES = ["site_A", "site_B"]

@@ -17,7 +17,7 @@ from medfedaug.federation.in_process import run_in_process
 from medfedaug.federation.messages.initial_weights import INITIAL_FILE, InitialWeights
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.models import build_network
-from medfedaug.models.weights import fit_weights, read_weights
+from medfedaug.models.entries import fit_weights, read_weights
 
 SITES = ["site_A", "site_B"]
 STANDS_STILL = {"optimizer": "sgd", "learning_rate": 1e-30}  # below the last bit of any weight

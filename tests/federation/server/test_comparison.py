@@ -106,7 +106,10 @@ def scored(run, tmp_path, gains, *, learned=True, rounds=8, seconds=1.0, **more)
         for index, site in enumerate("ABC"):
             gain = gains[name] + (0.002 * (index - 1) + 0.001 * seed) * (name != "fedavg")
             difference = {"difference": gain, "low": gain - 0.01, "high": gain + 0.01, "patients": 5}
-            turn.scores[site] = {"dice": metric + gain, "compared": difference if name != "fedavg" else {}}
+            turn.scores[site] = {
+                "dice": max(0.0, metric + gain),
+                "compared": difference if name != "fedavg" else {},
+            }
         turn.started -= seconds
         turn.server.round = turn.rounds
         comparison.finish(turn)
@@ -145,9 +148,14 @@ def test_the_budget_shortens_the_last_stage_for_all_methods(run, tmp_path):
     assert comparison.results()["budget"]["spent"] == pytest.approx(48, abs=2)
 
 
-def test_nothing_is_compared_with_a_reference_that_learned_nothing(run, tmp_path):
-    gains = {"fedavg": 0.0, "single": 0.2, "ditto": 0.0}
-    comparison, _ = scored(run, tmp_path, gains, learned=False)
+def test_a_method_that_learns_where_fedavg_does_not_is_recommended(run, tmp_path):
+    comparison, _ = scored(run, tmp_path, {"fedavg": 0.0, "single": 0.2, "ditto": 0.0}, learned=False)
+    result = comparison.results()
+    assert (result["nothing_learned"], result["recommended"]) == ("", ["single"])
+
+
+def test_nothing_is_compared_where_no_method_learned_anything(run, tmp_path):
+    comparison, _ = scored(run, tmp_path, {"fedavg": 0.0, "single": -0.1, "ditto": -0.1}, learned=False)
     result = comparison.results()
     assert result["nothing_learned"]
     assert (result["gains"], result["recommended"]) == ({}, [])

@@ -5,7 +5,7 @@ import torch
 from reference import same
 
 from medfedaug.federation.server.history import RunHistory
-from medfedaug.federation.server.step_directions import cosines, suspects
+from medfedaug.federation.server.outlier_checks import cosines, suspects
 from medfedaug.runs.load_results import check_record
 from medfedaug.utils.event_text import EventLines
 

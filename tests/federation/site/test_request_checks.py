@@ -87,7 +87,7 @@ def test_what_no_honest_server_sends_is_refused_before_anything_is_loaded(federa
     for message, (method, spoil, words) in MESSAGES.items():
         if method != methods:
             continue
-        reply = site.answer(spoil(replace(request, weights=other, once=server._once.payload)))
+        reply = site.answer(spoil(replace(request, weights=other, once=server.once.payload)))
         assert "refused what the server sent" in reply.error, message
         assert words in reply.error, message
         assert "\n" not in reply.error, message

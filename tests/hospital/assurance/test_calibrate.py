@@ -220,6 +220,21 @@ def test_a_copy_of_a_training_image_is_refused(place, tmp_path):
     assert "is that of a training case" in err
 
 
+def test_a_bundle_has_the_thresholds_and_the_card_the_sentence(place, tmp_path):
+    call = ("bundle", place / "run", "--out", tmp_path / "bundle", "--site", "site_A")
+    command.ok(*call, "--calibration", place / "calibration.json")
+    metadata = json.loads((tmp_path / "bundle/configs/metadata.json").read_text())
+    threshold = structures(place / "calibration.json")["lesion"]["threshold"]
+    assert metadata["calibrated_thresholds"] == {"lesion": threshold}
+    assert "at most 10% of the lesion" in (tmp_path / "bundle/docs/model_card.md").read_text()
+
+
+def test_the_card_of_a_run_has_the_sentence_of_each_site(place, tmp_path):
+    call = ("report", place / "run", "--card", "--out", tmp_path)
+    command.ok(*call, "--calibration", place / "calibration.json")
+    assert "at most 10% of the lesion missed" in (tmp_path / "model_card.md").read_text()
+
+
 def test_several_sites_are_calibrated_each_and_pooled(place, tmp_path):
     command.ok("calibrate", place / "run", "--data", place / "data", "--out", tmp_path / "c.json")
     content = json.loads((tmp_path / "c.json").read_text())

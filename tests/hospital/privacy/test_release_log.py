@@ -15,8 +15,8 @@ from medfedaug.federation import SiteTrainer
 from medfedaug.federation.messages.messages import Request
 from medfedaug.federation.site.site import Site
 from medfedaug.hospital.privacy import PrivacyLedger, PrivacyPolicy
-from medfedaug.hospital.privacy.content_hash import case_identities
 from medfedaug.hospital.privacy.guard import SitePrivacy
+from medfedaug.hospital.privacy.release_log import case_identities
 
 FREE = {"allow_limit": True}
 NOISE = {

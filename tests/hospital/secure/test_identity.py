@@ -11,9 +11,9 @@ from secure_project import SERVER, SITES, Project, write_kit
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation.messages.messages import MASKED, SHARES, TRAIN
+from medfedaug.hospital.primitives import KeyPair
 from medfedaug.hospital.secure.agreement import PublicKeys
 from medfedaug.hospital.secure.identity import Certificates
-from medfedaug.hospital.secure.primitives import KeyPair
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
 from medfedaug.nvflare_jobs.job.executor import kit_identity

@@ -14,10 +14,10 @@ from torch import nn
 
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages.messages import TRAIN, Request
+from medfedaug.hospital.primitives import SHARE_BYTES, join, split
 from medfedaug.hospital.secure.agreement import Training, request_digest, threshold
 from medfedaug.hospital.secure.history import ModelSketch, OpenedSum, SumHistory, SumRules
 from medfedaug.hospital.secure.layout import FRACTION_BITS, LARGEST_TERM, SumLayout
-from medfedaug.hospital.secure.primitives import SHARE_BYTES, join, split
 from medfedaug.methods.base import ServerContext
 
 PRIME = 2**521 - 1

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from running import TINY_OPTIONS
 
-from medfedaug.nvflare_jobs.job.site_names import identifiers
+from medfedaug.nvflare_jobs.job.messages import identifiers
 
 
 def test_what_is_an_identifier_stays_and_others_never_meet_it():

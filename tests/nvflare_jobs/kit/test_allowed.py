@@ -26,8 +26,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation import FederationServer
 from medfedaug.nvflare_jobs import FederationController, MedFedAugRecipe, SiteExecutor
-from medfedaug.nvflare_jobs.kit.allowed import allowed_classes
-from medfedaug.nvflare_jobs.kit.kit import open_kit
+from medfedaug.nvflare_jobs.kit.kit import allowed_classes, open_kit
 
 OURS = sorted({*allowed_classes(server=True), *allowed_classes(server=False)})
 SERVER, SITE = "fl-server.example.org", "hospital-a"

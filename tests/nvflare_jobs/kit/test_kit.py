@@ -12,8 +12,7 @@ from medfedaug import __version__
 from medfedaug.errors import ConfigError
 from medfedaug.federation.messages.messages import Request
 from medfedaug.hospital.privacy.site_settings import SiteSettings
-from medfedaug.nvflare_jobs.kit.allowed import allowed_classes
-from medfedaug.nvflare_jobs.kit.kit import LAUNCHER, OWN_COMPONENTS, forbid_code, open_kit
+from medfedaug.nvflare_jobs.kit.kit import LAUNCHER, OWN_COMPONENTS, allowed_classes, forbid_code, open_kit
 
 
 def content(kit: Path, name: str) -> dict:

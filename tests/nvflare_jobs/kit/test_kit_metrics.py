@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from medfedaug.nvflare_jobs.kit.kit_metrics import METRICS
+from medfedaug.nvflare_jobs.kit.job_states import METRICS
 from medfedaug.nvflare_jobs.kit.kit_process import ProcessRecord
 
 RULES = Path(__file__).resolve().parents[3] / "deploy/prometheus"

@@ -59,11 +59,7 @@ def handle(tmp_path, monkeypatch):
         for name, value in {"_RESTARTS": restarts, "_PAUSE": pause, "_HEALTHY": healthy}.items():
             monkeypatch.setattr(launcher, name, value)
         starts, log = Starts(tmp_path / "_process_rc.txt", *codes), []
-        made = RestartingHandle(
-            starts,
-            exit_file=starts.exit_file,
-            log=log.append,
-        )
+        made = RestartingHandle(starts, exit_file=starts.exit_file, log=log.append)
         return made, starts, log
 
     return make

@@ -11,7 +11,7 @@ from reference import (
     federated_averaging,
 )
 
-from medfedaug.federation.pooled import run_pooled
+from medfedaug.federation.in_process import run_pooled
 from medfedaug.federation.site.local_training import LocalTraining
 
 SITES = ["site_A", "site_B"]

@@ -52,10 +52,7 @@ def test_presets_are_those_of_the_papers():
         "domainnet_10": (400, 1, "alexnet", "sgd", 32, 1e-2),
         "prostate_mri": (500, 1, "basicunet", "adam", 16, 1e-4),
     }
-    names = (
-        *("rounds", "local_epochs", "network", "optimizer", "batch_size"),
-        "learning_rate",
-    )
+    names = (*("rounds", "local_epochs", "network", "optimizer", "batch_size"), "learning_rate")
     for name, row in table.items():
         config = RunConfig(**PRESETS[name].config)
         assert tuple(getattr(config, key) for key in names) == row

@@ -30,9 +30,7 @@ def lines(benchmark: str) -> list[dict[str, str]]:
 
 
 # Where a paper has the sites in another order than the file.
-ORDER = {
-    ("FedFD-A", "pacs"): ("photo", "art_painting", "cartoon", "sketch"),
-}
+ORDER = {("FedFD-A", "pacs"): ("photo", "art_painting", "cartoon", "sketch")}
 
 
 def numbers(line: dict[str, str], benchmark: str) -> list[str]:

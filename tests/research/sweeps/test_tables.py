@@ -13,12 +13,7 @@ from medfedaug.research.sweeps.run_list import plan
 from medfedaug.research.sweeps.tables import write_tables
 
 
-def pretend(
-    run,
-    out: Path,
-    values: dict[str, float],
-    unseen: dict[str, float] | None = None,
-) -> None:
+def pretend(run, out: Path, values: dict[str, float], unseen: dict[str, float] | None = None) -> None:
     folder = out / run.folder
     folder.mkdir(parents=True)
     score = {

@@ -62,10 +62,7 @@ RUNS = {
     "resized": ("fedbn", {"image_size": 40}),
     "windows_of_slices": (
         "fedrdn,fedfa",
-        {
-            "intensity": "raw",
-            "plan": Plan(orientation="PIR", spacing=(8.5, 6.5, 22), patch_size=(16, 16)),
-        },
+        {"intensity": "raw", "plan": Plan(orientation="PIR", spacing=(8.5, 6.5, 22), patch_size=(16, 16))},
     ),
     "photographs": ("fedrdn", {}),
     "windows_of_volumes": (

@@ -7,7 +7,7 @@ from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation import run_in_process
-from medfedaug.federation.pooled import run_pooled
+from medfedaug.federation.in_process import run_pooled
 from medfedaug.methods import method_names, parse_methods
 from medfedaug.simulate import configure
 
