@@ -1,4 +1,4 @@
-"""`ClassifiedImages`: predictions for the images of a site, with their accuracy, AUC and balanced accuracy."""
+"""`ClassifiedImages`: predictions for the images of a site; their accuracy, AUC and balanced accuracy."""
 
 from __future__ import annotations
 
