@@ -35,7 +35,7 @@ from medfedaug.tasks import EvaluationCase, Prediction
 from medfedaug.utils.files import version_mark
 
 _ONE_CASE = 2**34  # bytes, enough to decode the files of a case only once
-_MARGIN = 0.25  # of the range of calibrated intensities, at both ends: `docs/calibrate.md` has the rates
+_MARGIN = 0.25  # of the range of calibrated intensities, at both ends: `docs/results/promises` has the rates
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,20 +43,13 @@ class Measured:
     """Curves of a site's cases.
 
     Args:
-        origin: the site's name in the run; empty for a site that took no part.
-        statistics: the pair that normalised the images, if any.
-        cases: number of cases.
         curves: for each structure, the curves of the cases of each patient who has it.
-        ranges: the images' means and standard deviations from lowest to highest, widened by a quarter at both
-            ends, and voxel edges.
+        entry: the site in ``calibration.json``, without structures.
         moments: mean and standard deviation of each image, (cases, 2, C).
     """
 
-    origin: str
-    statistics: dict[str, Any] | None
-    cases: int
     curves: Mapping[str, Mapping[tuple[str, str], list[Curve]]]
-    ranges: dict[str, Any]
+    entry: dict[str, Any]
     moments: np.ndarray
 
     def losses(self, structure: str) -> np.ndarray:
@@ -107,10 +100,7 @@ def calibrate(
         "date": datetime.now(timezone.utc).date().isoformat(),
         "sites": {
             name: {
-                "origin": site.origin,
-                "statistics": site.statistics,
-                "cases": site.cases,
-                "ranges": site.ranges,
+                **site.entry,
                 "structures": {key: _promise(site, key, risk, options) for key in structures},
             }
             for name, site in measured.items()
@@ -167,14 +157,19 @@ def measure(
                 edges.append(edges_in_ras(affine))
             tell({"event": "predicted", "case": case.name})
     used = predictor.statistics(len(chosen))
-    pair = {key: used[key] for key in ("mean", "std", "intensity")} if used else None
-    ranges = {
-        "over": run.composition.statistics_over,
-        **{key: _range([row[key].numpy() for row in moments], _MARGIN) for key in ("mean", "std")},
-        "edges": _range(edges) if len(edges) == len(chosen) else None,
-    }
     rows = np.array([[row[key].numpy() for key in ("mean", "std")] for row in moments])
-    return Measured(origin.site, pair, len(chosen), curves, ranges, rows)
+    entry = {
+        "origin": origin.site,
+        "statistics": {key: used[key] for key in ("mean", "std", "intensity")} if used else None,
+        "cases": len(chosen),
+        "ranges": {
+            "over": run.composition.statistics_over,
+            "mean": _range(rows[:, 0], _MARGIN),
+            "std": _range(rows[:, 1], _MARGIN),
+            "edges": _range(edges) if len(edges) == len(chosen) else None,
+        },
+    }
+    return Measured(curves, entry, rows)
 
 
 def _curves(
@@ -200,7 +195,7 @@ def _curves(
     return curves
 
 
-def _range(rows: Sequence[np.ndarray], margin: float = 0.0) -> list[list[float]]:
+def _range(rows: np.ndarray | Sequence[np.ndarray], margin: float = 0.0) -> list[list[float]]:
     low, high = np.min(rows, axis=0), np.max(rows, axis=0)
     return [(low - margin * (high - low)).tolist(), (high + margin * (high - low)).tolist()]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from medfedaug.analysis import page
 from medfedaug.analysis.plots import PALETTE, WIDTH, tidy
@@ -33,12 +34,14 @@ def conclusions(monitor: Monitor) -> list[str]:
     seen, now = (counted(len(cases), "case") for cases in (monitor.cases, monitor.shown))
     rates = {rule: f"{rate:g} per thousand cases" for rule, rate in monitor.rates.items()}
     by_chance = min(1.0, len(monitor.cases) * monitor.rates["drift"] / 1000)
-    answer = f"No drift in {seen} after {accepted} accepted ones."
+    answer = f"No drift found in {seen} after {accepted} accepted ones."
     if drift:
         answer = f"Drift, seen at case {drift.case} ({drift.date}): {', '.join(drift.measures)}."
+    times = max(monitor.shares.values())
     evidence = (
-        f"Rule over time: the evidence is {max(monitor.shares.values()):.2g} of an alarm's. Without a "
-        f"change, an alarm within {seen} has a probability of at most {by_chance:.2g} ({rates['drift']})."
+        f"Rule over time: the evidence is {f'{times:.2g}' if times < 1000 else 'over 1000'} times the limit. "
+        f"Without a change, an alarm within {seen} has a probability of at most {by_chance:.2g} "
+        f"({rates['drift']})."
     )
     expected = len(monitor.shown) * monitor.rates["case"] / 1000
     single = (
@@ -107,5 +110,7 @@ def _draw_course(monitor: Monitor) -> Figure:
         panel.set_yscale("log")
         panel.set_ylabel(text, fontsize=9)
         panel.axhline(limit, color=PALETTE[1], linestyle="--", linewidth=1)
+    upper.yaxis.set_minor_formatter(NullFormatter())
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     lower.set_xlabel("case", fontsize=9)
     return figure

@@ -1,4 +1,4 @@
-"""`Monitor`: the accepted cases of a site, the later ones, and what the rules of `drift` say of them."""
+"""`Monitor`: the accepted cases of a site, the later ones, and the verdicts of the rules in `drift`."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class Monitor:
     def range(self, measure: int) -> str:
         """Return the range of a measure in the accepted cases."""
         values = [case.values[measure] for case in self.reference]
-        return f"{min(values):.3g} to {max(values):.3g}"
+        return " to ".join(dict.fromkeys(f"{value:.3g}" for value in (min(values), max(values))))
 
     @property
     def shares(self) -> dict[str, float]:

@@ -75,7 +75,7 @@ def structure_curve(
     scores, found = shares[truth], predicted[truth]
     if risk == LESIONS:
         parts, number = ndimage.label(truth, np.ones((3,) * truth.ndim))
-        numbers = range(1, number + 1)
+        numbers = np.arange(1, number + 1)
         scores, found = (np.asarray(ndimage.maximum(of, parts, numbers)) for of in (shares, predicted))
     return Curve(
         1 - _at_least(scores) / len(scores),

@@ -206,10 +206,19 @@ def test_patients_without_the_structure_do_not_count(place, tmp_path):
     assert structures(tmp_path / "c.json")["lesion"]["patients"] == 9
 
 
+def test_cases_without_an_outline_do_not_count(place, tmp_path):
+    site, listing = copy_of_site(place, tmp_path)
+    del listing["validation"][0]["label"]
+    listing["labelled"] = ["lesion"]
+    (site / "dataset.json").write_text(json.dumps(listing))
+    command.ok("calibrate", place / "run", "--data", site, "--out", tmp_path / "c.json")
+    assert structures(tmp_path / "c.json")["lesion"]["patients"] == 9
+
+
 def test_images_of_one_patient_count_once():
     row = [Curve(np.full(len(LEVELS), loss), np.zeros(len(LEVELS)), loss, 0) for loss in (0.2, 0.4, 0.9)]
     curves = {"lesion": {("P1", ""): row[:2], ("P2", ""): row[2:]}}
-    losses = Measured("", None, 3, curves, {}, np.empty((3, 2, 1))).losses("lesion")
+    losses = Measured(curves, {}, np.empty((3, 2, 1))).losses("lesion")
     assert losses[:, 0] == pytest.approx([0.3, 0.9])
 
 
