@@ -20,10 +20,11 @@ from monai.losses import DiceCELoss
 from monai.transforms import NormalizeIntensityd
 from torch import Tensor, nn
 
+from medfedaug.errors import first_line
 from medfedaug.methods import build_methods, parse_methods
 from medfedaug.methods.base import ServerContext, SiteContext, SitePart, Step
 from medfedaug.models import FFALayer, build_network, ffa_layers
-from medfedaug.models.execution import compile_calls, lay_out
+from medfedaug.models.execution import call_plainly, compile_calls, lay_out
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.transforms import FedRDNd
 
@@ -74,7 +75,13 @@ def step(
                 term = part.loss(context)
                 loss = loss if term is None else loss + term
             optimiser.zero_grad(set_to_none=True)
-            loss.backward()
+            try:
+                loss.backward()
+            except Exception as error:  # PyTorch 2.13: the compiled backward pass of a padding, on a CPU
+                if not call_plainly(network):
+                    raise
+                print(f"  not compiled: {first_line(error)}")
+                return run()
             optimiser.step()
             for part in parts:
                 part.after_step(context)

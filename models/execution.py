@@ -1,4 +1,4 @@
-"""How a machine computes a network: in mixed precision, compiled, and with its weights channels last."""
+"""Execution of a network on a machine: mixed precision, compilation, and weights channels last."""
 
 import copy
 import time

@@ -1,4 +1,4 @@
-"""`ClassifiedImages`: predictions for the images of a site; accuracy, AUC and balanced accuracy of them."""
+"""`ClassifiedImages`: predictions for the images of a site; their accuracy, AUC and balanced accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's record says of its model's predictions: `ModelScore`, and by site and class `Annotated`."""
+"""Scores of a run's model as its record has them: `ModelScore`, and by site and class `Annotated`."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_sites_that_raise_hang_die_or_send_rubbish_are_left_out_and_named(
     work.mkdir()
     execution = Execution(threads=1, min_sites=1, grace=3, round_timeout=300)
     config = tiny_config("fedrdn,fedfa", rounds=6)
-    output = run_in_simulator(config, three_sites, list("ABC"), work, "cpu", execution=execution)
+    output = run_in_simulator(config, three_sites, list("ABC"), work, device="cpu", execution=execution)
     results = json.loads((output / "results.json").read_text())
     first, second, third, fourth, fifth, sixth = map(troubles, results["rounds"])
     assert first == {}
@@ -104,7 +104,7 @@ def test_buffered_rounds_go_on_without_a_slow_site_and_use_its_update_when_it_co
     work = tmp_path / "work"
     work.mkdir()
     config, execution = tiny_config("fedrdn,fedfa", rounds=6, buffer=2), Execution(threads=1, grace=3)
-    output = run_in_simulator(config, four_sites, list("ABCD"), work, "cpu", execution=execution)
+    output = run_in_simulator(config, four_sites, list("ABCD"), work, device="cpu", execution=execution)
     results = json.loads((output / "results.json").read_text())
     late = {
         (site, entry["round"]): metrics["staleness"]

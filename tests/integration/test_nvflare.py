@@ -247,7 +247,7 @@ def test_nvflare_gives_the_weights_of_the_in_process_runner_bit_for_bit(
     if methods == "single":  # in fresh processes, and not in forks of a prepared one
         monkeypatch.setenv(FAST_START_VARIABLE, "0")
     config = tiny_config(methods, rounds=3, augmentation="full")
-    output = run_in_simulator(config, phantom_dir, SITES, tmp_path, "cpu")
+    output = run_in_simulator(config, phantom_dir, SITES, tmp_path, device="cpu")
     server = run_in_process(config, phantom_dir, SITES, "cpu")
     assert same(torch.load(output / "final_model.pt", weights_only=True), server.state)
     assert same(torch.load(output / "global_model.pt", weights_only=True), server.selection.state)

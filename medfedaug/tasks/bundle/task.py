@@ -308,7 +308,7 @@ def plain_sample(sample: Any) -> Any:
 
 
 class BundleAugmentation(Randomizable):
-    """The random transforms of a Bundle (`Parts.drawn`), image by image, and all after the first of them."""
+    """The random transforms of a Bundle (`Parts.drawn`), image by image, and all that follow the first."""
 
     def __init__(self, transforms: Sequence[Any]) -> None:
         self.transform = Compose(transforms)

@@ -275,7 +275,7 @@ SEARCHES = {
 @pytest.mark.parametrize("lie", SEARCHES)
 def test_a_search_without_end_costs_one_study(run, source, tmp_path, monkeypatch, lie):
     monkeypatch.setattr(dicomweb, "_MOST_ANSWER", 2**20)
-    monkeypatch.setattr(dicomweb, "MOST_FOUND", 500)
+    monkeypatch.setattr("medfedaug.hospital.pacs.archive.MOST_FOUND", 500)
     answer, text = SEARCHES[lie]
     with hostile_archive(source, lies=[Lie(rf"/studies\?.*{LIED}", answer)]) as archive:
         assert_one_lost(tmp_path, imported(run, archive, tmp_path), text)
@@ -354,7 +354,7 @@ def test_objects_that_nobody_asked_for_are_not_taken(run, source, tmp_path, way)
 
 
 def test_a_search_by_dimse_without_end_costs_one_study(run, source, tmp_path, monkeypatch):
-    monkeypatch.setattr(dimse, "MOST_FOUND", 20)
+    monkeypatch.setattr("medfedaug.hospital.pacs.archive.MOST_FOUND", 20)
 
     def without_end(rows):
         for row in rows:
