@@ -1,6 +1,7 @@
 r"""Promises kept and broken by site: thresholds calibrated locally, on pooled patients, and at another site.
 
     python benchmarks/promises.py --work DIR --out docs/results/promises
+    python benchmarks/promises.py --work DIR --out docs/results/promises/lgg --run RUN --data LGG
 
 Phantom sites with different scanners train one model together. Other patients of the same scanners are never
 trained on: their losses at every threshold go to `losses.npz`, and a second call continues from there. A draw
@@ -10,7 +11,6 @@ number of patients, the mean missed share over the draws and the share of draws 
 """
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from medfedaug.utils.files import write_json
 MISS, CONFIDENCE = 0.1, 0.9
 MARGIN = 0.25  # of `medfedaug.hospital.assurance.calibrate`
 SIZES = (5, 10, 20, 50, 100, 200)
-LESION = "lesion"
 
 
 def trained(work: Path, options: Any) -> Path:
@@ -40,25 +39,15 @@ def trained(work: Path, options: Any) -> Path:
     if not data.exists():
         make_phantom(data, options.sites, options.train_patients, options.shape, seed=0)
     if not (out / RESULTS).exists():
-        simulate(
-            data,
-            out,
-            methods=options.methods,
-            engine="inprocess",
-            rounds=options.rounds,
-            local_epochs=2,
-            batch_size=8,
-            learning_rate=0.003,
-            schedule="cosine",
-            network_args={"features": options.features},
-            report=False,
-        )
+        settings = {"rounds": options.rounds, "local_epochs": 2, "batch_size": 8, "learning_rate": 0.003}
+        settings |= {"engine": "inprocess", "schedule": "cosine", "report": False}
+        simulate(data, out, methods=options.methods, network_args={"features": options.features}, **settings)
     return out
 
 
 def losses_of(work: Path, options: Any) -> dict[str, Any]:
-    """Predict other patients of the same scanners; return losses, sizes and moments by site."""
-    pool = work / "pool"
+    """Predict patients who trained no weight; return losses, sizes and moments by site."""
+    pool, splits = options.data or work / "pool", ["validation", "test"] if options.data else ["test"]
     if not pool.exists():
         sites = make_phantom(pool, options.sites, options.patients, options.shape, seed=1, scanner_seed=0)
         for site in sites:
@@ -66,18 +55,19 @@ def losses_of(work: Path, options: Any) -> dict[str, Any]:
             content = json.loads(listing.read_text())
             rows = [row for split in ("training", "validation", "test") for row in content[split]]
             listing.write_text(json.dumps({**content, "training": [], "validation": [], "test": rows}))
-    run = FinishedRun.open(trained(work, options))
-    arrays, began = {}, time.monotonic()
-    for site in find_sites(pool):
-        measured = measure(run, pool, site.name, [LESION], CalibrationOptions(split="test", device="cpu"))
-        curves = [curve for own in measured.curves[LESION].values() for curve in own]
-        arrays[f"loss/{site.name}"] = measured.losses(LESION).astype(np.float32)
+    run, arrays = FinishedRun.open(options.run or trained(work, options)), {}
+    name = run.config.classes[1]
+    for site in (site for site in find_sites(pool) if site.trains or not options.data):
+        of_splits = [CalibrationOptions(split=split, device="cpu") for split in splits]
+        parts = [measure(run, pool, site.name, [name], one) for one in of_splits]
+        curves = [curve for part in parts for own in part.curves[name].values() for curve in own]
+        arrays[f"loss/{site.name}"] = np.concatenate([p.losses(name) for p in parts]).astype(np.float32)
         arrays[f"extra/{site.name}"] = np.stack(
             [(curve.size - curve.plain_size) * curve.unit for curve in curves]
         ).astype(np.float32)
         arrays[f"plain/{site.name}"] = np.array([[c.plain_loss, c.plain_size * c.unit] for c in curves])
-        arrays[f"moments/{site.name}"] = np.array(measured.moments)
-        print(f"{site.name}: {len(curves)} patients, {time.monotonic() - began:.0f} s", flush=True)
+        arrays[f"moments/{site.name}"] = np.concatenate([part.moments for part in parts])
+        print(f"{site.name}: {len(curves)} patients", flush=True)
     return arrays
 
 
@@ -89,7 +79,7 @@ def drawn(
     for _ in range(draws):
         order = random.permutation(len(own))
         rows = [own[order[:size]]]
-        rows += [other[random.choice(len(other), size, replace=False)] for other in others]
+        rows += [o[random.choice(len(o), min(size, len(o)), replace=False)] for o in others]
         level = controlled_level(np.concatenate(rows), MISS, confidence)
         if level is None:
             return None
@@ -117,20 +107,22 @@ def numbers(arrays: Mapping[str, np.ndarray], draws: int) -> dict[str, Any]:
     loss = {site: arrays[f"loss/{site}"].astype(np.float64) for site in sites}
     moments = {site: arrays[f"moments/{site}"].reshape(len(loss[site]), -1) for site in sites}
     pot = np.concatenate([*loss.values()])
-    levels = {site: controlled_level(rows, MISS) for site, rows in loss.items()}
+    found = {site: controlled_level(rows, MISS) for site, rows in loss.items()}
+    levels = {site: level for site, level in found.items() if level is not None}
     calibrated: dict[str, Any] = {}
     for size in SIZES:
-        if size >= min(map(len, loss.values())):
-            break
         by_site: dict[str, Any] = {}
         for site, own in loss.items():
+            if size >= len(own):
+                continue
             others = [rows for name, rows in loss.items() if name != site]
             by_site[site] = {
                 "local": drawn(own, (), size, draws),
                 "local, 90% confidence": drawn(own, (), size, draws, CONFIDENCE),
                 "pooled": drawn(own, others, size, draws),
             }
-        calibrated[str(size)] = {"sites": by_site, "alike": drawn(pot, (), size, draws)}
+        if by_site:
+            calibrated[str(size)] = {"sites": by_site, "alike": drawn(pot, (), size, draws)}
     return {
         "miss": MISS,
         "draws": draws,
@@ -138,12 +130,13 @@ def numbers(arrays: Mapping[str, np.ndarray], draws: int) -> dict[str, Any]:
         "plain": {site: float(arrays[f"plain/{site}"][:, 0].mean()) for site in sites},
         "plain_ml": {site: float(np.median(arrays[f"plain/{site}"][:, 1])) for site in sites},
         "extra_ml": {
-            site: np.quantile(arrays[f"extra/{site}"][:, levels[site]], [0.5, 0, 1]).tolist()
-            for site in sites
+            site: np.quantile(arrays[f"extra/{site}"][:, level], [0.5, 0, 1]).tolist()
+            for site, level in levels.items()
         },
         "calibrated": calibrated,
         "of_another_site": {
-            site: {name: float(rows[:, levels[site]].mean()) for name, rows in loss.items()} for site in sites
+            site: {name: float(rows[:, level].mean()) for name, rows in loss.items()}
+            for site, level in levels.items()
         },
         "without_promise": {
             site: {name: unpromised(moments[site], other, 50, draws) for name, other in moments.items()}
@@ -160,7 +153,7 @@ def show(record: Mapping[str, Any]) -> None:
         print(f"| patients | {' | '.join(record['patients'])} |")
         print(f"|---:|{'---:|' * len(record['patients'])}")
         for size, entry in record["calibrated"].items():
-            cells = [one[kind] for one in entry["sites"].values()]
+            cells = [entry["sites"].get(site, {kind: None})[kind] for site in record["patients"]]
             texts = [f"{c['missed']:.3f} ({c['draws_above']:.0%})" if c else "nothing" for c in cells]
             print(f"| {size} | {' | '.join(texts)} |")
     for kind in ("of_another_site", "without_promise"):
@@ -175,6 +168,8 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--work", type=Path, required=True, help="folder for images and the run")
     arguments.add_argument("--out", type=Path, required=True, help="folder of the record")
+    arguments.add_argument("--run", type=Path, help="a finished run, instead of phantoms; with --data")
+    arguments.add_argument("--data", type=Path, help="its sites: validation and test cases are measured")
     arguments.add_argument("--sites", type=int, default=4)
     arguments.add_argument("--patients", type=int, default=260, help="patients of each site, not trained on")
     arguments.add_argument("--train-patients", type=int, default=30)
