@@ -59,7 +59,7 @@ class SiteContext:
     # send: `medfedaug.federation.site.model.SiteModel.training_loss`.
     training_loss: Callable[..., float] = _nothing
     local_entries: frozenset[str] = frozenset()  # the state-dict entries that stay at the site
-    # The state-dict entries that are not trained (`medfedaug.models.substitution`).
+    # The state-dict entries that are not trained (`medfedaug.models.entries`).
     frozen: frozenset[str] = frozenset()
     # The channels that the site lacks by its own list, 0 in all of its images.
     missing_channels: tuple[int, ...] = ()
