@@ -95,6 +95,7 @@ def compile_calls(network: nn.Module, site: str) -> None:
     outside of the call (`medfedaug.federation.site.local_training`).
     """
     torch._dynamo.config.skip_nnmodule_hook_guards = False  # methods add and remove hooks
+    torch._dynamo.config.recompile_limit = 64  # of all networks of a class, in a process
     compiled = torch.compile(network._call_impl)
 
     def call(*args: Any, **settings: Any) -> Any:

@@ -79,6 +79,25 @@ def test_a_network_compiles_without_graph_breaks(traced, method, graphs):
     assert traced["stats"]["unique_graphs"] == graphs
 
 
+class _Layers(nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(number))
+
+    def forward(self, features):
+        for layer in self.layers:
+            features = layer(features)
+        return features
+
+
+def test_ten_different_networks_of_a_class_are_all_compiled(traced):
+    for number in range(1, 11):
+        network = _Layers(number)
+        compile_calls(network, "A")
+        network(torch.rand(1, 2))
+    assert traced["stats"]["unique_graphs"] == 10
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the inductor needs a C++ compiler")
 def test_an_ffa_layer_is_few_kernels():
