@@ -14,7 +14,6 @@ import os
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
@@ -249,7 +248,8 @@ def flower(folder: Path) -> str:
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "-q", FLOWER], check=True)
     (target,) = (folder / "lib").glob("python*/site-packages")
-    (target / "beside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    packages = [path for path in sys.path if Path(path).name == "site-packages"]
+    (target / "beside.pth").write_text("\n".join(packages) + "\n")
     return str(python)
 
 
