@@ -22,8 +22,7 @@ from scipy.ndimage import gaussian_filter, zoom
 from scipy.stats import binomtest
 
 from medfedaug.data.phantom import make_phantom
-from medfedaug.hospital.assurance.drift import Course, case_p_value
-from medfedaug.hospital.assurance.monitoring import Monitor, SeenCase
+from medfedaug.hospital.assurance.monitoring import Course, Monitor, SeenCase, case_p_value
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predict import predict_images

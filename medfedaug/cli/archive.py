@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from medfedaug.hospital.pacs.importer import ImportOutcome
     from medfedaug.hospital.pacs.predict_studies import StudyPredictions
     from medfedaug.runs.finished_run import FinishedRun
-    from medfedaug.runs.prediction.promise import Promise
+    from medfedaug.runs.prediction.predictions_file import Promise
 
 
 archive_option = partial(Option, rich_help_panel=Access.PANEL)

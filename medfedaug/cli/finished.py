@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from medfedaug.analysis.text_table import TextTable
     from medfedaug.runs.finished_run import FinishedRun
     from medfedaug.runs.model_score import ModelScore
-    from medfedaug.runs.prediction.promise import Promise
+    from medfedaug.runs.prediction.predictions_file import Promise
     from medfedaug.runs.run import Run
 
 

@@ -3,7 +3,7 @@ r"""Make text from outside safe to show: control and invisible characters become
 Names of sites, classes, files and cases, settings of jobs and texts of errors come from other people. All
 output of them goes through `printable`: the console and its tables (`medfedaug.cli.console`), errors
 (`medfedaug.errors`), lines about events (`medfedaug.utils.event_text`), pages and tables in files
-(`medfedaug.analysis`) and the event log (`medfedaug.nvflare_jobs.job.events`).
+(`medfedaug.analysis`) and the event log (`medfedaug.nvflare_jobs.job.messages`).
 """
 
 import re

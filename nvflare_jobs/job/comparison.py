@@ -16,8 +16,8 @@ from medfedaug.federation.site.site import Gate
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.job.controller import ProtocolController, ServerJob
-from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.executor import AnsweringExecutor, site_trainer
+from medfedaug.nvflare_jobs.job.messages import EventLog
 from medfedaug.nvflare_jobs.job.recipe import JobRecipe
 from medfedaug.utils.files import write_json
 

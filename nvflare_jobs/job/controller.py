@@ -27,7 +27,7 @@ from medfedaug.federation.server.output import write_models, write_run
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.job.carrier import Aborted, NVFlareCarrier, Presence
-from medfedaug.nvflare_jobs.job.events import EventLog
+from medfedaug.nvflare_jobs.job.messages import EventLog
 from medfedaug.runs.folder import locked
 from medfedaug.utils import plugins
 from medfedaug.utils.files import remove_unfinished

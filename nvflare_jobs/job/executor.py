@@ -30,9 +30,8 @@ from medfedaug.hospital.privacy.pseudonyms import without_job_text
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.hospital.secure.history import HISTORY_FILE, SumHistory
 from medfedaug.hospital.secure.identity import Certificates
-from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.loop import ScriptLoop
-from medfedaug.nvflare_jobs.job.messages import SiteNames, reply_to_model, request_from_model
+from medfedaug.nvflare_jobs.job.messages import EventLog, SiteNames, reply_to_model, request_from_model
 from medfedaug.utils import plugins
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.printable import printable

@@ -20,8 +20,7 @@ from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER, RESULTS
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.hospital.privacy import PrivacyPolicy
 from medfedaug.hospital.privacy.site_settings import SETTINGS_FILE
-from medfedaug.nvflare_jobs.job.events import WARNING
-from medfedaug.nvflare_jobs.job.messages import VARIABLE, identifiers
+from medfedaug.nvflare_jobs.job.messages import VARIABLE, WARNING, identifiers
 from medfedaug.nvflare_jobs.job.recipe import MedFedAugRecipe
 from medfedaug.nvflare_jobs.kit.kit import allowed_classes
 from medfedaug.nvflare_jobs.simulator.simulator_process import SimulatorProcess, Start, no_fast_start

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from medfedaug.cli.console import RoundProgress
 from medfedaug.cli.watch import _shown
-from medfedaug.nvflare_jobs.job.events import EventLog
+from medfedaug.nvflare_jobs.job.messages import EventLog
 from medfedaug.nvflare_jobs.kit.job_states import Watched
 from medfedaug.utils.event_text import follow
 

@@ -22,8 +22,8 @@ from medfedaug.errors import ConfigError, DataError, MedFedAugError, RunFailed, 
 from medfedaug.hospital.privacy import JobBook
 from medfedaug.hospital.privacy.job_log import Decision, JobEntry, Origin
 from medfedaug.nvflare_jobs.job.controller import FederationController
-from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.executor import SiteExecutor
+from medfedaug.nvflare_jobs.job.messages import EventLog
 from medfedaug.utils.event_text import EventLines, follow
 from medfedaug.utils.printable import printable
 

@@ -13,7 +13,7 @@ from medfedaug.errors import ConfigError, first_line, warn
 from medfedaug.hospital.assurance.options import CLASSES, LESIONS, VOLUME
 from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.prediction.input_drift import DriftReference
-from medfedaug.runs.prediction.promise import Promise
+from medfedaug.runs.prediction.predictions_file import Promise
 from medfedaug.runs.recorded_run import RecordedRun
 from medfedaug.utils.files import parse_versioned, sha256
 from medfedaug.utils.printable import counted

@@ -34,8 +34,7 @@ from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.folder import only_process
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predict import Event, predict_images, uses_given_images
-from medfedaug.runs.prediction.predictions_file import Predictions
-from medfedaug.runs.prediction.promise import Promise
+from medfedaug.runs.prediction.predictions_file import Predictions, Promise
 from medfedaug.utils.files import private_folder, write_json, write_versioned
 
 _LIST, _KIND, _VERSION = "studies.json", "predicted-studies", 1

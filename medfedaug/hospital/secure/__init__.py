@@ -3,8 +3,7 @@
 ``docs/threats.md`` describes its protection and its limits.
 """
 
-from medfedaug.hospital.secure.aggregation import MaskedAggregation
-from medfedaug.hospital.secure.delivery import MaskedDelivery
+from medfedaug.hospital.secure.aggregation import MaskedAggregation, MaskedDelivery
 from medfedaug.hospital.secure.layout import SumLayout
 
 __all__ = ["MaskedAggregation", "MaskedDelivery", "SumLayout"]

@@ -17,7 +17,7 @@ from medfedaug.data.volumes import VolumeFolder
 from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.prediction_image import draw_classified, draw_label_map, write_picture
-from medfedaug.runs.prediction.promise import Promise
+from medfedaug.runs.prediction.predictions_file import Promise
 from medfedaug.tasks import Prediction
 from medfedaug.utils.plugins import added_module, added_modules
 

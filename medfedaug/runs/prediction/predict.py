@@ -26,11 +26,9 @@ from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.folder import only_process
 from medfedaug.runs.model_score import Annotated, ModelScore
 from medfedaug.runs.prediction.case_writer import CaseWriter, SeriesObjects, series_objects
-from medfedaug.runs.prediction.image_measures import image_measures
-from medfedaug.runs.prediction.input_drift import DriftReference
+from medfedaug.runs.prediction.input_drift import DriftReference, image_measures
 from medfedaug.runs.prediction.options import PredictionOptions
-from medfedaug.runs.prediction.predictions_file import PREDICTIONS, Predictions
-from medfedaug.runs.prediction.promise import Promise
+from medfedaug.runs.prediction.predictions_file import PREDICTIONS, Predictions, Promise
 from medfedaug.statistics import save_statistics
 from medfedaug.tasks import EvaluationCase, Prediction
 from medfedaug.transforms import FedRDNd

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from medfedaug.hospital.assurance.drift import Course, case_p_value, distances, fewest_cases
+from medfedaug.hospital.assurance.monitoring import Course, case_p_value, distances, fewest_cases
 
 MEASURES = 4
 

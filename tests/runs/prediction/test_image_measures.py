@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.ndimage import gaussian_filter
 
-from medfedaug.runs.prediction.image_measures import image_measures
+from medfedaug.runs.prediction.input_drift import image_measures
 
 
 def noise(*shape):
