@@ -5,8 +5,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-__version__ = "0.4.0.dev0"
-"""The one place where the version is written."""
+__version__ = "0.4.0.dev0"  # the one place where the version is written
 
 _PACKAGES = ("monai", "torch", "numpy", "nvflare")
 

@@ -66,19 +66,12 @@ Side = Literal["output", "input"]
 
 @dataclass(frozen=True)
 class Stage:
-    """Place for a layer after an encoder stage.
+    """Place for a layer after an encoder stage."""
 
-    Args:
-        name: name of the stage, "enc1" for the first of the encoder.
-        module: dotted name of the module in the network.
-        side: whether the features are the module's output or its input.
-        channels: number of channels of the features.
-    """
-
-    name: str
-    module: str
-    side: Side
-    channels: int
+    name: str  # name of the stage, "enc1" for the first of the encoder
+    module: str  # dotted name of the module in the network
+    side: Side  # whether the features are the module's output or its input
+    channels: int  # number of channels of the features
 
     def watch(self, net: nn.Module, see: Callable[[Tensor], None]) -> RemovableHandle:
         """Call a function with the stage's features in every pass, until the handle is removed."""

@@ -12,8 +12,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.metrics.registry import find_metric
 from medfedaug.runs.run import BASELINE, Run
 
-Groups = Mapping[str, Sequence[Run]]
-"""Runs by label (`group_runs`)."""
+Groups = Mapping[str, Sequence[Run]]  # runs by label (`group_runs`)
 
 # Runs that differ only in these settings are repetitions of one experiment.
 _REPETITION = ("seed", "purpose", *(entry.name for entry in fields(Execution)))

@@ -13,8 +13,7 @@ from medfedaug.analysis import page
 from medfedaug.runs.prediction.predictions_file import Predictions, look_first
 from medfedaug.utils.printable import counted
 
-PAGE = "predictions.html"
-"""Name of the page in a folder of predictions."""
+PAGE = "predictions.html"  # name of the page in a folder of predictions
 
 _MOST_PICTURES = 200
 _MOST_LEFT_OUT = 100

@@ -17,8 +17,7 @@ from medfedaug.utils.plugins import added_modules
 from medfedaug.utils.printable import counted
 
 MOST_SITES = 12  # in text; CSV has all of them
-STUDIES = "comparison.patient_table"
-"""Module of a layer that compares runs."""
+STUDIES = "comparison.patient_table"  # module of a layer that compares runs
 
 RESOLUTION = "could see"
 _TESTED = ("low", "high", "p", "detectable")
@@ -60,34 +59,21 @@ class Score:
 
 @dataclass(frozen=True)
 class Row:
-    """The scores of one method.
-
-    Attributes:
-        sites: score by site, including unseen sites.
-        mean: mean over the training sites, for the seeds in which all of them were tested.
-        folds: the number of folds over which the patients of a seed are pooled.
-        held_out: the number of sites that were left out in turn.
-        difference: ``mean`` minus the reference's, over the common seeds; ``None`` without any.
-        baseline: marks the reference of other rows.
-        test: comparison of ``mean`` with the reference's, with enough common seeds.
-        verdict: `medfedaug.research.comparison.verdict.Verdict`; ``None`` without a reference.
-        other_input: marks an input that is scaled differently from the reference's.
-        model: owner of the model behind the scores, except at unseen sites.
-    """
+    """The scores of one method."""
 
     label: str
     seeds: tuple[int, ...]
-    sites: dict[str, Score]
-    mean: Score
-    folds: int = 1
-    held_out: int = 0
-    difference: float | None = None
-    baseline: bool = False
-    test: PairedTest | None = None
-    verdict: Any = None
+    sites: dict[str, Score]  # score by site, including unseen sites
+    mean: Score  # mean over the training sites, for the seeds in which all of them were tested
+    folds: int = 1  # the number of folds over which the patients of a seed are pooled
+    held_out: int = 0  # the number of sites that were left out in turn
+    difference: float | None = None  # `mean` minus the reference's, over the common seeds; `None` without any
+    baseline: bool = False  # marks the reference of other rows
+    test: PairedTest | None = None  # comparison of `mean` with the reference's, with enough common seeds
+    verdict: Any = None  # `medfedaug.research.comparison.verdict.Verdict`; `None` without a reference
     input: Input = SCALED
-    other_input: bool = False
-    model: str = NOT_RECORDED
+    other_input: bool = False  # marks an input that is scaled differently from the reference's
+    model: str = NOT_RECORDED  # owner of the model behind the scores, except at unseen sites
 
     @property
     def compared(self) -> str:
@@ -101,22 +87,14 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Table(TextTable):
-    """Test scores, one `Row` per method.
-
-    Attributes:
-        sites: the training sites, or the sites that were left out in turn.
-        unseen: sites that trained in none of the runs.
-        nothing_learned: the reason why no method learned anything; empty if one did.
-        reference: the methods that all others are compared with.
-        untrained: a sentence on a reference that learned nothing while another method did.
-    """
+    """Test scores, one `Row` per method."""
 
     metric: str
-    sites: tuple[str, ...] = ()
-    unseen: tuple[str, ...] = ()
-    nothing_learned: str = ""
-    reference: str = BASELINE
-    untrained: str = ""
+    sites: tuple[str, ...] = ()  # the training sites, or the sites that were left out in turn
+    unseen: tuple[str, ...] = ()  # sites that trained in none of the runs
+    nothing_learned: str = ""  # the reason why no method learned anything; empty if one did
+    reference: str = BASELINE  # the methods that all others are compared with
+    untrained: str = ""  # a sentence on a reference that learned nothing while another method did
 
 
 def _lines(

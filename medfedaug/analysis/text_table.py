@@ -19,23 +19,15 @@ from medfedaug.utils.printable import printable, printable_values
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of text with names in the first column and numbers in the others, and its notes.
+    """A table of text with names in the first column and numbers in the others, and its notes."""
 
-    Attributes:
-        header: headings of the columns.
-        body: the cells as text.
-        records: the rows in full precision, with the columns of `csv`; a missing value is ``None``.
-        notes: notes that a reader needs, of one or two sentences each.
-        optional: headings of columns that a narrow terminal leaves out.
-        rows: what the lines show, for sentences about them.
-    """
-
-    header: Sequence[str]
-    body: Sequence[Sequence[str]]
+    header: Sequence[str]  # headings of the columns
+    body: Sequence[Sequence[str]]  # the cells as text
+    # The rows in full precision, with the columns of `csv`; a missing value is `None`.
     records: Sequence[Mapping[str, Any]]
-    notes: tuple[str, ...] = ()
-    optional: frozenset[str] = frozenset()
-    rows: tuple[Any, ...] = ()
+    notes: tuple[str, ...] = ()  # notes that a reader needs, of one or two sentences each
+    optional: frozenset[str] = frozenset()  # headings of columns that a narrow terminal leaves out
+    rows: tuple[Any, ...] = ()  # what the lines show, for sentences about them
 
     def cells(self) -> list[list[str]]:
         """Return heading and rows as printable text: names come from sites."""

@@ -90,8 +90,7 @@ def check_folders_of_classes(sites: Sequence[SiteFolder]) -> None:
             warn(f"no other site has the class {first!r}", site=owner.name, path=owner.path / first)
 
 
-Entry = tuple[str, SiteFolder, Case]
-"""A case with its split and site."""
+Entry = tuple[str, SiteFolder, Case]  # A case with its split and site
 
 
 def check_copies(sites: Sequence[SiteFolder]) -> None:

@@ -19,14 +19,11 @@ from medfedaug.data.io.formats import without_suffix
 from medfedaug.errors import DataError, own, withheld
 from medfedaug.utils.files import parse_json
 
-UNNAMED = ("background", "foreground")
-"""The classes where ``dataset.json`` names none."""
+UNNAMED = ("background", "foreground")  # the classes where ``dataset.json`` names none
 
-LARGEST_VALUE = 2**16 - 1
-"""The largest value that may stand for a class in a label map."""
+LARGEST_VALUE = 2**16 - 1  # the largest value that may stand for a class in a label map
 
-IGNORE = "ignore"
-"""The key, and nnU-Net's label, of voxels of unknown class."""
+IGNORE = "ignore"  # the key, and nnU-Net's label, of voxels of unknown class
 
 LABELLED = "labelled"
 """The key of the classes that a site, or a row of its list, has annotated; also in ``results.json``."""

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from medfedaug.data.preparation.preparation import Preparation
     from medfedaug.statistics import ChannelStatistics
 
-MANIFEST = "phantom.json"
-"""File with the arguments of a phantom, beside its sites."""
+MANIFEST = "phantom.json"  # file with the arguments of a phantom, beside its sites
 
 MARKER = "federation.json"
 """File of a folder that stands for a published data set (`medfedaug.research.datasets.benchmarks`)."""

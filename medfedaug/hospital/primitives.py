@@ -16,8 +16,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 from torch import Tensor
 
-Words = NDArray[np.uint64]
-"""Numbers modulo 2^64."""
+Words = NDArray[np.uint64]  # numbers modulo 2^64
 
 KEY_BYTES = 32
 

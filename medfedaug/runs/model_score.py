@@ -14,8 +14,7 @@ from medfedaug.utils.printable import counted
 if TYPE_CHECKING:
     from medfedaug.statistics import ChannelStatistics
 
-LOW_DICE = 0.5
-"""Warn of a test Dice below this: outline and reference overlap by less than half."""
+LOW_DICE = 0.5  # warn of a test Dice below this: outline and reference overlap by less than half
 
 _DICE = "dice"
 

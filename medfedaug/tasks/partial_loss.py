@@ -8,8 +8,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.functional import working_precision
 from medfedaug.tasks.losses import Loss
 
-_NEVER = -1e4
-"""Logit of a class that a case cannot have: its probability is 0 in every floating-point format."""
+_NEVER = -1e4  # logit of a class that a case cannot have: its probability is 0 in every floating-point format
 # The loss of a perfect prediction is far below; with a share of `_NEVER` it is above.
 _LARGEST = 100.0
 

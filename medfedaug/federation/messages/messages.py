@@ -40,62 +40,46 @@ _LONGEST_REASON = 1_000
 
 @dataclass
 class Request:
-    """From the server to a site.
+    """From the server to a site."""
 
-    Args:
-        task: one of `TASKS`.
-        round: the number of the beginning round, from 1; 0 before training. For ``validate`` and ``test``,
-            the round of the model in this request.
-        weights: the shared entries of the global model that sites train.
-        frozen: a hash (`entries_hash`) of the other shared entries, which are in ``once``; empty without any.
-        once: the exchange before training, with keys ``<method>/<key>``; not repeated in every round.
-        payload: the exchange of every round, with the same kind of keys.
-        selected_round: the best round so far, 0 before the first; sites keep their state of this round.
-        run: the identity of the run, which a resumed run keeps; sites find their state by it.
-        planned: settings of the run from the sites' fingerprints, as JSON types.
-        training: in a comparison, the name of the training to which the request belongs.
-        masks: in rounds with masks, the messages of the round's sites to each other.
-    """
-
-    task: str
+    task: str  # one of `TASKS`
+    # The number of the beginning round, from 1; 0 before training. For `validate` and `test`, the round of
+    # the model in this request.
     round: int = 0
+    # The shared entries of the global model that sites train.
     weights: dict[str, Tensor] = field(default_factory=dict)
+    # A hash (`entries_hash`) of the other shared entries, which are in `once`; empty without any.
     frozen: str = ""
+    # The exchange before training, with keys `<method>/<key>`; not repeated in every round.
     once: Payload = field(default_factory=dict)
-    payload: Payload = field(default_factory=dict)
-    selected_round: int = 0
-    run: str = ""
+    payload: Payload = field(default_factory=dict)  # the exchange of every round, with the same kind of keys
+    selected_round: int = 0  # the best round so far, 0 before the first; sites keep their state of this round
+    run: str = ""  # the identity of the run, which a resumed run keeps; sites find their state by it
+    # Settings of the run from the sites' fingerprints, as JSON types.
     planned: dict[str, Any] = field(default_factory=dict)
-    training: str = ""
+    training: str = ""  # in a comparison, the name of the training to which the request belongs
+    # In rounds with masks, the messages of the round's sites to each other.
     masks: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class Reply:
-    """From a site to the server.
-
-    Args:
-        weights: the shared entries of the local model.
-        payload: the methods' exchange, with keys ``<method>/<key>``.
-        num_samples: the number of training samples of the site, which is the weight of its update.
-        metrics: numbers by name, e.g. ``train_loss``, ``val_dice``, ``seconds``; for ``test``, one entry per
-            case below ``cases``. `medfedaug.hospital.privacy.score_release` lists those that leave a real
-            site.
-        error: one line, if the request failed; the server then ignores all other fields.
-        masks: the site's messages to other sites about masks; in an update the masked numbers of weights and
-            payload, below `MASKED`.
-        contributors: the patients behind each entry of weights and payload, and behind ``num_samples``; empty
-            once it leaves the site.
-    """
+    """From a site to the server."""
 
     task: str
     round: int = 0
-    weights: dict[str, Tensor] = field(default_factory=dict)
-    payload: Payload = field(default_factory=dict)
-    num_samples: int = 0
+    weights: dict[str, Tensor] = field(default_factory=dict)  # the shared entries of the local model
+    payload: Payload = field(default_factory=dict)  # the methods' exchange, with keys `<method>/<key>`
+    num_samples: int = 0  # the number of training samples of the site, which is the weight of its update
+    # Numbers by name, e.g. `train_loss`, `val_dice`, `seconds`; for `test`, one entry per case below `cases`.
+    # `medfedaug.hospital.privacy.score_release` lists those that leave a real site.
     metrics: dict[str, Any] = field(default_factory=dict)
-    error: str = ""
+    error: str = ""  # one line, if the request failed; the server then ignores all other fields
+    # The site's messages to other sites about masks; in an update the masked numbers of weights and payload,
+    # below `MASKED`.
     masks: dict[str, Any] = field(default_factory=dict)
+    # The patients behind each entry of weights and payload, and behind `num_samples`; empty once it leaves
+    # the site.
     contributors: dict[str, Contributors | None] = field(default_factory=dict)
 
 

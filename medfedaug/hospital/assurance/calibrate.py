@@ -40,17 +40,12 @@ _MARGIN = 0.25  # of the range of calibrated intensities, at both ends: `docs/re
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """Curves of a site's cases.
+    """Curves of a site's cases."""
 
-    Args:
-        curves: for each structure, the curves of the cases of each patient who has it.
-        entry: the site in ``calibration.json``, without structures.
-        moments: mean and standard deviation of each image, (cases, 2, C).
-    """
-
+    # For each structure, the curves of the cases of each patient who has it.
     curves: Mapping[str, Mapping[tuple[str, str], list[Curve]]]
-    entry: dict[str, Any]
-    moments: np.ndarray
+    entry: dict[str, Any]  # the site in `calibration.json`, without structures
+    moments: np.ndarray  # mean and standard deviation of each image, (cases, 2, C)
 
     def losses(self, structure: str) -> np.ndarray:
         """Return the mean loss over the cases of each patient at each level, (n, T)."""

@@ -19,8 +19,7 @@ from medfedaug.utils.files import parse_versioned, sha256
 from medfedaug.utils.printable import counted
 from medfedaug.utils.structure import count, entries, list_of, map_of, number, one_of, optional, text
 
-CALIBRATION = "calibration.json"
-"""Name of the file in a run's folder, where `medfedaug predict` finds it."""
+CALIBRATION = "calibration.json"  # name of the file in a run's folder, where `medfedaug predict` finds it
 KIND, VERSION = "calibration", 1
 
 _ROWS = list_of(list_of(number))

@@ -85,15 +85,11 @@ class Course:
 
     Deviations:
         Vovk has one sequence of p-values and one bet; here, bets are averaged and measures share the rate.
-
-    Attributes:
-        values: (t, measures), all cases so far; first the accepted ones.
-        rate: alarms per thousand cases.
-        evidence: (J, bets), the statistics after the last case; the distance is the last row.
     """
 
-    values: np.ndarray
-    rate: float
+    values: np.ndarray  # (t, measures), all cases so far; first the accepted ones
+    rate: float  # alarms per thousand cases
+    # (J, bets), the statistics after the last case; the distance is the last row.
     evidence: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
 
     def __post_init__(self) -> None:

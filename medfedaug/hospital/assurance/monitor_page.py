@@ -16,8 +16,7 @@ from medfedaug.analysis.predictions_page import thumbnail
 from medfedaug.hospital.assurance.monitoring import DISTANCE, Monitor
 from medfedaug.utils.printable import counted
 
-PAGE = "monitor.html"
-"""Name of the page in the folder of a monitor."""
+PAGE = "monitor.html"  # name of the page in the folder of a monitor
 
 _MOST_CASES = 100
 _LEAST = 1e-4  # share of an alarm below which the course is drawn at the edge

@@ -61,28 +61,18 @@ class Drift:
 
 @dataclass
 class Monitor:
-    """The content of a file of accepted cases and their course.
+    """The content of a file of accepted cases and their course."""
 
-    Attributes:
-        inputs: those of `fixed_inputs`.
-        rates: alarms per thousand cases by rule, ``"case"`` and ``"drift"``.
-        measures: their names; the first ``of_image`` describe the image, the others the prediction.
-        reference: the accepted cases.
-        cases: the later cases in their order.
-        evidence: see `Course`.
-        drift: the alarm, which stays; ``None`` before one.
-        shown: the later cases of this call, not in the file.
-    """
-
-    inputs: dict[str, Any]
-    rates: dict[str, FiniteFloat]
+    inputs: dict[str, Any]  # those of `fixed_inputs`
+    rates: dict[str, FiniteFloat]  # alarms per thousand cases by rule, "case" and "drift"
+    # Their names; the first `of_image` describe the image, the others the prediction.
     measures: list[str] = field(default_factory=list)
     of_image: int = 0
-    reference: list[SeenCase] = field(default_factory=list)
-    cases: list[SeenCase] = field(default_factory=list)
-    evidence: list[list[FiniteFloat]] = field(default_factory=list)
-    drift: Drift | None = None
-    shown: list[SeenCase] = field(default_factory=list)
+    reference: list[SeenCase] = field(default_factory=list)  # the accepted cases
+    cases: list[SeenCase] = field(default_factory=list)  # the later cases in their order
+    evidence: list[list[FiniteFloat]] = field(default_factory=list)  # see `Course`
+    drift: Drift | None = None  # the alarm, which stays; `None` before one
+    shown: list[SeenCase] = field(default_factory=list)  # the later cases of this call, not in the file
 
     @classmethod
     def read(cls, file: Path, inputs: Mapping[str, Any]) -> Monitor:

@@ -40,21 +40,13 @@ LEVELS = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(-20, 20, 401)))]).a
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Loss and size of a case's map at each of `LEVELS`.
+    """Loss and size of a case's map at each of `LEVELS`."""
 
-    Args:
-        loss: (T,).
-        size: (T,), voxels of the map, or classes of the set.
-        plain_loss: loss of the plain label map, or class.
-        plain_size: its size.
-        unit: size of a voxel in millilitres; 1 for counts.
-    """
-
-    loss: np.ndarray
-    size: np.ndarray
-    plain_loss: float
-    plain_size: int
-    unit: float = 1.0
+    loss: np.ndarray  # (T,)
+    size: np.ndarray  # (T,), voxels of the map, or classes of the set
+    plain_loss: float  # loss of the plain label map, or class
+    plain_size: int  # its size
+    unit: float = 1.0  # size of a voxel in millilitres; 1 for counts
 
 
 def structure_curve(

@@ -20,14 +20,12 @@ from medfedaug.federation.messages.messages import FROZEN, Request
 from medfedaug.hospital.primitives import KEY_BYTES
 from medfedaug.methods.base import Payload
 
-LEAST_SITES = 3
-"""Least number of sites: of two sites each could compute the other's numbers from the sum."""
+LEAST_SITES = 3  # least number of sites: of two sites each could compute the other's numbers from the sum
 
 _DIGEST_BYTES = 32
 _PREFIX = b"medfedaug secure aggregation, "
 
-Shares = Mapping[str, Mapping[str, bytes]]
-"""Shares by dealing site and receiving site."""
+Shares = Mapping[str, Mapping[str, bytes]]  # shares by dealing site and receiving site
 
 
 def require(condition: object, reason: str) -> None:

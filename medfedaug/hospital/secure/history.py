@@ -22,11 +22,9 @@ from medfedaug.hospital.database import Database
 from medfedaug.hospital.primitives import KEY_BYTES, stream
 from medfedaug.utils.printable import counted
 
-HISTORY_FILE = "sums.sqlite"
-"""File of a site's history of sums, below its state folder."""
+HISTORY_FILE = "sums.sqlite"  # file of a site's history of sums, below its state folder
 
-NEAR = 0.1
-"""Two models are nearly equal if their distance is below this fraction of a site's update."""
+NEAR = 0.1  # two models are nearly equal if their distance is below this fraction of a site's update
 
 _BUCKETS = 256
 _VERSION = 1

@@ -14,8 +14,7 @@ from medfedaug.federation.messages.messages import own_entries
 from medfedaug.hospital.primitives import Words
 from medfedaug.methods.base import Aggregator, Method, Payload, ServerContext, ServerExchange, zeros
 
-FRACTION_BITS = 36
-"""A number is rounded to a multiple of 2^-36, 1.5e-11, before it is added up."""
+FRACTION_BITS = 36  # A number is rounded to a multiple of 2^-36, 1.5e-11, before it is added up
 
 LARGEST_TERM = 2.0**26
 """The largest magnitude of a number that is added up. A mean of such numbers fits into 64 bits."""

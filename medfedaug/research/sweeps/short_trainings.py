@@ -44,35 +44,24 @@ _FILE, _KIND, _VERSION = "trainings.json", "trainings", 1
 
 @dataclass(frozen=True)
 class Request:
-    """A comparison as a user asks for it.
-
-    Args:
-        methods: combinations of methods besides `REFERENCE` and `ALONE`; empty for `REMEDIES`.
-        budget: seconds for all trainings.
-        settings: ``NAME=VALUE``, as in a benchmark; ``rounds`` limits the number of rounds.
-        limit: largest number of cases per split and site.
-    """
+    """A comparison as a user asks for it."""
 
     data: Path
     out: Path
+    # Combinations of methods besides `REFERENCE` and `ALONE`; empty for `REMEDIES`.
     methods: tuple[str, ...] = ()
-    budget: float = 600.0
-    settings: tuple[str, ...] = ()
-    limit: int | None = None
+    budget: float = 600.0  # seconds for all trainings
+    settings: tuple[str, ...] = ()  # `NAME=VALUE`, as in a benchmark; `rounds` limits the number of rounds
+    limit: int | None = None  # largest number of cases per split and site
 
 
 @dataclass(frozen=True)
 class Trainings:
-    """The trainings of a comparison, before their number of rounds is known.
+    """The trainings of a comparison, before their number of rounds is known."""
 
-    Args:
-        config: the trainings, with the largest number of rounds.
-        sites: the sites' data.
-        left_out: methods of `REMEDIES` that do not go with the data or settings, with the reason.
-    """
-
-    config: ComparisonConfig
-    sites: Sequence[SiteFolder]
+    config: ComparisonConfig  # the trainings, with the largest number of rounds
+    sites: Sequence[SiteFolder]  # the sites' data
+    # Methods of `REMEDIES` that do not go with the data or settings, with the reason.
     left_out: Mapping[str, str]
 
     @property

@@ -23,8 +23,7 @@ from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.tasks.segmentation import SegmentationTask
 from medfedaug.transforms import FedRDNd
 
-Pair = tuple[Sequence[float], Sequence[float]]
-"""Mean and standard deviation of each channel."""
+Pair = tuple[Sequence[float], Sequence[float]]  # mean and standard deviation of each channel
 
 _LARGEST = 3e38  # JSON has no infinity
 _IMAGE, _PREDICTION = "image", "pred"

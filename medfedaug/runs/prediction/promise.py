@@ -12,23 +12,15 @@ _FOLDER = "controlled"
 
 @dataclass(frozen=True, eq=False)
 class Promise:
-    """Thresholds on probabilities, each with the sentence that holds for its maps or sets.
+    """Thresholds on probabilities, each with the sentence that holds for its maps or sets."""
 
-    Args:
-        thresholds: by structure, or a single one for sets of classes.
-        sentences: by structure.
-        notes: structures without a promise, with the reason.
-        ranges: of the calibrated images; another image gets no promise.
-        statistics: mean and standard deviation that normalised the calibrated images, if any.
-        sha256: hash of the calibration.
-    """
-
-    thresholds: Mapping[str, float]
-    sentences: Mapping[str, str]
-    notes: Sequence[str]
-    ranges: DriftReference
+    thresholds: Mapping[str, float]  # by structure, or a single one for sets of classes
+    sentences: Mapping[str, str]  # by structure
+    notes: Sequence[str]  # structures without a promise, with the reason
+    ranges: DriftReference  # of the calibrated images; another image gets no promise
+    # Mean and standard deviation that normalised the calibrated images, if any.
     statistics: Mapping[str, Any] | None
-    sha256: str
+    sha256: str  # hash of the calibration
 
     def files(self, label: str, classes: Sequence[str]) -> dict[str, str]:
         """Return the file of each structure's controlled map, given the file of the label map."""
