@@ -8,6 +8,7 @@ import atexit
 import functools
 import gc
 import inspect
+import os
 import re
 import signal
 import sys
@@ -58,10 +59,9 @@ def main() -> None:
 
 def _end_quickly() -> None:
     """Leave all memory to the system: Python would look for garbage for over a second when it ends."""
+    gc.freeze()
     if "triton" in sys.modules:  # it would report its objects as leaks
-        gc.unfreeze()
-    else:
-        gc.freeze()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 @cache
