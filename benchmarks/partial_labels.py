@@ -40,6 +40,7 @@ FEDERATIONS: dict[str, tuple[Sequence[float], dict[str, Any]]] = {
     "usual, 48 rounds": (USUAL, {}),
     "lgg": ((), {}),
     "lgg, 4 epochs": ((), {}),
+    "lgg, 48 rounds": ((), {}),
 }
 # By name: whether everything is outlined, methods, and the partial loss; without one, methods are added.
 RUNS: dict[str, tuple[bool, str, str | None]] = {
@@ -65,6 +66,7 @@ SETTINGS = {
     "usual, 48 rounds": {**SHORT, "rounds": 48, "local_epochs": 1},
     "lgg": {**SHORT, "local_epochs": 1},
     "lgg, 4 epochs": SHORT,
+    "lgg, 48 rounds": {**SHORT, "rounds": 48, "local_epochs": 1},
 }
 KINDS = ("own", "borrowed")
 

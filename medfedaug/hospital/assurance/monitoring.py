@@ -18,7 +18,6 @@ from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predict import uses_given_images
 from medfedaug.utils.files import parse_versioned, write_versioned
 
-__all__ = ["Course", "case_p_value", "distances", "fewest_cases"]
 
 _RIDGE = 0.1
 _SMALL = 1e-12
@@ -124,8 +123,6 @@ def _bets(p: np.ndarray) -> np.ndarray:
     low, high = ([e * q ** (e - 1) for e in (0.25, 0.6)] for q in (p, 1 - p))
     return np.stack([*low, *high, (low[0] + high[0]) / 2])
 
-
-__all__ = ["DISTANCE", "Drift", "Monitor", "SeenCase", "fixed_inputs"]
 
 DISTANCE = "distance of the whole case"
 _KIND, _VERSION = "monitor", 1
