@@ -18,7 +18,6 @@ from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predict import uses_given_images
 from medfedaug.utils.files import parse_versioned, write_versioned
 
-
 _RIDGE = 0.1
 _SMALL = 1e-12
 _LARGEST = 1e100  # evidence beyond says nothing more, and floats end
