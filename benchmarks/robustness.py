@@ -241,7 +241,7 @@ def final_dice(work: Path, run: Mapping[str, Any], options: argparse.Namespace) 
         folders = [others[f.name] if f.name in hostile_sites else f for f in folders]
     if attack in ("none", "backdoor"):
         folders += find_sites(work / "trigger")
-    carrier = hostile(ATTACKS[attack], hostile_sites) if count else None
+    carrier = hostile(ATTACKS[attack], hostile_sites) if count else InProcessCarrier
     events: list[dict[str, Any]] = []
     try:
         results = run_in_process(
