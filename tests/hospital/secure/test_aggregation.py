@@ -348,7 +348,7 @@ def test_a_job_under_masks_is_no_other_job(federation):
 
 
 @pytest.mark.slow
-def test_nvflare_carries_it_to_the_same_model(photo_config, tmp_path):
+def test_nvflare_carries_it_to_the_same_model(photo_config, onednn, tmp_path):
     """Keys, shares, masked numbers and what opens them are messages like all others."""
     config = photo_config("fedavg", secure_aggregation=True)
     models = {}
