@@ -27,7 +27,7 @@ class Participation:
         self.config, self.execution = config, execution
         self.least = 1
         self.capped = True
-        """Whether the server lowers shares; where it learns only sums, the sites do."""
+        """Flag: the server lowers shares; where it learns only sums, the sites do."""
 
     def weight(self, samples: int) -> float:
         """See `site_weight`."""
