@@ -20,7 +20,7 @@ TOGETHER = {"errors": "utils"}  # each imports the other
 LEFT_OUT = {"__main__", "_version"}
 PURPOSE = {
     "analysis": "the report of a run, model card",
-    "cli": "one file per command",
+    "cli": "all commands",
     "client": "join(): a script's own training loop",
     "config": "settings, each defined once",
     "data": "sites, image formats, preparation",
