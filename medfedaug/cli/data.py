@@ -25,7 +25,7 @@ from medfedaug.cli.options import (
     split_pairs,
     takes,
 )
-from medfedaug.config.plan import Plan, planning_settings
+from medfedaug.config.plan import Plan, PlanningConfig
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError
 from medfedaug.utils.printable import counted
@@ -309,7 +309,7 @@ def plan(
     from medfedaug.simulate import configure
 
     sites = arrange(find_sites(data))
-    planning = planning_settings((*given[Plan], *given[RunConfig]), plan_memory)
+    planning = PlanningConfig.keeping((*given[Plan], *given[RunConfig]), plan_memory)
     config = configure(sites, **given[RunConfig], plan=Plan(**given[Plan]), planning=planning)
     prints = {}
     with CaseProgress() as progress:

@@ -14,7 +14,7 @@ import yaml
 from typer import Option
 
 from medfedaug.config.options import Settings, default_of, hints_of, kinds_of, read_text
-from medfedaug.config.plan import PLAN_MEMORY, Plan
+from medfedaug.config.plan import Plan, PlanningConfig
 from medfedaug.data.dataset_json import find_layout
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.job_folder import GLOBAL_MODEL, RESULTS
@@ -105,7 +105,11 @@ PlanFile = Annotated[
 ]
 PlanMemory = Annotated[
     float | None,
-    _plan(min=0.01, help=f"GiB of a training step, for --plan auto [default: {PLAN_MEMORY:g}].", hidden=True),
+    _plan(
+        min=0.01,
+        help=f"GiB of a training step, for --plan auto [default: {PlanningConfig.memory:g}].",
+        hidden=True,
+    ),
 ]
 Assignments = Annotated[
     list[str] | None,

@@ -36,7 +36,7 @@ from medfedaug.config.bundle_reference import content_hash, described_data, loca
 from medfedaug.config.comparison import REFERENCE, REMEDIES, ComparisonConfig, choose_methods, parse_budget
 from medfedaug.config.machine import Machine
 from medfedaug.config.options import read_text
-from medfedaug.config.plan import Plan, load_plan, planning_settings
+from medfedaug.config.plan import Plan, PlanningConfig, load_plan
 from medfedaug.config.run import Execution, RunConfig, task_defaults
 from medfedaug.config.training_scripts import loop_reference
 from medfedaug.errors import ConfigError
@@ -289,7 +289,7 @@ def _plan(file: str | None, memory: float | None, given: Given) -> dict[str, Any
     plan = load_plan(file) if file not in (None, _AUTO) else Plan()
     settings: dict[str, Any] = {"plan": Plan.from_dict({**plan.to_dict(), **given[Plan]})}
     if file == _AUTO:
-        settings["planning"] = planning_settings((*given[Plan], *given[RunConfig]), memory)
+        settings["planning"] = PlanningConfig.keeping((*given[Plan], *given[RunConfig]), memory)
     return settings
 
 

@@ -218,8 +218,9 @@ def _prepared(cls: type[Settings], name: str, value: Any) -> Any:
         check_plain(f"{cls.TITLE}{name}", value)  # first: later messages repeat it
     if entry is None or kind is None:  # pydantic names it
         return value
-    if isinstance(kind, type) and issubclass(kind, Settings) and not isinstance(value, kind):
-        return kind.from_dict(value)
+    inner = next((one for one in kinds_of(kind) if inspect.isclass(one) and issubclass(one, Settings)), None)
+    if inner and value is not None and not isinstance(value, inner):
+        return inner.from_dict(value)
     if entry.metadata.get("choices"):
         check_choice(f"{cls.TITLE}{name}", value, entry.metadata["choices"])
     most = _LARGEST_NUMBER if isinstance(value, float) else _LARGEST_COUNT

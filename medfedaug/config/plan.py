@@ -1,9 +1,11 @@
-"""`Plan`: orientation, spacing, normalisation and patches of images."""
+"""`Plan`: orientation, spacing, normalisation and patches of images; `PlanningConfig`."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
+
+from typing_extensions import Self
 
 from medfedaug.config.options import Settings, setting, settings
 from medfedaug.errors import ConfigError
@@ -14,17 +16,14 @@ __all__ = [
     "NORMALISATIONS",
     "PLANNED",
     "PLAN_FIELDS",
-    "PLAN_MEMORY",
     "Plan",
+    "PlanningConfig",
     "load_plan",
-    "planning_settings",
     "save_plan",
 ]
 
 PLANNED = ("plan", "batch_size", "network_args")
 """Settings of a run that planning decides."""
-PLAN_MEMORY = 8.0
-"""Default memory of a training step for planning, in GiB."""
 NORMALISATIONS = ("none", "z_score", "ct")
 """Normalisations of a channel by its modality."""
 
@@ -175,14 +174,32 @@ PLAN_FIELDS = tuple(field.name for field in dataclasses.fields(Plan))
 """Settings of `Plan`, each of which is an option too."""
 
 
-def planning_settings(names: Iterable[str], memory: float | None = None) -> dict[str, Any]:
-    """Return the settings of a plan from the sites' fingerprints: `medfedaug.config.run.RunConfig.planning`.
+_DECIDED = {*PLAN_FIELDS, "batch_size"}
 
-    Args:
-        names: settings that the user gave. Planning keeps the fields of `Plan` and ``batch_size`` among them.
+
+@settings
+class PlanningConfig(Settings):
+    """Planning: a job that makes its plan from the sites' fingerprints (`medfedaug.federation.planning`).
+
+    Raises:
+        ConfigError: for a value of another type or out of range.
     """
-    decided = {*PLAN_FIELDS, "batch_size"}
-    return {"memory": memory or PLAN_MEMORY, "given": sorted(decided & set(names))}
+
+    TITLE: ClassVar[str] = "planning: "
+
+    memory: float = setting(8.0, "Memory of a training step in GiB.", above=0, flags=None)
+    given: tuple[str, ...] = setting(
+        (), "Settings that planning keeps: fields of `Plan`, and ``batch_size``.", flags=None
+    )
+
+    def __post_init__(self) -> None:
+        for name in self.given:
+            check_choice(f"{self.TITLE}given", name, sorted(_DECIDED))
+
+    @classmethod
+    def keeping(cls, names: Iterable[str], memory: float | None = None) -> Self:
+        """Return the planning that keeps those of the named settings on which planning decides."""
+        return cls(memory=memory or cls.memory, given=tuple(sorted(_DECIDED & set(names))))
 
 
 def save_plan(path: str | Path, plan: Plan, extra: Mapping[str, Any] | None = None) -> None:

@@ -16,10 +16,10 @@ from typing import Any, ClassVar, TypedDict
 
 from medfedaug.config.bundle_reference import check_reference
 from medfedaug.config.options import Settings, defaults, setting, settings
-from medfedaug.config.plan import Plan
+from medfedaug.config.plan import Plan, PlanningConfig
 from medfedaug.config.training_scripts import check_loop
 from medfedaug.errors import ConfigError
-from medfedaug.utils.validation import check_choice, check_keys
+from medfedaug.utils.validation import check_choice
 
 __all__ = [
     "BY_PLAN",
@@ -155,11 +155,10 @@ class RunConfig(Settings):
     plan: Plan = setting(
         Plan, "Orientation, spacing and patches of volumes (`medfedaug.config.plan.Plan`).", flags=None
     )
-    planning: dict[str, Any] = setting(
-        dict,
-        "Settings of a plan that the job makes from the sites' fingerprints "
-        "(`medfedaug.federation.planning.planner`): memory in GiB, and given, the names of the settings that "
-        "the plan keeps. Empty for a plan that is made already.",
+    planning: PlanningConfig | None = setting(
+        None,
+        "Planning from the sites' fingerprints (`medfedaug.config.plan.PlanningConfig`); without it, the "
+        "plan is made already.",
         flags=None,
     )
     image_size: int | None = setting(
@@ -354,7 +353,6 @@ class RunConfig(Settings):
             raise ConfigError(
                 f"two or more classes with different names are needed, got {list(self.classes)}"
             )
-        check_keys("planning: unknown keys", self.planning, ("memory", "given"))
         if self.loop is not None:
             check_loop(self.loop)
         self._check_modes()
@@ -536,7 +534,7 @@ class RunKeywords(TypedDict, total=False):
     channel_names: Sequence[str]
     classes: Sequence[str]
     plan: Plan
-    planning: Mapping[str, Any]
+    planning: PlanningConfig | None
     image_size: int | None
     rounds: int
     validate_every: int

@@ -109,6 +109,8 @@ def test_a_new_setting_of_a_run_is_on_the_page_that_a_site_approves():
         ({"network": "a\x1b[2J"}, "network: holds a control character"),
         ({"classes": "a,b"}, "classes must be a list, got 'a,b'"),
         ({"plan": {"spacings": 1}}, "unknown keys spacings"),
+        ({"planning": {"memory": "8"}}, "planning: memory must be a number, got '8'"),
+        ({"planning": {"given": ["rounds"]}}, "planning: given 'rounds' is not known"),
         ({"optimizer": "adamw"}, "optimizer 'adamw' is not known; did you mean adam"),
         ({"loss": "x" * 1001}, "loss: holds a text of more than 1000 characters"),
     ],

@@ -29,7 +29,7 @@ from typing import Any
 import nibabel
 import torch
 
-from medfedaug.config.plan import PLAN_MEMORY, Plan
+from medfedaug.config.plan import Plan, PlanningConfig
 from medfedaug.config.run import RunConfig
 from medfedaug.data.dataset_json import unseen_note
 from medfedaug.errors import ConfigError, first_line
@@ -68,7 +68,7 @@ class Planned:
 
     def configure(self, config: RunConfig) -> RunConfig:
         """Return the run with this plan."""
-        return replace(config, **self.changes, planning={})
+        return replace(config, **self.changes, planning=None)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Planned:
@@ -87,8 +87,7 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
 
     Args:
         sites: `medfedaug.federation.planning.fingerprint.fingerprint` of each site that trains, by name.
-        config: the run. ``planning`` holds the ``memory`` in GiB for a training step, and under ``given`` the
-            fixed fields of plan and run.
+        config: the run; its ``planning`` has the memory, and the settings to keep.
     """
     decided = _Decisions(config)
     prints = [payload for _, payload in sorted(sites.items())]
@@ -147,7 +146,8 @@ class _Decisions:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.given = set(config.planning.get("given", ()))
+        self.planning = config.planning or PlanningConfig()
+        self.given = set(self.planning.given)
         self.reasons: list[tuple[str, str]] = []
 
     def settle(self, name: str, value: Any, why: str) -> Any:
@@ -175,12 +175,11 @@ def _axes_of_plan(
 def _sizes(decided: _Decisions, fields: Mapping[str, Any], goal: list[int]) -> dict[str, Any]:
     """Decide over patch and batch by the memory of a training step; return the run's changes."""
     config, given, dims = decided.config, decided.given, int(fields["spatial_dims"])
-    memory = float(config.planning.get("memory", PLAN_MEMORY))
     supervised = supervises(config.network)
     has = "several heads" if supervised else "one output"
     supervised = decided.settle("deep_supervision", supervised, f"{config.network} has {has}")
     config = replace(config, plan=replace(config.plan, deep_supervision=supervised))
-    args, limit, batch = dict(config.network_args), memory * 2**30, 2
+    args, limit, batch = dict(config.network_args), decided.planning.memory * 2**30, 2
     if "patch_size" in given:
         patch: tuple[int, ...] = decided.settle("patch_size", None, "")
     else:
@@ -198,7 +197,7 @@ def _sizes(decided: _Decisions, fields: Mapping[str, Any], goal: list[int]) -> d
             why += ", since a patch covers the volume" if covered else f", at most {_MOST_SAMPLES}"
     decided.reasons.append((f"batch_size {batch}", why))
     needed = _bytes(config, args, dims, patch, batch) / 2**30
-    why = f"of {memory:g} GiB, for weights, gradients and kept features"
+    why = f"of {decided.planning.memory:g} GiB, for weights, gradients and kept features"
     decided.reasons.append((f"memory {needed:.2f} GiB", why))
     per_volume, why = 1, "of each slice"
     if dims == 3:

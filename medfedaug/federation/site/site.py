@@ -136,7 +136,7 @@ class Site:
         self.gate = gate or Gate()
         self.delivery = self.gate.delivery(name, trainer)
         self._answers = self.answers()
-        self._planning, self._planned = bool(trainer.config.planning), dict[str, Any]()
+        self._planning, self._planned = trainer.config.planning is not None, dict[str, Any]()
         self._ready = False
         self._scored = False  # True if a request without signatures has changed the network
 

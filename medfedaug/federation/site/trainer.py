@@ -151,7 +151,7 @@ class SiteTrainer(SiteModel):
         if not planned or planned == self._planned:
             return False
         check_keys("planned:", planned, PLANNED)
-        self.config = RunConfig.from_dict({**self.config.to_dict(), **planned, "planning": {}})
+        self.config = RunConfig.from_dict({**self.config.to_dict(), **planned, "planning": None})
         self._planned = planned
         return True
 

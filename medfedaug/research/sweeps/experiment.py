@@ -23,7 +23,7 @@ from pydantic import BeforeValidator
 
 from medfedaug._version import __version__
 from medfedaug.config.options import File, Settings, setting, settings
-from medfedaug.config.plan import PLAN_FIELDS, Plan, load_plan, planning_settings
+from medfedaug.config.plan import PLAN_FIELDS, Plan, PlanningConfig, load_plan
 from medfedaug.config.run import RunConfig, task_defaults
 from medfedaug.data.base import is_own_data
 from medfedaug.data.sites import federation_settings, is_federation
@@ -227,7 +227,7 @@ class Experiment(Settings):
         if plan:
             config[_PLAN] = plan
         if file == _AUTO:
-            config["planning"] = planning_settings((*plan, *fields))
+            config["planning"] = PlanningConfig.keeping((*plan, *fields)).to_dict()
         RunConfig.from_dict(config)  # checks the values
         return config
 

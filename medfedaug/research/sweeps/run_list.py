@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from medfedaug.config.plan import PLAN_FIELDS, Plan, planning_settings
+from medfedaug.config.plan import PLAN_FIELDS, Plan, PlanningConfig
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.sites import federation_settings
@@ -213,7 +213,8 @@ def _planned(
     arguments = {name: preset.arguments_of(name, held_out=bool(site)) for name in _named(methods)}
     differing = _choose(chosen, config, data, arguments, find_benchmark(preset.benchmark).options)
     if planning := config.get("planning"):  # planning keeps the varied settings
-        config["planning"] = planning_settings((*planning.get("given", ()), *chosen), planning.get("memory"))
+        asked = PlanningConfig.from_dict(planning)
+        config["planning"] = PlanningConfig.keeping((*asked.given, *chosen), asked.memory).to_dict()
     # The preset's arguments are of its own network.
     other = "network" in chosen and chosen["network"] != preset.config["network"]
     own = {} if other else preset.config.get("network_args", {})
