@@ -17,7 +17,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, Strict, ValidationError, model_validator
+from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs, ErrorDetails
 from typing_extensions import Self, dataclass_transform
@@ -249,10 +249,19 @@ def _line(cls: type, error: ValidationError) -> str:
     return f"{'.'.join(path)} {words}{got}"
 
 
-def mistake(error: ValidationError) -> str:
-    """Describe the first mistake in a value without a field: the requirement and the value."""
-    first = error.errors(include_url=False)[0]
-    return f"{_requirement(first)}, got {_short(first['input'])}"
+def check_value(what: str, value: Any, kind: TypeAdapter[Any]) -> None:
+    """Check a value without a field.
+
+    Example:
+        >>> check_value("fedprox: mu", "small", TypeAdapter(float))
+        Traceback (most recent call last):
+        medfedaug.errors.ConfigError: fedprox: mu must be a number, got 'small'
+    """
+    try:
+        kind.validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigError(f"{what} {_requirement(first)}, got {_short(first['input'])}") from error
 
 
 def _requirement(first: ErrorDetails) -> str:
