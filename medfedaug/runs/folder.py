@@ -167,6 +167,12 @@ def is_json_with(path: Path, *keys: str) -> bool:
     return isinstance(content, dict) and set(keys) <= set(content)
 
 
+def check_replaces(path: Path, kind: str, *keys: str) -> None:
+    """Check that a file replaces only one of its kind, a JSON object with these keys."""
+    if path.exists() and not is_json_with(path, *keys):
+        raise ConfigError(f"{path} exists and is not {kind}; choose another file with --out")
+
+
 def workspaces(out: Path) -> list[Path]:
     """Return the workspaces of killed processes, or of the one that makes the run."""
     pattern = re.compile(rf"\.{re.escape(out.name)}-[a-z0-9_]{{8}}")

@@ -14,7 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from medfedaug.errors import ConfigError, StorageError
+import yaml
+
+from medfedaug.errors import ConfigError, StorageError, first_line
 
 PRIVATE = 0o600  # mode of a file that only its owner may read
 
@@ -106,6 +108,27 @@ def _system_error(error: BaseException | None) -> OSError | None:
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error
+
+
+def check_empty(path: Path) -> None:
+    """Check that a folder is a new one, or has nothing in it."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{path} exists and is not an empty folder; choose another one")
+
+
+def read_mapping(path: str | os.PathLike[str], example: str) -> dict[str, Any]:
+    """Read a user's file of names and values, YAML or JSON."""
+    path = Path(path)
+    problem = f"names and values are needed, such as {example}"
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: not a file")  # a pipe would wait for ever
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        content, problem = None, f"not readable as YAML or JSON ({first_line(error)})"
+    if not isinstance(content, dict) or not content:
+        raise ConfigError(f"{path}: {problem}")
+    return content
 
 
 def sha256(path: str | os.PathLike[str]) -> str:

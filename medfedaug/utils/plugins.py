@@ -40,6 +40,15 @@ def added_module(name: str, feature: str) -> ModuleType:
     return modules[0]
 
 
+def import_extra(module: str, extra: str, feature: str) -> ModuleType:
+    """Import a module of a package that an extra installs, for a feature that a user asked for."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ConfigError(f"{feature} needs {package}: pip install 'medfedaug[{extra}]'") from error
+
+
 def _exists(module: str) -> bool:
     parent = module.rpartition(".")[0]
     return (parent == "medfedaug" or _exists(parent)) and find_spec(module) is not None
