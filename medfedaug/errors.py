@@ -152,3 +152,36 @@ def first_line(error: BaseException) -> str:
     """Return the first line of another library's error, short enough for one line of ours."""
     lines = str(error).strip().splitlines()
     return lines[0][:160] if lines else type(error).__name__
+
+
+@contextmanager
+def translated(problem: str, *kinds: type[Exception], remedy: str = "") -> Iterator[None]:
+    """Turn another library's error into a `ConfigError`: the problem, and the error's reason.
+
+    Args:
+        problem: the beginning of the line, without punctuation at its end.
+        kinds: the kinds of errors; by default all except our own.
+        remedy: the end of the line.
+
+    Example:
+        >>> with translated("lesion_net", TypeError):
+        ...     dict(3)
+        Traceback (most recent call last):
+        medfedaug.errors.ConfigError: lesion_net: 'int' object is not iterable
+    """
+    try:
+        yield
+    except Exception as error:
+        if not (isinstance(error, kinds) if kinds else not isinstance(error, MedFedAugError)):
+            raise
+        raise ConfigError(f"{problem}: {_reason(error)}{remedy}") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, MedFedAugError):
+        return error.marked
+    if isinstance(error, OSError) and error.strerror:  # its text repeats the path
+        return error.strerror
+    # Functions of this package raise these two: their texts are whole sentences.
+    whole = " ".join(str(error).split()) if isinstance(error, (TypeError, ValueError)) else ""
+    return whole or first_line(error)
