@@ -4,7 +4,7 @@ import errno
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,41 @@ class ReaderError(ValueError):
 
 class RunFailed(MedFedAugError):
     """A federation ended before its last round."""
+
+
+@contextmanager
+def translated(*kinds: type[BaseException], to: Callable[[Any], Exception]) -> Iterator[None]:
+    """Replace other libraries' errors of some kinds by one of ours, which ``to`` makes.
+
+    Example:
+        >>> with translated(ValueError, to=lambda error: ConfigError(f"rounds: {first_line(error)}")):
+        ...     int("x")
+        Traceback (most recent call last):
+        medfedaug.errors.ConfigError: rounds: invalid literal for int() with base 10: 'x'
+    """
+    try:
+        yield
+    except kinds as error:
+        raise to(error) from error
+
+
+def storing(path: str | Path) -> AbstractContextManager[None]:
+    """Replace the system's errors by a `StorageError`, which names the file or folder to be written."""
+    return translated(OSError, to=lambda error: StorageError(path, error))
+
+
+def data_errors(
+    problem: str,
+    *kinds: type[Exception],
+    site: str | None = None,
+    path: str | Path | None = None,
+    hint: str = "",
+) -> AbstractContextManager[None]:
+    """Replace other libraries' errors by a `DataError`, which gives their text in brackets."""
+    return translated(
+        *kinds,
+        to=lambda error: DataError(f"{problem} ({withheld(error)})", site=site, path=path, hint=hint),
+    )
 
 
 def first_line(error: BaseException) -> str:
