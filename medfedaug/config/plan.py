@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from typing_extensions import Self
 
 from medfedaug.config.options import Settings, setting, settings
-from medfedaug.errors import ConfigError, translated
+from medfedaug.errors import ConfigError, config_errors
 from medfedaug.utils.files import check_version, parse_json, write_versioned
 from medfedaug.utils.validation import check_choice
 
@@ -211,7 +211,7 @@ def load_plan(path: str | Path) -> Plan:
     Raises:
         ConfigError: when the file is no such file; names it.
     """
-    with translated(f"{path}: not a plan", OSError, ValueError, ConfigError):
+    with config_errors(f"{path}: not a plan", OSError, ValueError, ConfigError):
         content = parse_json(Path(path).read_text(encoding="utf-8"))
         if isinstance(content, dict) and "format" in content:
             content = check_version(content, _KIND, _VERSION).get("plan")

@@ -14,7 +14,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from medfedaug.errors import ConfigError, translated
+from medfedaug.errors import ConfigError, config_errors
 from medfedaug.utils import plugins
 from medfedaug.utils.files import sha256
 
@@ -42,7 +42,7 @@ def loop_reference(loop: str) -> tuple[str, Path | None]:
         _of_package(loop)
         return loop, None
     path = Path(loop)
-    with translated(f"loop {path}: cannot be read", OSError):
+    with config_errors(f"loop {path}: cannot be read", OSError):
         reference = f"{path.name}@{sha256(path)}"
     if not _FILE.fullmatch(reference):
         raise ConfigError(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from medfedaug.config.bundle_reference import AllowedBundle
 from medfedaug.config.run import BY_PLAN, MAX_SHARE, SCALING, RunConfig, derive_seed
 from medfedaug.data.base import SiteFolder
-from medfedaug.errors import ConfigError, DataError, translated, warn, withheld
+from medfedaug.errors import ConfigError, DataError, config_errors, warn, withheld
 from medfedaug.federation.messages.messages import shared_keys
 from medfedaug.methods import Method, build_methods
 from medfedaug.methods.base import ServerContext
@@ -45,7 +45,7 @@ class ConfiguredRun:
         """Build the network of the settings."""
         config, arguments = self.config, network_arguments(self.config)
         # Networks check their arguments in various ways, or not at all.
-        with translated(f"network {config.network}"):
+        with config_errors(f"network {config.network}"):
             return build_network(**arguments)
 
     def channels(self, network: nn.Module) -> int:
@@ -80,7 +80,7 @@ def bundle_run_settings(bundle: AllowedBundle) -> dict[str, Any]:
 
 def _bundles() -> Any:
     # Imported here: it needs pytorch-ignite of the extra "bundle".
-    with translated("a Bundle needs pip install 'medfedaug[bundle]'", ImportError):
+    with config_errors("a Bundle needs pip install 'medfedaug[bundle]'", ImportError):
         from medfedaug.tasks.bundle import definition
     return definition
 
@@ -196,7 +196,7 @@ class Composition:
             if given is not None:
                 network = _in_place(given, network, config.network)
             plain = set(network.state_dict())
-            with translated(f"network {config.network}", TypeError, ValueError):
+            with config_errors(f"network {config.network}", TypeError, ValueError):
                 if config.plan.patch_size is not None:
                     check_size(network, config.plan.patch_size)
                 for method in self.methods:

@@ -12,7 +12,7 @@ import torch
 from medfedaug.config.machine import Machine
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.errors import translated
+from medfedaug.errors import config_errors
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.plugins import added_module
@@ -84,5 +84,5 @@ def find_engine(name: str) -> Engine:
 def check_device(device: str) -> None:
     """Check that a device can be used."""
     if device != "auto":
-        with translated(f"device {device} cannot be used"):
+        with config_errors(f"device {device} cannot be used"):
             torch.zeros(1, device=device).item()  # of the device meta no value can be read

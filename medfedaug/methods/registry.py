@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from medfedaug.errors import ConfigError, translated
+from medfedaug.errors import ConfigError, config_errors
 from medfedaug.methods import catalogue
 from medfedaug.methods.base import Method
 from medfedaug.methods.compatibility import check_compatible, constraints
@@ -96,7 +96,7 @@ def _build(spec: Mapping[str, Any]) -> Method:
     factory = find_class(name)
     known = [] if factory.__init__ is object.__init__ else list(inspect.signature(factory).parameters)
     check_keys(f"{name} has no argument", args, known)
-    with translated(name):  # a method of another package may raise anything
+    with config_errors(name):  # a method of another package may raise anything
         return factory(**args)
 
 

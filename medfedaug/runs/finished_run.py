@@ -18,7 +18,7 @@ from medfedaug.config.machine import KIT_STATE, STATE_VARIABLE, Machine
 from medfedaug.data.base import SPLITS, SiteFolder
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.errors import ConfigError, MedFedAugError, translated
+from medfedaug.errors import ConfigError, MedFedAugError, config_errors
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.job_folder import STATE, check_unchanged, exchange_file
 from medfedaug.federation.site.model import SiteModel
@@ -181,7 +181,7 @@ class FinishedRun(RecordedRun):
         return self._received(trainer)
 
     def _received(self, model: _Model) -> _Model:
-        with translated(str(self.model), MedFedAugError):  # somebody changed the model and its record
+        with config_errors(str(self.model), MedFedAugError):  # somebody changed the model and its record
             model.receive(self.weights, self.payload, self.payload)
         return model
 
@@ -196,7 +196,7 @@ def _find_state(folder: Path, state: str | Path | None) -> Path:
 
 def _load_weights(path: Path) -> dict[str, Tensor]:
     """Read a file that has the recorded hash."""
-    with translated(f"{path}: not a model"):  # a damaged file fails anywhere between zip and pickle
+    with config_errors(f"{path}: not a model"):  # a damaged file fails anywhere between zip and pickle
         return dict(load_tensors(path))
 
 
@@ -252,7 +252,7 @@ class Origin:
 
 
 def _one_pair(path: Path, run: FinishedRun) -> ChannelStatistics:
-    with translated("--statistics", ValueError), translated(f"--statistics {path}", OSError):
+    with config_errors("--statistics", ValueError), config_errors(f"--statistics {path}", OSError):
         statistics = load_statistics(path, run.composition.intensity)
     if len(statistics) > 1:
         raise ConfigError(f"{path}: expected one site, found {', '.join(statistics)}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from medfedaug.errors import ConfigError, translated
+from medfedaug.errors import ConfigError, config_errors
 from medfedaug.federation.job_folder import (
     CARDS,
     EVENTS,
@@ -57,7 +57,7 @@ def keep_fingerprint(state: Path, fingerprint: Mapping[str, str]) -> None:
 def kept_fingerprint(state: Path) -> dict[str, str]:
     """Read the file of `keep_fingerprint`."""
     file = server_checkpoint(state).with_name(_DATA)
-    with translated(f"{file}: cannot be read", OSError, ValueError, KeyError):
+    with config_errors(f"{file}: cannot be read", OSError, ValueError, KeyError):
         fingerprint: dict[str, str] = parse_versioned(file.read_text(), _DATA_KIND, _DATA_VERSION)["files"]
     return fingerprint
 
@@ -137,7 +137,7 @@ def publish(work: Path, out: Path, names: Sequence[str] = ()) -> None:
 def only_process(out: Path) -> Iterator[None]:
     """Lock a run's folder for this process; remove it in the end if it is new and empty."""
     new = not out.exists()
-    with translated(f"{out}: cannot be made", OSError):
+    with config_errors(f"{out}: cannot be made", OSError):
         out.mkdir(parents=True, exist_ok=True)
     file = out / LOCK
     with locked(file, f"{out}: another process is making this run"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from medfedaug._version import other_version
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import ConfigError, first_line, translated
+from medfedaug.errors import ConfigError, config_errors, first_line
 from medfedaug.federation.job_folder import (
     FINAL_MODEL,
     GLOBAL_MODEL,
@@ -101,7 +101,7 @@ class RecordedRun(Mapping[str, Any]):
         check_unchanged(path, self.record)
         from medfedaug.statistics import load_statistics  # and with it PyTorch
 
-        with translated("the run's statistics", ValueError):
+        with config_errors("the run's statistics", ValueError):
             return load_statistics(path)
 
     @property

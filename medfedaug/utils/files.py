@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from medfedaug.errors import ConfigError, StorageError
+from medfedaug.errors import ConfigError, StorageError, translated
 
 PRIVATE = 0o600  # mode of a file that only its owner may read
 
@@ -135,10 +135,8 @@ def parse_json(text: str) -> Any:
         Traceback (most recent call last):
         ValueError: 'A' occurs twice
     """
-    try:
+    with translated(RecursionError, to=lambda error: ValueError("nested too deeply")):
         content = json.loads(text, object_pairs_hook=_reject_duplicates)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
     check_depth(content)
     return content
 

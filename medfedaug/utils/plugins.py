@@ -22,7 +22,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from medfedaug.errors import ConfigError, first_line
+from medfedaug.errors import ConfigError, first_line, translated
 
 _LAYERS = ("medfedaug.hospital", "medfedaug.research")
 
@@ -77,11 +77,12 @@ class Plugin:
         Raises:
             ConfigError: naming the package, when it cannot be imported or has no such object.
         """
-        try:
+
+        def named(error: BaseException) -> ConfigError:
+            return ConfigError(f"{self.what} cannot be loaded ({type(error).__name__}: {first_line(error)})")
+
+        with translated(Exception, SystemExit, to=named):  # an import may raise anything
             return self.entry.load()
-        except (Exception, SystemExit) as error:  # an import may raise anything
-            reason = f"{type(error).__name__}: {first_line(error)}"
-            raise ConfigError(f"{self.what} cannot be loaded ({reason})") from error
 
 
 def restrict(packages: Iterable[str] | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from medfedaug.data.base import Case
-from medfedaug.errors import ConfigError, translated
+from medfedaug.errors import ConfigError, config_errors
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.utils.files import check_version, parse_json, version_mark, write_json
 from medfedaug.utils.printable import counted, printable
@@ -100,7 +100,7 @@ class Predictions:
         if not path.exists():
             return {}
         remedy = "; choose another folder, or move the file away"
-        with translated(str(path), OSError, ValueError, remedy=remedy):
+        with config_errors(str(path), OSError, ValueError, remedy=remedy):
             content = check_version(parse_json(path.read_text(encoding="utf-8")), _KIND, _VERSION)
             _CONTENT(content, "")
             map_of(_result_check(content))(content["cases"], "cases")
