@@ -15,7 +15,7 @@ Sites exchange them once before training for FedRDN, and `medfedaug simulate` wr
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medfedaug.errors import translated
 from medfedaug.utils.files import parse_versioned, write_versioned
 from medfedaug.utils.structure import count, entries, list_of, map_of, number
 
@@ -70,8 +71,7 @@ class ChannelStatistics:
         std: mean over images of the per-image population standard deviation, (C,), same units.
         count: number of images.
 
-    Raises:
-        ValueError: when `mean` and `std` are not vectors of one length. `validate` checks the values.
+    `validate` checks them.
 
     Example:
         >>> ChannelStatistics([0.5], [0.25], 12)
@@ -85,9 +85,6 @@ class ChannelStatistics:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", _vector(self.mean))
         object.__setattr__(self, "std", _vector(self.std))
-        if self.mean.shape != self.std.shape or self.mean.ndim != 1 or not len(self.mean):
-            shapes = f"{list(self.mean.shape)} and {list(self.std.shape)}"
-            raise ValueError(f"expected mean and std of one shape (C,), got {shapes}")
 
     @property
     def num_channels(self) -> int:
@@ -106,21 +103,28 @@ class ChannelStatistics:
         error message.
 
         Raises:
-            ValueError: when a mean or standard deviation is not finite or above 1e15, a standard deviation is
-                negative, all are 0, or the count is not positive; names the site and the channel.
+            ValueError: when `mean` and `std` are not vectors of one length, a mean or standard deviation is
+                not finite or above 1e15, a standard deviation is negative, all are 0, or the count is not
+                positive; names the site and the channel.
         """
-        where = f"site '{site}': " if site else ""
+        if problem := next(self._problems(), ""):
+            raise ValueError(f"site '{site}': {problem}" if site else problem)
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        if self.mean.shape != self.std.shape or self.mean.ndim != 1 or not len(self.mean):
+            shapes = f"{list(self.mean.shape)} and {list(self.std.shape)}"
+            yield f"expected mean and std of one shape (C,), got {shapes}"
         for channel, (mean, std) in enumerate(zip(self.mean.tolist(), self.std.tolist(), strict=True)):
             if not abs(mean) <= _LARGEST:  # also false for NaN
-                raise ValueError(f"{where}mean of channel {channel} is {mean}, expected a finite number")
+                yield f"mean of channel {channel} is {mean}, expected a finite number"
             if not (_SMALLEST <= std <= _LARGEST or (std == 0 and bool(self.std.any()))):
-                raise ValueError(
-                    f"{where}standard deviation of channel {channel} is {std}, expected a positive finite "
-                    "number (images that are constant in every channel cannot be normalised)"
+                yield (
+                    f"standard deviation of channel {channel} is {std}, expected a positive finite number "
+                    "(images that are constant in every channel cannot be normalised)"
                 )
         if self.count < 1:
-            raise ValueError(f"{where}count is {self.count!r}, expected a positive integer")
-        return self
+            yield f"count is {self.count!r}, expected a positive integer"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics as JSON types; floats survive the round trip exactly."""
@@ -133,13 +137,9 @@ class ChannelStatistics:
         Raises:
             ValueError: when an entry is missing or invalid; names the site.
         """
-        where = f"site '{site}': " if site else ""
         if missing := [name for name in _NUMBERS if name not in values]:
-            raise ValueError(f"{where}lacks {missing[0]}")
-        try:
-            return cls(values["mean"], values["std"], values["count"]).validate()
-        except ValueError as error:
-            raise ValueError(f"{where}{error}") from error
+            raise ValueError(f"site '{site}': lacks {missing[0]}" if site else f"lacks {missing[0]}")
+        return cls(values["mean"], values["std"], values["count"]).validate(site)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ChannelStatistics):
@@ -304,7 +304,7 @@ def save_statistics(
         >>> load_statistics(path)["DU"]
         ChannelStatistics(mean=[0.5], std=[0.25], count=12)
     """
-    _check_alike(statistics)
+    check_alike(statistics)
     sites = {site: values.to_dict() for site, values in statistics.items()}
     metadata = {"intensity": intensity} if intensity else {}
     write_versioned(path, _KIND, _VERSION, {**metadata, "sites": sites})
@@ -328,19 +328,19 @@ def load_statistics(
         FileNotFoundError: when the file does not exist.
     """
     path = Path(path)
-    try:
+    # Errors of JSON and Unicode are ValueErrors.
+    with translated(ValueError, to=lambda error: ValueError(f"{path}: {error}")):
         content = parse_versioned(path.read_text(encoding="utf-8"), _KIND, _VERSION)
         entries({"sites": map_of(_ENTRIES)}, needed=("sites",))(content, "")
         if (found := content.get("intensity")) not in (None, intensity) and intensity:
             raise ValueError(f"its statistics are of {found} images, not of {intensity} ones")
         sites = {site: ChannelStatistics.from_dict(values, site) for site, values in content["sites"].items()}
-        _check_alike(sites)
-    except ValueError as error:  # JSON and Unicode errors are ValueErrors
-        raise ValueError(f"{path}: {error}") from error
+        check_alike(sites)
     return sites
 
 
-def _check_alike(statistics: Mapping[str, ChannelStatistics]) -> None:
+def check_alike(statistics: Mapping[str, ChannelStatistics]) -> None:
+    """Check that there are statistics, and that all sites have one number of channels."""
     if not statistics:
         raise ValueError("no site with statistics")
     first = next(iter(statistics))

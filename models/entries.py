@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from medfedaug.errors import ConfigError, first_line
+from medfedaug.errors import ConfigError, first_line, translated
 
 # Keys under which training scripts save a state dict.
 _WITHIN = ("state_dict", "model_state_dict", "model", "network", "net")
@@ -151,17 +151,19 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     under one of the usual keys.
     """
     path = Path(path)
-    try:
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
+
+    def named(error: Exception) -> ConfigError:
+        return ConfigError(f"{path}: not a state dict ({first_line(error)}). {_REMEDY}")
+
+    with translated(Exception, to=named):  # a damaged file fails anywhere between zip and pickle
         content = safetensors.torch.load_file(path) if path.suffix == ".safetensors" else load_tensors(path)
         for name in _WITHIN:
             content = content[name] if isinstance(content.get(name), Mapping) else content
         tensors = {str(name): value.detach() for name, value in content.items() if _is_dense(value)}
         if not tensors:
             raise ValueError("no tensors by name")
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such file") from error
-    except Exception as error:  # a damaged file fails anywhere between zip and pickle
-        raise ConfigError(f"{path}: not a state dict ({first_line(error)}). {_REMEDY}") from error
     return tensors
 
 

@@ -13,7 +13,7 @@ from medfedaug.models.classifiers import SwinClassifier, ViTClassifier, alexnet,
 from medfedaug.models.supervision import SUPERVISED, supervision_arguments
 from medfedaug.utils import plugins
 from medfedaug.utils.class_paths import check_arguments, constructor_parameters, public_class
-from medfedaug.utils.validation import not_known
+from medfedaug.utils.validation import check_choice, not_known
 
 _NORMS = ("batch", "instance", "layer", "group")
 _GROUPS = 8
@@ -173,9 +173,10 @@ def build_network(
         The network. `medfedaug.models.insert_ffa` knows the stages of all names but "vit".
 
     Raises:
-        ValueError: when `name` or `norm` is unknown (lists the known ones), the network can have no batch
-            norm to replace, or an argument is missing, unknown or not allowed.
-        ConfigError: when another package adds the network, and it may not or cannot be used.
+        ValueError: when `name` is unknown (lists the known ones), the network can have no batch norm to
+            replace, or an argument is missing, unknown or not allowed.
+        ConfigError: when `norm` is unknown (lists the known ones), or another package adds the network, and
+            it may not or cannot be used.
 
     Deviations:
         That U-Net has 7.78 million parameters (29.7 MB) and the papers' 7.76 (29.6 MB): MONAI's has 64
@@ -230,10 +231,9 @@ def _resolve(
     norm_argument = getattr(builder, "norm_argument", None)
     if norm is not None and not isinstance(norm, str) and norm_argument:
         args[norm_argument], norm = norm, None
-    if norm is not None and norm not in _NORMS:
-        raise ValueError(f"unknown norm '{norm}', known: {', '.join(_NORMS)}")
-    if norm is not None and norm_argument:
-        args = {**args, norm_argument: "batch"}
+    if norm is not None:
+        check_choice("norm", norm, _NORMS)
+        args = {**args, norm_argument: "batch"} if norm_argument else args
     check_arguments(args if built_in else {key: args[key] for key in args if key == "pretrained"})
     if supervised:
         defaults = getattr(builder, "defaults", {})

@@ -147,7 +147,7 @@ def test_anything_array_like(mean):
 )
 def test_impossible_shapes(mean, std, message):
     with pytest.raises(ValueError, match=message):
-        ChannelStatistics(mean, std, 1)
+        ChannelStatistics(mean, std, 1).validate()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from monai.utils import convert_to_tensor, get_equivalent_dtype
 from monai.utils.enums import TransformBackends
 from torch import Tensor
 
-from medfedaug.statistics import ChannelStatistics, load_statistics, usable_pairs
+from medfedaug.statistics import ChannelStatistics, check_alike, load_statistics, usable_pairs
 
 __all__ = ["FedRDN", "FedRDND", "FedRDNDict", "FedRDNd"]
 
@@ -35,9 +35,7 @@ def _site_statistics(statistics: Statistics) -> dict[str, ChannelStatistics]:
         # Configurations may leave out the number of images, which is not used here.
         pair = values if isinstance(values, Mapping) else dict(zip(("mean", "std"), values, strict=False))
         result[site] = ChannelStatistics.from_dict({"count": 1, **pair}, site)
-    channels = {site: values.num_channels for site, values in result.items()}
-    if len({*channels.values()}) > 1:
-        raise ValueError(f"statistics: sites have different numbers of channels: {channels}")
+    check_alike(result)
     return result
 
 

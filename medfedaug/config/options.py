@@ -22,7 +22,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs, ErrorDetails
 from typing_extensions import Self, dataclass_transform
 
-from medfedaug.errors import ConfigError
+from medfedaug.errors import ConfigError, config_errors
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.printable import html_table
 from medfedaug.utils.validation import check_choice, check_keys, check_plain
@@ -298,13 +298,8 @@ def _of_text(kind: Any, text: str, option: str) -> Any:
         if kind == dict[str, float] and not text.lstrip().startswith("{"):
             pairs = (part.rpartition("=") for part in text.split(","))
             return {name.strip(): _of_text(float, number.strip(), option) for name, _, number in pairs}
-        try:
-            value = parse_json(text)
-        except ValueError as error:
-            raise ConfigError(f"--{option}: not JSON ({error})") from error
-        if not isinstance(value, dict):
-            raise ConfigError(f"--{option}: a JSON object is needed, got {text}")
-        return value
+        with config_errors(f"--{option}: not JSON", ValueError):
+            return parse_json(text)
     if any(one in (bool, int, float) for one in kinds):
         try:
             return parse_json(text)

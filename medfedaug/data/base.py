@@ -6,7 +6,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from itertools import chain, compress
@@ -18,7 +18,7 @@ import numpy as np
 from medfedaug.config.run import derive_seed
 from medfedaug.data.annotation import Annotation
 from medfedaug.data.io.formats import file_states
-from medfedaug.errors import DataError, ReaderError, first_line, own, withheld
+from medfedaug.errors import DataError, ReaderError, first_line, own, translated, withheld
 
 if TYPE_CHECKING:
     import torch
@@ -108,9 +108,9 @@ class SiteFolder(ABC):
         return site.limited(limit)
 
     @classmethod
+    @abstractmethod
     def list_cases(cls, path: Path, name: str) -> Listing:
-        """List the content of a folder; raise `DataError` for an archive, which does not name sites."""
-        raise DataError("is part of a benchmark, which must be named", site=name, path=path)
+        """List the content of a folder."""
 
     @property
     def scaling(self) -> str:
@@ -126,6 +126,12 @@ class SiteFolder(ABC):
     def trains(self) -> bool:
         """Return whether the site has training cases; an unseen site has only test cases."""
         return bool(self.cases["training"])
+
+    def cases_of(self, split: str) -> tuple[Case, ...]:
+        """Return the cases of a split; refuse a site without any."""
+        if not self.cases.get(split):
+            raise self.error(f"no case in the split {split!r}")
+        return self.cases[split]
 
     def patients(self, split: str) -> dict[str, int]:
         """Number the patients of a split, by case; empty where every case stands for a patient."""
@@ -348,16 +354,15 @@ def spread(cases: Sequence[T], limit: int | None) -> tuple[T, ...]:
     return tuple(cases[int(i * len(cases) / limit)] for i in range(limit))
 
 
-@contextmanager
-def reading(site: str, path: Path) -> Iterator[None]:
+def reading(site: str, path: Path) -> AbstractContextManager[None]:
     """Turn any error of a reader into one that names site and file."""
-    try:
-        yield
-    except Exception as error:  # readers raise errors of any class
+
+    def named(error: Exception) -> DataError:
         text = str(error) if isinstance(error, ReaderError) else first_line(error)
         hint = "Replace the file or leave the case out."
-        problem = f"cannot be read as an image ({withheld(text)})"
-        raise DataError(problem, site=site, path=path, hint=hint) from error
+        return DataError(f"cannot be read as an image ({withheld(text)})", site=site, path=path, hint=hint)
+
+    return translated(Exception, to=named)  # readers raise errors of any class
 
 
 def shuffled(items: Sequence[T], *seeds: object) -> list[T]:

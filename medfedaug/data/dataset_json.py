@@ -10,18 +10,21 @@ keys of ``labels`` are the values of the classes in the label maps; background i
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, patient_name, plain_name
 from medfedaug.data.io.formats import without_suffix
-from medfedaug.errors import DataError, own, withheld
+from medfedaug.errors import DataError, data_errors, own
 from medfedaug.utils.files import parse_json
 
 UNNAMED = ("background", "foreground")  # the classes where ``dataset.json`` names none
 
 LARGEST_VALUE = 2**16 - 1  # the largest value that may stand for a class in a label map
+
+_WRONG_FORM = (AttributeError, KeyError, TypeError, ValueError)  # errors of using JSON of another form
 
 IGNORE = "ignore"  # the key, and nnU-Net's label, of voxels of unknown class
 
@@ -72,15 +75,16 @@ class _DatasetFile:
 
     def __init__(self, folder: Path, site: str) -> None:
         self.path, self.site = folder / "dataset.json", site
-        try:
+        with self._errors("not readable as JSON", OSError, ValueError, hint="Write it in UTF-8."):
             self.content = parse_json(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise self.error(f"not readable as JSON ({withheld(error)})", "Write it in UTF-8.") from error
         if not isinstance(self.content, dict):
             raise self.error("not a JSON object")
 
     def error(self, problem: str, hint: str = "") -> DataError:
         return DataError(problem, site=self.site, path=self.path, hint=hint)
+
+    def _errors(self, problem: str, *kinds: type[Exception], hint: str = "") -> AbstractContextManager[None]:
+        return data_errors(problem, *kinds, site=self.site, path=self.path, hint=hint)
 
     def split(self, name: str, labelled: bool = True) -> Sequence[Case]:
         listed = self.content.get(name)
@@ -88,15 +92,12 @@ class _DatasetFile:
             return ()
         from monai.data import load_decathlon_datalist
 
-        try:
+        form = "{'image': ..., 'label': ...}" if labelled else "{'image': ...}"
+        with self._errors(f"the split {name!r} is not a list of {form}", *_WRONG_FORM):
             items = load_decathlon_datalist(self.path, is_segmentation=True, data_list_key=name)
             annotated = _names(self.content.get(LABELLED)) if labelled else None
             rows = zip(items, listed, strict=True)
-            cases = [_read_case(item, row, labelled, annotated) for item, row in rows]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            form = "{'image': ..., 'label': ...}" if labelled else "{'image': ...}"
-            raise self.error(f"the split {name!r} is not a list of {form} ({withheld(error)})") from error
-        return cases
+            return [_read_case(item, row, labelled, annotated) for item, row in rows]
 
     def check_annotated(self, classes: Sequence[str], cases: dict[str, Sequence[Case]]) -> None:
         known = {plain_name(name) for name in classes[1:]}
@@ -156,10 +157,8 @@ class _DatasetFile:
         return names
 
     def _mapping(self, key: str, numbers: str, default: Any = None) -> dict[int, str]:
-        try:
+        with self._errors(f"{key!r} does not map the {numbers} to names", *_WRONG_FORM):
             return {int(number): str(text) for number, text in self.content.get(key, default).items()}
-        except (AttributeError, TypeError, ValueError) as error:
-            raise self.error(f"{key!r} does not map the {numbers} to names ({withheld(error)})") from error
 
 
 def _names(value: Any) -> tuple[str, ...] | None:

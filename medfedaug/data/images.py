@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, patient_name, split_by_class
 from medfedaug.data.checks import check_copies
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.io.photographs import check_photograph, read_photograph
 from medfedaug.data.preparation.cache import decoded
-from medfedaug.errors import DataError, own, warn, withheld
+from medfedaug.errors import DataError, data_errors, own, warn
 from medfedaug.utils.files import parse_json
 
 if TYPE_CHECKING:
@@ -81,27 +81,25 @@ def _published(
     site: str, path: Path, train_list: Path, classes: tuple[str, ...]
 ) -> dict[str, Sequence[Case]]:
     root = path.resolve().parent
-    lists = []
-    for file in (train_list, train_list.with_name(f"{site}_test.json")):
-        try:
-            entries: Any = parse_json(file.read_text(encoding="utf-8"))
-            lists.append(
-                [
-                    Case(image, root / image, str(label), patient=patient_name(*patient))
-                    for image, label, *patient in entries
-                ]
-            )
-        except (OSError, ValueError, TypeError) as error:
-            problem = f"not a list of [path, class] or [path, class, patient] ({withheld(error)})"
-            raise DataError(problem, site=site, path=file) from error
-        unknown = sorted({str(case.label) for case in lists[-1]} - set(classes))
-        if unknown:
-            problem = f"names the class '{own(unknown[0])}', and there is no such folder"
-            hint = f"The folders are {own(', '.join(classes))}."
-            raise DataError(problem, site=site, path=file, hint=hint)
-    split = published_split(*lists)
+    files = (train_list, train_list.with_name(f"{site}_test.json"))
+    split = published_split(*(_listed(site, root, file, classes) for file in files))
     _warn_of_order(site, train_list, split)
     return split
+
+
+def _listed(site: str, root: Path, file: Path, classes: tuple[str, ...]) -> list[Case]:
+    """Read a published list, relative to ``root``."""
+    form = "not a list of [path, class] or [path, class, patient]"
+    with data_errors(form, OSError, ValueError, TypeError, site=site, path=file):
+        cases = [
+            Case(image, root / image, str(label), patient=patient_name(*patient))
+            for image, label, *patient in parse_json(file.read_text(encoding="utf-8"))
+        ]
+    if unknown := sorted({str(case.label) for case in cases} - set(classes)):
+        problem = f"names the class '{own(unknown[0])}', and there is no such folder"
+        hint = f"The folders are {own(', '.join(classes))}."
+        raise DataError(problem, site=site, path=file, hint=hint)
+    return cases
 
 
 def _warn_of_order(site: str, train_list: Path, split: dict[str, Sequence[Case]]) -> None:

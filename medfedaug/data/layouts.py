@@ -21,7 +21,7 @@ from medfedaug.data.checks import check_classes
 from medfedaug.data.dataset_json import IGNORE, LARGEST_VALUE, LAYOUTS, UNNAMED, find_layout, unseen_note
 from medfedaug.data.io.formats import format_of, image_suffix, is_lossy, without_suffix
 from medfedaug.data.volumes import VolumeFolder, is_black_and_white
-from medfedaug.errors import DataError, first_line
+from medfedaug.errors import DataError, data_errors
 from medfedaug.utils.files import parse_json, write_json
 from medfedaug.utils.validation import first_of
 
@@ -134,10 +134,8 @@ def _existing(folder: Path) -> dict[str, Any]:
     path = folder / LISTING
     if not path.exists():
         return {}
-    try:
+    with data_errors("not readable as JSON", OSError, ValueError, path=path):
         content = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"not readable as JSON ({first_line(error)})", path=path) from error
     return content if isinstance(content, dict) else {}
 
 

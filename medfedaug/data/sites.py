@@ -15,7 +15,7 @@ from medfedaug.data.dataset_json import UNNAMED, find_layout, named_classes
 from medfedaug.data.images import ImageFolder, visible_folders
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.errors import ConfigError, DataError
+from medfedaug.errors import ConfigError, DataError, translated
 from medfedaug.utils.plugins import added_module
 from medfedaug.utils.printable import counted, printable
 from medfedaug.utils.validation import first_of
@@ -87,10 +87,8 @@ def site_statistics(
 
 def checked_statistics(site: SiteFolder, compute: Callable[[], ChannelStatistics]) -> ChannelStatistics:
     """Compute a site's statistics, and check that images can be normalised with them."""
-    try:
+    with translated(ValueError, to=lambda error: site.error(str(error), site.path)):
         return compute().validate()
-    except ValueError as error:
-        raise site.error(str(error), site.path) from error
 
 
 def check_voxels(sites: Iterable[SiteFolder]) -> None:

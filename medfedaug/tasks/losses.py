@@ -10,7 +10,7 @@ from monai.networks.utils import one_hot
 from torch import Tensor, nn
 
 from medfedaug.config.run import DEFAULT_LOSSES
-from medfedaug.errors import ConfigError, first_line
+from medfedaug.errors import ConfigError, first_line, translated
 from medfedaug.utils.class_paths import check_arguments, constructor_parameters, public_class
 
 _OVERLAP: dict[str, Any] = {"include_background": False, "batch": True}
@@ -63,8 +63,7 @@ class Loss:
         r"""Compute the loss of logits, (B, K, \*spatial)."""
         soft = targets.ndim == outputs.ndim and targets.shape[1] == self.num_classes
         loss = self.probabilities if soft else self.labels
-        if loss is None:
-            raise ConfigError(f"loss {self.name}: targets must be labels, and a method mixes them")
+        assert loss is not None  # `medfedaug.federation.composition` refuses methods that mix targets
         if isinstance(loss, nn.Module):
             loss.to(outputs.device)  # weights of classes
         return loss(outputs, targets)
@@ -81,13 +80,12 @@ def build_loss(
         args: further arguments of its class; lists of ``weight`` have a number for each class.
     """
     name, args = name or DEFAULT_LOSSES[task], args or {}
-    try:
+    # Classes check arguments in their own ways, some only in use.
+    with translated(Exception, to=lambda error: ConfigError(f"loss {name}: {first_line(error)}")):
         check_arguments(args)
         cls, defaults = _find(task, name)
         loss = _make(name, cls, {**defaults, **args}, num_classes, dense=task == "segmentation")
         _try(loss, (8, 8) if task == "segmentation" else ())
-    except Exception as error:  # classes check arguments in their own ways, some only in use
-        raise ConfigError(f"loss {name}: {first_line(error)}") from error
     return loss
 
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import yaml
 
-from medfedaug.errors import ConfigError, StorageError, first_line
+from medfedaug.errors import ConfigError, StorageError, config_errors, translated
 
 PRIVATE = 0o600  # mode of a file that only its owner may read
 
@@ -119,15 +119,12 @@ def check_empty(path: Path) -> None:
 def read_mapping(path: str | os.PathLike[str], example: str) -> dict[str, Any]:
     """Read a user's file of names and values, YAML or JSON."""
     path = Path(path)
-    problem = f"names and values are needed, such as {example}"
     if path.exists() and not path.is_file():
         raise ConfigError(f"{path}: not a file")  # a pipe would wait for ever
-    try:
+    with config_errors(f"{path}: not readable as YAML or JSON", ValueError, RecursionError, yaml.YAMLError):
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        content, problem = None, f"not readable as YAML or JSON ({first_line(error)})"
     if not isinstance(content, dict) or not content:
-        raise ConfigError(f"{path}: {problem}")
+        raise ConfigError(f"{path}: names and values are needed, such as {example}")
     return content
 
 
@@ -158,10 +155,8 @@ def parse_json(text: str) -> Any:
         Traceback (most recent call last):
         ValueError: 'A' occurs twice
     """
-    try:
+    with translated(RecursionError, to=lambda error: ValueError("nested too deeply")):
         content = json.loads(text, object_pairs_hook=_reject_duplicates)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
     check_depth(content)
     return content
 

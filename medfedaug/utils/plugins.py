@@ -22,7 +22,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from medfedaug.errors import ConfigError, first_line
+from medfedaug.errors import ConfigError, first_line, translated
 
 _LAYERS = ("medfedaug.hospital", "medfedaug.research")
 
@@ -42,11 +42,9 @@ def added_module(name: str, feature: str) -> ModuleType:
 
 def import_extra(module: str, extra: str, feature: str) -> ModuleType:
     """Import a module of a package that an extra installs, for a feature that a user asked for."""
-    try:
+    lacking = ConfigError(f"{feature} needs {module.partition('.')[0]}: pip install 'medfedaug[{extra}]'")
+    with translated(ImportError, to=lambda error: lacking):
         return import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise ConfigError(f"{feature} needs {package}: pip install 'medfedaug[{extra}]'") from error
 
 
 def _exists(module: str) -> bool:
@@ -86,11 +84,12 @@ class Plugin:
         Raises:
             ConfigError: naming the package, when it cannot be imported or has no such object.
         """
-        try:
+
+        def named(error: BaseException) -> ConfigError:
+            return ConfigError(f"{self.what} cannot be loaded ({type(error).__name__}: {first_line(error)})")
+
+        with translated(Exception, SystemExit, to=named):  # an import may raise anything
             return self.entry.load()
-        except (Exception, SystemExit) as error:  # an import may raise anything
-            reason = f"{type(error).__name__}: {first_line(error)}"
-            raise ConfigError(f"{self.what} cannot be loaded ({reason})") from error
 
 
 def restrict(packages: Iterable[str] | None) -> None:

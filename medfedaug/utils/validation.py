@@ -131,7 +131,7 @@ def check_keys(unknown: str, keys: Iterable[Any], known: Iterable[str]) -> None:
             f"{key} (did you mean {near[0]}?)" if (near := get_close_matches(key, known, 1)) else key
             for key in extra
         ]
-        raise ConfigError(f"{unknown} {', '.join(hints)}; known: {', '.join(known)}")
+        raise ConfigError(f"{unknown} {', '.join(hints)}; known: {', '.join(known) or 'none'}")
 
 
 def check_plain(name: str, value: Any, depth: int = 100) -> None:

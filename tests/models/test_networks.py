@@ -9,6 +9,7 @@ from small_networks import SEGMENTING, needs_einops
 from torch import nn
 
 from medfedaug.config.run import RunConfig
+from medfedaug.errors import ConfigError
 from medfedaug.federation.composition import Composition
 from medfedaug.models import build_network, ffa_layers, insert_ffa, network_names, remove_ffa
 from medfedaug.models.entries import call_with
@@ -67,7 +68,7 @@ def test_names():
     assert set(network_names()) == {*CLASSIFIERS, *SEGMENTING, "vit"}
     with pytest.raises(ValueError, match="'vgg' is not known; choose from alexnet, basicunet, "):
         build_network("vgg")
-    with pytest.raises(ValueError, match="unknown norm 'batchnorm', known: batch, instance, layer, group"):
+    with pytest.raises(ConfigError, match="norm 'batchnorm' is not known; did you mean batch"):
         build_network("unet", norm="batchnorm")
 
 

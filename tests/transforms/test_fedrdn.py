@@ -93,7 +93,7 @@ def test_forms_of_statistics(form):
         ({"statistics": {"A": [[0.0], [0.0]]}}, "site 'A': standard deviation of channel 0"),
         ({"statistics": {"A": {"mean": [0.0]}}}, "site 'A': lacks std"),
         ({"statistics": {"A": [[0.0], [1.0, 1.0]]}}, "site 'A': .*\\[1\\] and \\[2\\]"),
-        ({"statistics": {"A": [[0.0], [1.0]], "B": [[0.0] * 3, [1.0] * 3]}}, "'A': 1, 'B': 3"),
+        ({"statistics": {"A": [[0.0], [1.0]], "B": [[0.0] * 3, [1.0] * 3]}}, "'B' has 3 channels"),
         ({"statistics": SITES, "dtype": np.int16}, "floating point type"),
     ],
 )

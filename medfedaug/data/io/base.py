@@ -17,14 +17,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import IO, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import IO, Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
 _UPRIGHT = float(np.cos(np.deg2rad(20)))
-# No scanner writes numbers beyond these.
-_SHORTEST, _LONGEST = 1e-4, 1e3  # edges of a voxel, mm
-_LARGEST_SCALE = 1e10
+_SHORTEST, _LONGEST = 1e-4, 1e3  # edges of a voxel, mm; no scanner writes numbers beyond these
 
 FileState = tuple[str, int | None, int | None]
 """Absolute path, time of the last change in ns, and size: another version of a file has another state."""
@@ -202,24 +200,12 @@ def plausible_edges(edges: Iterable[float]) -> bool:
     return all(_SHORTEST <= edge <= _LONGEST for edge in edges)
 
 
-def check_edges(edges: Iterable[float]) -> None:
-    """Check the voxel size, mm."""
-    edges = [*edges]
-    if not plausible_edges(edges):
-        text = " x ".join(f"{float(edge):.4g}" for edge in edges)
-        raise ValueError(f"its header has voxels of {text} mm, expected {_SHORTEST} to {_LONGEST} mm")
-
-
-def check_slope(name: str, slope: float) -> None:
-    """Check the factor of a header that scales intensities."""
-    if not 1 / _LARGEST_SCALE <= abs(slope) <= _LARGEST_SCALE:
-        raise ValueError(f"its header scales intensities by {name} {slope:g}")
-
-
-def check_intercept(name: str, intercept: float) -> None:
-    """Check the number that a header adds to intensities."""
-    if not abs(intercept) <= _LARGEST_SCALE:
-        raise ValueError(f"its header scales intensities by {name} {intercept:g}")
+def problem_of_edges(edges: Sequence[float]) -> str:
+    """Return the fault of a header with a voxel size, mm; empty without one."""
+    if plausible_edges(edges):
+        return ""
+    text = " x ".join(f"{float(edge):.4g}" for edge in edges)
+    return f"its header has voxels of {text} mm, expected {_SHORTEST} to {_LONGEST} mm"
 
 
 Skip = Callable[[Path], str | None]
@@ -306,11 +292,10 @@ class NoSeries(SeriesFormat):
 
     title = "series of files"
 
-    def read_header(self, path: Path) -> Header:
+    def read_header(self, path: Path) -> NoReturn:
         raise ValueError("no image, by its name")
 
-    def read_volume(self, path: Path) -> np.ndarray:
-        raise ValueError("no image, by its name")
+    read_volume = read_header
 
     def recognises(self, file: Path) -> bool:
         return False

@@ -22,7 +22,7 @@ from medfedaug.data.io.base import (
     SeriesFormat,
     file_state,
 )
-from medfedaug.errors import StorageError
+from medfedaug.errors import storing
 from medfedaug.utils.plugins import added_modules
 
 if TYPE_CHECKING:
@@ -133,15 +133,13 @@ def write_probabilities(target: Path, image: Path, shares: Tensor, segments: Seg
 
 def write_whole(target: Path, save: Callable[[Path], Any]) -> None:
     """Let ``save`` write a file, or several in its folder, and move them when complete."""
-    try:
+    with storing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target.parent) as name:
             folder = Path(name)
             save(folder / target.name)
             for path in folder.iterdir():
                 os.replace(path, target.parent / path.name)
-    except OSError as error:
-        raise StorageError(target, error) from error
 
 
 def _formats(folder: Path, package: str) -> tuple[ImageFormat, ...]:

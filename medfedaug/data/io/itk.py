@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from medfedaug.data.io.base import Header, ImageFormat, Segments, channels_first, volume_header
+from medfedaug.errors import translated
 
 if TYPE_CHECKING:
     import SimpleITK as sitk
@@ -102,14 +103,14 @@ def ras_affine(direction: Sequence[float], spacing: Sequence[float], origin: Seq
     return affine
 
 
-@contextmanager
-def _readable() -> Iterator[None]:
+def _readable() -> AbstractContextManager[None]:
     """Replace SimpleITK's error by one without references to its source code."""
-    try:
-        yield
-    except RuntimeError as error:
+
+    def plain(error: RuntimeError) -> OSError:
         text = str(error).partition("ERROR: ")[2] or str(error)
-        raise OSError(re.sub(r"^\w+\(0x\w+\): ", "", text.strip().split("\n")[0])) from error
+        return OSError(re.sub(r"^\w+\(0x\w+\): ", "", text.strip().split("\n")[0]))
+
+    return translated(RuntimeError, to=plain)
 
 
 FORMAT = ITKFormat()

@@ -15,8 +15,8 @@ from medfedaug.data.io.base import (
     ImageFormat,
     Segments,
     channels_first,
-    check_edges,
     file_state,
+    problem_of_edges,
     save_nifti,
     volume_header,
 )
@@ -47,11 +47,12 @@ class Nifti(ImageFormat):
         promised = voxels.offset + prod(image.shape) * voxels.dtype.itemsize
         if _stored_bytes(path) != promised % 2**32:
             np.asanyarray(voxels)  # raises where voxels are missing
-        if unit := _NO_MILLIMETRES.get(int(image.header["xyzt_units"]) & 7):
-            raise ValueError(f"its header measures in {unit}, expected millimetres")
         placed = image.header["sform_code"] > 0 or image.header["qform_code"] > 0
         header = volume_header(image.shape, image.affine if placed else None)
-        check_edges(header.edges)
+        unit = _NO_MILLIMETRES.get(int(image.header["xyzt_units"]) & 7)
+        problem = f"its header measures in {unit}, expected millimetres" if unit else ""
+        if problem := problem or problem_of_edges(header.edges):
+            raise ValueError(problem)
         return header
 
     def read_volume(self, path: Path) -> np.ndarray:

@@ -19,7 +19,7 @@ import numpy as np
 from medfedaug._version import __version__
 from medfedaug.config.machine import Machine
 from medfedaug.data.io.formats import file_states
-from medfedaug.errors import StorageError
+from medfedaug.errors import storing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,7 +116,7 @@ class CaseCache:
 
     def _write(self, folder: Path, tensors: Mapping[str, Tensor], files: Sequence[Path]) -> Path:
         """Write all files or none, since another process may read, and this one may be killed."""
-        try:
+        with storing(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             unfinished = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
             try:
@@ -128,8 +128,6 @@ class CaseCache:
                 shutil.rmtree(unfinished, ignore_errors=True)
                 if not folder.is_dir():  # otherwise another process was faster
                     raise
-        except OSError as error:
-            raise StorageError(folder, error) from error
         return folder
 
 
@@ -150,10 +148,8 @@ def remove_prepared(folder: Path, files: Sequence[Path]) -> int:
         entry_marks = {*listed.read_text().split()} if finished and listed.is_file() else set()
         if entry_marks and not entry_marks & marks:
             continue
-        try:
+        with storing(entry):
             shutil.rmtree(entry)
-        except OSError as error:
-            raise StorageError(entry, error) from error
         removed += finished
     return removed
 

@@ -14,9 +14,11 @@ import numpy as np
 import pydicom
 from pydicom.uid import UID, ImplicitVRLittleEndian
 
-from medfedaug.data.io.base import check_edges, check_intercept, check_slope
+from medfedaug.data.io.base import problem_of_edges
 from medfedaug.errors import ReaderError, first_line
 from medfedaug.hospital.dicom.checks import PixelFormat, check_bounds
+
+_LARGEST_SCALE = 1e10  # factors of intensities beyond it, or below its inverse, are no scanner's
 
 # Attributes that distinguish the volumes of one series, in the order in which they are tried, and their text.
 VOLUME_TAGS = (
@@ -285,12 +287,12 @@ def _problem(parts: Sequence[pydicom.Dataset]) -> str:
             if values_of(part.get(name)) and _numbers(part.get(name), count) is None:
                 return f"its header has a wrong {name}"
         slope, intercept = _rescale(part)
-        try:
-            check_slope("RescaleSlope", slope)
-            check_intercept("RescaleIntercept", intercept)
-            check_edges(_numbers(part.get("PixelSpacing"), 2) or ())
-        except ValueError as error:
-            return str(error)
+        if not 1 / _LARGEST_SCALE <= abs(slope) <= _LARGEST_SCALE:  # also for NaN
+            return f"its header scales intensities by RescaleSlope {slope:g}"
+        if not abs(intercept) <= _LARGEST_SCALE:
+            return f"its header scales intensities by RescaleIntercept {intercept:g}"
+        if problem := problem_of_edges(_numbers(part.get("PixelSpacing"), 2) or ()):
+            return problem
     return ""
 
 

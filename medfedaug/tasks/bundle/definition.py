@@ -14,7 +14,7 @@ from medfedaug.config.bundle_reference import AllowedBundle, find
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError
-from medfedaug.tasks.bundle.parser import BundleConfiguration, reason_of
+from medfedaug.tasks.bundle.parser import BundleConfiguration
 from medfedaug.tasks.bundle.task import BundleTask
 
 # All parameters of the network, for any name of it.
@@ -98,11 +98,8 @@ class BundleDefinition:
         """Make the Bundle's optimiser."""
         component = self.configuration.component(self._optimiser, "params")
         more: dict[str, Any] = {} if rate is None else {"lr": rate}
-        try:
+        with self.configuration.problems(self._optimiser):
             optimiser: Any = component.instantiate(params=list(parameters), **more)
-        except Exception as error:  # any error of the class
-            reason = f"cannot be made ({reason_of(error)})"
-            raise self.configuration.problem(self._optimiser, reason) from error
         return optimiser
 
 

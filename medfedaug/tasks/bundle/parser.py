@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ignite.exceptions import NotComputableError
 from monai.bundle import ConfigComponent, ConfigParser
 
 from medfedaug.config.bundle_reference import AllowedBundle, training_file
-from medfedaug.errors import ConfigError, first_line, withheld
+from medfedaug.errors import ConfigError, first_line, translated, withheld
 from medfedaug.metrics.base import Metric
 from medfedaug.metrics.registry import METRICS, add_metric, leaves_by_default
 from medfedaug.utils.validation import is_number
@@ -56,15 +57,13 @@ class BundleConfiguration:
         folder = bundle.verified()
         self.bundle, self.file = bundle, training_file(folder)
         _importable(folder)
-        try:
+        with translated(Exception, to=lambda error: self.problem(str(self.file.name), first_line(error))):
             values: Any = ConfigParser.load_config_file(str(self.file))
             values["bundle_root"] = str(folder)
             if "device" in values:
                 values["device"] = "$torch.device('cpu')"
             self.parser = ConfigParser(values)
             self.parser.parse(True)
-        except Exception as error:  # of JSON, YAML and MONAI's parser
-            raise self.problem(str(self.file.name), first_line(error)) from error
         self.config: Any = self.parser.config
         self.trainer = self._engine(TRAINER)
         self.evaluator = self._engine(EVALUATOR)
@@ -73,6 +72,10 @@ class BundleConfiguration:
         """Build an error that names the Bundle, its file and a key in it."""
         place = key.replace("::", "#")  # as in Bundles' files
         return ConfigError(f"Bundle {self.bundle.name}: {self.file.name}: {place}: {reason}")
+
+    def problems(self, key: str, problem: str = "cannot be made") -> AbstractContextManager[None]:
+        """Turn any error of a class or an expression into a `problem`."""
+        return translated(Exception, to=lambda error: self.problem(key, f"{problem} ({reason_of(error)})"))
 
     def _engine(self, kind: str) -> str:
         for identifier in _ENGINES[kind]:
@@ -117,10 +120,8 @@ class BundleConfiguration:
 
     def make(self, identifier: str) -> Any:
         """Make the part of an identifier by MONAI's parser."""
-        try:
+        with self.problems(identifier):
             return self.parser.get_parsed_content(identifier)
-        except Exception as error:  # any error of a class or an expression
-            raise self.problem(identifier, f"cannot be made ({reason_of(error)})") from error
 
     def component(self, identifier: str, *without: str) -> ConfigComponent:
         """Return a class with its arguments, to be completed by others."""

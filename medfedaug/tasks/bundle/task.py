@@ -31,7 +31,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.checks import check_classes, check_files_alone, check_known_classes
 from medfedaug.data.preparation.preparation import Preparation
-from medfedaug.errors import DataError
+from medfedaug.errors import DataError, translated
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Sample, Task, device_of, plain_tensor
 from medfedaug.tasks.bundle.parser import BundleConfiguration, BundleMetrics, reason_of
 from medfedaug.tasks.losses import Loss
@@ -133,17 +133,16 @@ class BundleTask(Task):
         """Apply transforms to a case's files, and return one sample, or several."""
         image = str(case.image) if not case.others else [str(path) for path in case.files]
         label = str(case.label) if self.dense else self.classes.index(str(case.label))
-        try:
+
+        def named(error: Exception) -> DataError:
+            bundle, reason = self.configuration.bundle.name, reason_of(error)
+            problem = f"the {purpose} transforms of the Bundle {bundle} fail ({reason})"
+            return DataError(problem, site=site.name, path=case.image)
+
+        with translated(Exception, to=named):  # of a transform, or for a key that it does not give
             result: Any = transforms({Keys.IMAGE: image, Keys.LABEL: label})
             items = list(result) if isinstance(result, list | tuple) else [result]
             return [plain_sample({**item, Keys.IMAGE: _floats(item[Keys.IMAGE])}) for item in items]
-        except Exception as error:  # any error of a transform, or a key that it does not give
-            bundle, reason = self.configuration.bundle.name, reason_of(error)
-            raise DataError(
-                f"the {purpose} transforms of the Bundle {bundle} fail ({reason})",
-                site=site.name,
-                path=case.image,
-            ) from error
 
     def prepared(self, site: SiteFolder, case: Case) -> dict[str, Tensor]:
         """Apply the deterministic transforms to a case, and return it as one item with its moments."""
@@ -220,10 +219,8 @@ class BundleTask(Task):
         """Apply the Bundle's post-processing to a case, as in MONAI's evaluator."""
         batch = {Keys.IMAGE: case.image[None], Keys.LABEL: case.label[None], Keys.PRED: output[None]}
         (item,) = decollate_batch(batch)
-        try:
+        with self.configuration.problems("postprocessing", "fails"):
             return apply_transform(self.postprocessing, item)
-        except RuntimeError as error:
-            raise self.configuration.problem("postprocessing", f"fails ({reason_of(error)})") from error
 
 
 class _BundleLoss(Loss):
