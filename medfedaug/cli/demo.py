@@ -10,7 +10,7 @@ from typer import Option
 from medfedaug.cli.catalogue import describe_method
 from medfedaug.cli.console import RoundProgress, Table, err_console, out_console, say, starting
 from medfedaug.cli.options import JsonFile
-from medfedaug.errors import ConfigError
+from medfedaug.utils.files import check_new_folder
 
 BASELINE, REMEDY = "fedavg", "fedrdn"
 SCANNERS = 1  # the seed of the scanners, which `--seed` does not change
@@ -42,8 +42,7 @@ def demo(
     json_: JsonFile = None,
 ) -> None:
     """Show in two minutes the harm of one odd scanner to a federation, and the effect of a remedy."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} exists and is not an empty folder; give a new one with --out")
+    check_new_folder(out)
     with starting():
         from medfedaug.analysis import write_report
         from medfedaug.data.phantom import make_phantom

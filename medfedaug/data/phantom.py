@@ -32,6 +32,7 @@ from monai.transforms import (
 from numpy.typing import ArrayLike
 
 from medfedaug.data.sites import MANIFEST
+from medfedaug.utils.files import check_new_folder
 
 CLASSES = ("background", "lesion", "ventricles", "deep grey matter", "white matter")
 """Classes of the label maps, in the order of the labels."""
@@ -171,9 +172,7 @@ def make_phantom(
     shape = tuple(int(n) for n in shape)
     shifts = list(shift) if isinstance(shift, Sequence) else [shift] * sites
     out = Path(out_dir).resolve()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FileExistsError(f"{out_dir} exists and is not an empty folder; give a new one")
-
+    check_new_folder(out_dir)
     inversions = [bool(value) for value in inverted] or [False] * sites
     scanner_seed = seed if scanner_seed is None else scanner_seed
     structures_by_site = structures or [Structure()] * sites

@@ -26,6 +26,13 @@ _UNFINISHED = re.compile(r"\..+\.(pt|json|key|nii\.gz)\.[0-9a-f]{8}")
 _ABANDONED = 3600.0
 
 
+def check_new_folder(path: str | os.PathLike[str]) -> None:
+    """Check that a folder to be made does not exist, or is empty."""
+    path = Path(path)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{path} exists and is not an empty folder; give a new one")
+
+
 def write_atomic(
     path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any], *, private: bool = False
 ) -> None:

@@ -10,6 +10,7 @@ from monai.data import load_decathlon_datalist
 from medfedaug.data import phantom
 from medfedaug.data.phantom import Structure, make_phantom
 from medfedaug.data.sites import MANIFEST
+from medfedaug.errors import ConfigError
 from medfedaug.research.comparison.inspection import inspect_sites
 from medfedaug.research.comparison.inspection_page import federation_shift
 
@@ -108,9 +109,9 @@ def test_the_dial_moves_the_scanners_apart(tmp_path):
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     (tmp_path / "keep.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="not an empty folder"):
+    with pytest.raises(ConfigError, match="not an empty folder"):
         make_phantom(tmp_path)
-    with pytest.raises(FileExistsError):
+    with pytest.raises(ConfigError):
         make_phantom(tmp_path / "keep.txt")
     assert [p.name for p in tmp_path.iterdir()] == ["keep.txt"]
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug._version import __version__
-from medfedaug.errors import ConfigError
 from medfedaug.federation.server.output import write_state
 from medfedaug.runs.bundle.network import PlainInference, plain_inference
 from medfedaug.runs.finished_run import FinishedRun, Origin
-from medfedaug.utils.files import write_json
+from medfedaug.utils.files import check_new_folder, write_json
 
 
 def write_bundle(
@@ -31,8 +30,7 @@ def write_bundle(
     The metadata get the ``thresholds`` of a calibration, by structure.
     """
     out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is not an empty folder; choose another one")
+    check_new_folder(out)
     run.check_whole()
     plain = plain_inference(run, origin)
     calibrated = {"calibrated_thresholds": dict(thresholds)} if thresholds else {}
