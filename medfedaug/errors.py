@@ -152,6 +152,8 @@ class RunFailed(MedFedAugError):
 def translated(*kinds: type[BaseException], to: Callable[[Any], Exception]) -> Iterator[None]:
     """Replace other libraries' errors of some kinds by one of ours, which ``to`` makes.
 
+    ``to`` may return the error itself, which then passes.
+
     Example:
         >>> with translated(ValueError, to=lambda error: ConfigError(f"rounds: {first_line(error)}")):
         ...     int("x")
@@ -161,7 +163,10 @@ def translated(*kinds: type[BaseException], to: Callable[[Any], Exception]) -> I
     try:
         yield
     except kinds as error:
-        raise to(error) from error
+        ours = to(error)
+        if ours is error:
+            raise
+        raise ours from error
 
 
 def storing(path: str | Path) -> AbstractContextManager[None]:
@@ -181,6 +186,36 @@ def data_errors(
         *kinds,
         to=lambda error: DataError(f"{problem} ({withheld(error)})", site=site, path=path, hint=hint),
     )
+
+
+def config_errors(problem: str, *kinds: type[Exception], remedy: str = "") -> AbstractContextManager[None]:
+    """Replace errors of some kinds by a `ConfigError`: the problem, the error's reason, the remedy.
+
+    By default all errors are replaced, except ours.
+
+    Example:
+        >>> with config_errors("lesion_net"):
+        ...     dict(3)
+        Traceback (most recent call last):
+        medfedaug.errors.ConfigError: lesion_net: 'int' object is not iterable
+    """
+
+    def named(error: Exception) -> Exception:
+        if isinstance(error, MedFedAugError) and not kinds:
+            return error
+        return ConfigError(f"{problem}: {_reason(error)}{remedy}")
+
+    return translated(*(kinds or (Exception,)), to=named)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, MedFedAugError):
+        return error.marked
+    if isinstance(error, OSError) and error.strerror:  # its text repeats the path
+        return error.strerror
+    # Functions of this package raise these two: their texts are whole sentences.
+    whole = " ".join(str(error).split()) if isinstance(error, (TypeError, ValueError)) else ""
+    return whole or first_line(error)
 
 
 def first_line(error: BaseException) -> str:

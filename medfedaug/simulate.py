@@ -22,7 +22,7 @@ from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import SiteFolder, is_own_data
 from medfedaug.data.checks import check_same_files, fingerprint_sites
 from medfedaug.data.sites import arrange, check_voxels, federation_settings, find_sites, is_federation
-from medfedaug.errors import ConfigError, RunFailed, first_line, warn
+from medfedaug.errors import ConfigError, RunFailed, config_errors, warn
 from medfedaug.federation import FederationServer
 from medfedaug.federation.composition import Composition, bundle_run_settings, define, with_open_classes
 from medfedaug.federation.engine import Engine, FederationRun, check_device, find_engine
@@ -404,12 +404,11 @@ def _earlier_results(prepared: _Prepared) -> dict[str, Any] | None:
 
 def _finished(prepared: _Prepared) -> dict[str, Any]:
     out, run = prepared.out, prepared.run
-    try:
+    kinds = (ConfigError, TypeError, ValueError, AttributeError, KeyError)
+    with config_errors(f"{out / RESULTS} is damaged", *kinds):
         results: dict[str, Any] = parse_json((out / RESULTS).read_text(encoding="utf-8"))
         check_finished(results)
         same = RunConfig.from_dict(asked_settings(results)) == run.config
-    except (ConfigError, TypeError, ValueError, AttributeError, KeyError) as error:
-        raise ConfigError(f"{out / RESULTS} is damaged: {first_line(error)}") from error
     if not same:
         raise ConfigError(f"{out} holds a finished run with other settings; choose another folder")
     made = f"the finished run in {out} was made"

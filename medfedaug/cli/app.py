@@ -47,13 +47,13 @@ def main() -> None:
     try:
         with warnings_to(_show_warning), _ends_on_signals():
             _command()()
-    except MedFedAugError as error:
-        say(f"medfedaug: {error}", "red", err=True)
-        raise SystemExit(2) from error
-    except OSError as error:
-        if error.filename is None:  # an error without a file of the user
-            raise
-        say(f"medfedaug: {error.filename}: {error.strerror}", "red", err=True)
+    except (MedFedAugError, OSError) as error:
+        text = str(error)
+        if isinstance(error, OSError):
+            if error.filename is None:  # an error without a file of the user
+                raise
+            text = f"{error.filename}: {error.strerror}"
+        say(f"medfedaug: {text}", "red", err=True)
         raise SystemExit(2) from error
 
 

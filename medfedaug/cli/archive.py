@@ -9,13 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.text import Text
 from typer import Option
 
-from medfedaug.cli.console import CaseProgress, Table, out_console, resumable, say
+from medfedaug.cli.console import CaseProgress, Table, exit_if, out_console, resumable, say
 from medfedaug.cli.finished import Images, Model, Out, finish, open_run, predict_files
-from medfedaug.cli.options import Config, Given, State, existing_file, named_pairs, takes
+from medfedaug.cli.options import Config, Given, State, existing_file, takes
 from medfedaug.config.machine import Machine
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.pacs.archive import Access, read_studies, require_pacs
@@ -23,6 +22,7 @@ from medfedaug.hospital.pacs.settings import ImportSettings, StudyOptions
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.utils.files import write_json
 from medfedaug.utils.printable import counted
+from medfedaug.utils.validation import named_pairs
 
 if TYPE_CHECKING:
     from medfedaug.hospital.pacs.choice import StudyPlan
@@ -117,8 +117,7 @@ def import_(
     _print_outcome(outcome)
     say(f"{len(plans) - len(outcome.problems)} of {len(plans)} studies in {out}; who is who: {state_folder}")
     _print_folder(out, state_folder, settings)
-    if outcome.problems:
-        raise typer.Exit(1)
+    exit_if(outcome.problems)
 
 
 def _withdraw(file: Path, out: Path, state: Path, cache: Path | None) -> None:
@@ -143,7 +142,7 @@ def _withdraw(file: Path, out: Path, state: Path, cache: Path | None) -> None:
     if withdrawal.unmatched:
         text = f"{file}: {withdrawal.unmatched} of {len(wanted)} rows match no imported study; nothing was "
         say(f"{text}removed for them. Compare with {StudyList(state).path}", "red", err=True)
-        raise typer.Exit(1)
+    exit_if(withdrawal.unmatched)
 
 
 def _print_outcome(outcome: ImportOutcome) -> None:

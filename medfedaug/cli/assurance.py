@@ -8,11 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from medfedaug.cli.archive import Channels, DicomWeb, Dimse, Source, Studies
-from medfedaug.cli.console import CaseProgress, Table, out_console, say
+from medfedaug.cli.console import CaseProgress, Table, exit_if, out_console, say
 from medfedaug.cli.options import Given, JsonFile, SiteOrSites, State, existing_file, existing_run, takes
 from medfedaug.errors import ConfigError
 from medfedaug.hospital.assurance.options import CalibrationOptions
@@ -47,13 +46,12 @@ def calibrate(
     from medfedaug.hospital.assurance.calibrate import calibrate as calibrated
     from medfedaug.hospital.assurance.calibration import CALIBRATION, sentence
     from medfedaug.runs.finished_run import FinishedRun
-    from medfedaug.runs.folder import is_json_with
+    from medfedaug.runs.folder import check_replaces
     from medfedaug.utils.files import write_json
 
     opened = FinishedRun.open(run, state=state)
     target = out or opened.model.parent / CALIBRATION
-    if target.exists() and not is_json_with(target, "format", "model", "sites"):
-        raise ConfigError(f"{target} exists and is not a calibration; choose another file with --out")
+    check_replaces(target, "a calibration", "format", "model", "sites")
     with CaseProgress("calibrating") as progress:
         content = calibrated(opened, data, options, statistics=statistics, on_event=progress.show)
     _print(content)
@@ -178,8 +176,8 @@ def _finish(watched: Monitor, problems: dict[str, str], json_: Path | None, metr
         write_json(json_, content)
     if metrics is not None:
         _write_metrics(metrics, watched)
-    if outside or watched.drift or problems:
-        raise typer.Exit(_ALARM if outside or watched.drift else 1)
+    exit_if(outside or watched.drift, _ALARM)
+    exit_if(problems)
 
 
 def _of_this_call(

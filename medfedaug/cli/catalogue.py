@@ -22,7 +22,7 @@ import medfedaug
 from medfedaug.cli.console import Table, out_console, say
 from medfedaug.errors import ConfigError
 from medfedaug.utils import plugins
-from medfedaug.utils.validation import match_case, not_known, split_names
+from medfedaug.utils.validation import check_choice, match_case, split_names
 
 _HOME = Path(medfedaug.__file__).parent
 _METHODS = (_HOME / "methods", _HOME / "research/methods")
@@ -48,7 +48,7 @@ def describe_method(name: str) -> Described:
     name = match_case(name, [*_methods(), *plugins.names(plugins.METHODS, _methods())])
     if plugin := plugins.find(plugins.METHODS, name, _methods()):
         return _of_plugin(plugin)
-    check_name("method", name, [one.name for one in known_methods()])
+    check_choice("method", name, [one.name for one in known_methods()])
     line, node = _methods()[name]
     return Described(name, line, _description(node, *_METHODS) if node else ())
 
@@ -60,7 +60,7 @@ def check_methods(text: str, arguments: Iterable[str] = ()) -> None:
     for part in split_names("methods", text):
         name = match_case(part, known)
         if plugins.find(plugins.METHODS, name, _methods()) is None:
-            check_name("method", name, known)
+            check_choice("method", name, known)
         named += [part["name"] for part in _combinations().get(name, [{"name": name}])]
     if named and (stray := sorted({*arguments} - {*named})):
         listed = ", ".join(named)
@@ -75,7 +75,7 @@ def known_networks() -> list[Described]:
 def check_network(name: str) -> None:
     """Check that a network is a known name or a class path, as `check_methods`."""
     if "." not in name and plugins.find(plugins.NETWORKS, name, _networks()) is None:
-        check_name("network", name, [*_networks(), *plugins.names(plugins.NETWORKS, _networks())])
+        check_choice("network", name, [*_networks(), *plugins.names(plugins.NETWORKS, _networks())])
 
 
 def describe_network(name: str) -> Described:
@@ -90,13 +90,6 @@ def describe_network(name: str) -> Described:
     if node is None:
         raise ConfigError(f"network {name!r}: no class of that path")
     return Described(name, line, _description(node, *nets))
-
-
-def check_name(kind: str, name: str, known: Iterable[str]) -> None:
-    """Check that a name is one of the known ones."""
-    known = [*known]
-    if name not in known:
-        raise ConfigError(f"{kind} {name!r} {not_known(name, known)}")
 
 
 def _added(group: str) -> Iterator[Described]:
@@ -252,7 +245,7 @@ def datasets(
         say("Address, layout, options and protocols of one: medfedaug datasets NAME")
         say("Data of your own need no name: one folder per site, as docs/data.md shows")
         return
-    check_name("data set", name, BENCHMARKS)
+    check_choice("data set", name, BENCHMARKS)
     known = BENCHMARKS[name]
     protocols = ", ".join(preset.name for preset in PRESETS.values() if preset.benchmark == name)
     lines = [f"get it from: {known.source}", f"layout: {known.layout}", f"protocols: {protocols}", ""]

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
@@ -29,6 +30,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 from typing_extensions import Self
 
+from medfedaug.errors import ConfigError
 from medfedaug.utils.event_text import EventLines
 from medfedaug.utils.printable import printable, printable_lines
 
@@ -86,6 +88,19 @@ def starting() -> Iterator[None]:
 def say(text: str, style: str | None = None, *, err: bool = False) -> None:
     """Print a text in one line, without added line breaks: paths and commands can be copied."""
     (err_console if err else out_console).print(printable(text), style=style, soft_wrap=True)
+
+
+def confirm(question: str, otherwise: str) -> None:
+    """Ask a person, and end the command without a yes; ``otherwise`` is the error where nobody can answer."""
+    if not sys.stdin.isatty():
+        raise ConfigError(otherwise)
+    typer.confirm(question, abort=True)
+
+
+def exit_if(failed: object, code: int = 1) -> None:
+    """End the command with an exit code if something failed."""
+    if failed:
+        raise typer.Exit(code)
 
 
 def print_page(lines: Iterable[str]) -> None:

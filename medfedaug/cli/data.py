@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import partial
@@ -11,10 +10,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument, Option
 
-from medfedaug.cli.console import CaseProgress, Table, err_console, out_console, say
+from medfedaug.cli.console import CaseProgress, Table, confirm, err_console, out_console, say
 from medfedaug.cli.options import (
     Data,
     Given,
@@ -22,13 +20,14 @@ from medfedaug.cli.options import (
     PlanMemory,
     SiteOrSites,
     existing_folder,
-    split_pairs,
     takes,
 )
 from medfedaug.config.plan import Plan, PlanningConfig
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError
+from medfedaug.utils.plugins import added_module
 from medfedaug.utils.printable import counted
+from medfedaug.utils.validation import named_pairs
 
 if TYPE_CHECKING:
     from medfedaug.data.base import SiteFolder
@@ -78,9 +77,7 @@ def init(
             f"{existing[0]} exists already; nothing is written. --replace keeps it as dataset.before.json"
         )
     if not yes:
-        if not sys.stdin.isatty():
-            raise ConfigError("nothing is written: give --yes to write this")
-        typer.confirm("Write this?", abort=True)
+        confirm("Write this?", "nothing is written: give --yes to write this")
     for proposal in proposals:
         say(str(write_proposal(proposal)))
     say(f"next: medfedaug inspect --data {quote(str(folder))}")
@@ -141,14 +138,11 @@ def _classes(parts: Sequence[str]) -> Sequence[str] | Mapping[int, str]:
     """Read the classes of ``--labels``: only names, or names by value."""
     if not any("=" in part for part in parts):
         return [part.strip() for part in parts]
-    pairs = split_pairs("--labels", "0=background,255=lesion", parts, form="VALUE=NAME", first=True)
+    names = named_pairs("--labels", "0=background,255=lesion", parts, form="VALUE=NAME", first=True)
     try:
-        names = {int(value): name for value, name in sorted(pairs, key=lambda pair: int(pair[0]))}
+        return {number: names[value] for number, value in sorted((int(value), value) for value in names)}
     except ValueError as error:
         raise ConfigError(f"--labels: a value is a whole number ({error})") from error
-    if len(names) < len(pairs):
-        raise ConfigError("--labels names one value twice")
-    return names
 
 
 _MOST_ODD = 10  # lines a site; the page has more
@@ -178,26 +172,24 @@ def phantom(
 ) -> None:
     """Write a multi-site MRI phantom: NIfTI volumes, label maps and a dataset.json per site."""
     from medfedaug.data.phantom import SPACINGS, make_phantom
-    from medfedaug.research.datasets.partial_phantom import annotate_apart
 
-    spacings = SPACINGS if spacing_varies else None
-    try:
-        folders = make_phantom(
-            out,
-            sites=sites,
-            patients=patients,
-            seed=seed,
-            classes=classes,
-            spacings=spacings,
-            shift=shift,
-            inverted=[k >= sites - inverted for k in range(sites)],
+    folders = make_phantom(
+        out,
+        sites=sites,
+        patients=patients,
+        seed=seed,
+        classes=classes,
+        spacings=SPACINGS if spacing_varies else None,
+        shift=shift,
+        inverted=[k >= sites - inverted for k in range(sites)],
+    )
+    if labelled_apart or unlabelled or sparse != 1:
+        partial_phantom = added_module("datasets.partial_phantom", "an annotation of parts")
+        annotated = partial_phantom.annotate_apart(
+            out, apart=labelled_apart, unlabelled=unlabelled or (), sparse=sparse
         )
-        if labelled_apart or unlabelled or sparse != 1:
-            annotated = annotate_apart(out, apart=labelled_apart, unlabelled=unlabelled or (), sparse=sparse)
-            for site, structures in annotated.items():
-                say(f"{site} has outlined: {', '.join(structures) or 'nothing'}")
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+        for site, structures in annotated.items():
+            say(f"{site} has outlined: {', '.join(structures) or 'nothing'}")
     say(f"{len(folders)} sites with {patients} patients each in {out}")
 
 

@@ -10,7 +10,7 @@ from typer import Option
 from medfedaug.cli.catalogue import describe_method
 from medfedaug.cli.console import RoundProgress, Table, err_console, out_console, say, starting
 from medfedaug.cli.options import JsonFile
-from medfedaug.utils.files import check_new_folder
+from medfedaug.utils.files import check_empty
 
 BASELINE, REMEDY = "fedavg", "fedrdn"
 SCANNERS = 1  # the seed of the scanners, which `--seed` does not change
@@ -42,7 +42,7 @@ def demo(
     json_: JsonFile = None,
 ) -> None:
     """Show in two minutes the harm of one odd scanner to a federation, and the effect of a remedy."""
-    check_new_folder(out)
+    check_empty(out)
     with starting():
         from medfedaug.analysis import write_report
         from medfedaug.data.phantom import make_phantom

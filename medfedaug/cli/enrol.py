@@ -1,15 +1,13 @@
 """The group `enrol`: a project, and certificates whose private keys stay with their owners."""
 
-import sys
 from enum import Enum
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
-from medfedaug.cli.console import err_console, say
+from medfedaug.cli.console import confirm, err_console, say
 from medfedaug.errors import ConfigError
 
 Fingerprint = Annotated[str | None, Option(metavar="SHA256", help="The other side's fingerprint.")]
@@ -144,9 +142,10 @@ def _compare(fingerprint: str, expected: str | None, source: str) -> None:
     text = enrolment.fingerprint_text(fingerprint)
     if expected is None:
         say(f"fingerprint of {source}: {text}")
-        if not sys.stdin.isatty():
-            raise ConfigError("nothing is done: give --fingerprint with the fingerprint from the other side")
-        typer.confirm("Does the other side read the same on the telephone?", abort=True)
+        confirm(
+            "Does the other side read the same on the telephone?",
+            "nothing is done: give --fingerprint with the fingerprint from the other side",
+        )
     elif not enrolment.same_fingerprint(fingerprint, expected):
         raise ConfigError(
             f"the fingerprint of {source}, differs: here it is {text}. Somebody may have replaced the file: "

@@ -8,12 +8,11 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.text import Text
 from typer import Argument, Option
 
 from medfedaug.cli.app import has_layer
-from medfedaug.cli.console import CaseProgress, Table, err_console, out_console, print_scores, say
+from medfedaug.cli.console import CaseProgress, Table, err_console, exit_if, out_console, print_scores, say
 from medfedaug.cli.options import (
     Config,
     Device,
@@ -100,8 +99,7 @@ def finish(
         say(f"page: {page}")
     for name, error in sorted(failed.items()):
         say(f"failed: {name}: {error}", "red", err=True)
-    if failed:
-        raise typer.Exit(1)
+    exit_if(failed)
 
 
 def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path, test: ModelScore) -> None:
@@ -154,11 +152,11 @@ def evaluate(
 ) -> None:
     """Score a trained model on the images of one site or of several, or compare it with local models."""
     from medfedaug.runs.evaluate import evaluate_model
-    from medfedaug.runs.folder import is_json_with
+    from medfedaug.runs.folder import check_replaces
     from medfedaug.utils.files import write_json
 
-    if out is not None and out.exists() and not is_json_with(out, "sites"):
-        raise ConfigError(f"{out} exists and is not an evaluation; choose another file")
+    if out is not None:
+        check_replaces(out, "an evaluation", "sites")
     if local is not None:
         if split is not Split.test or limit is not None:
             raise ConfigError("--local tests all test cases: leave out --split and --limit")

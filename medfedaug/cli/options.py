@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
-import yaml
 from typer import Option
 
 from medfedaug.config.options import Settings, default_of, hints_of, kinds_of, read_text
 from medfedaug.config.plan import Plan, PlanningConfig
 from medfedaug.data.dataset_json import find_layout
-from medfedaug.errors import ConfigError, DataError, first_line
+from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.job_folder import GLOBAL_MODEL, RESULTS
+from medfedaug.utils.files import read_mapping
 from medfedaug.utils.printable import plain
 from medfedaug.utils.validation import check_keys
 
@@ -181,16 +181,9 @@ def read_groups(file: Path, groups: Sequence[type[Settings]]) -> dict[type, dict
         file: an object with fields of all classes; or a record that holds it under ``config``.
         groups: the classes; a field of the first one may hold one of the others.
     """
-    if file.exists() and not file.is_file():
-        raise ConfigError(f"{file}: not a file")  # a pipe would wait for ever
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file}: not readable as YAML or JSON ({first_line(error)})") from error
-    if isinstance(content, dict) and isinstance(content.get("config"), dict):
+    content = read_mapping(file, "rounds: 50")
+    if isinstance(content.get("config"), dict):
         content = {**content["config"], **content.get("execution", {})}
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file}: names and values are needed, such as rounds: 50")
     settings: dict[type, dict[str, Any]] = {}
     names = {cls: [entry.name for entry in dataclasses.fields(cls)] for cls in groups}  # type: ignore[arg-type]
     nested = {kind: name for name, kind in hints_of(groups[0]).items() if kind in groups}  # type: ignore[arg-type]
@@ -251,29 +244,3 @@ def _metavar(kinds: Sequence[Any], choices: Sequence[str]) -> str | None:
     words = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
     known = (words.get(get_args(kind)[0] if get_origin(kind) is tuple else kind) for kind in kinds)
     return next(filter(None, known), None)
-
-
-def split_pairs(
-    option: str, example: str, given: Sequence[str] | None, *, form: str = "NAME=VALUE", first: bool = False
-) -> list[tuple[str, str]]:
-    """Read values such as ``NAME=VALUE``, without the spaces around either.
-
-    Args:
-        first: splits at the first sign, since a value may have some; by default at the last one.
-    """
-    split = [text.partition("=") if first else text.rpartition("=") for text in given or ()]
-    pairs = [(name.strip(), value.strip()) for name, _, value in split]
-    if not all(name and value for name, value in pairs):
-        raise ConfigError(f"{option} takes {form}, such as {example}")
-    return pairs
-
-
-def named_pairs(
-    option: str, example: str, given: Sequence[str] | None, *, first: bool = False
-) -> dict[str, str]:
-    """Read values ``NAME=VALUE`` with different names; arguments as in `split_pairs`."""
-    pairs = split_pairs(option, example, given, first=first)
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ConfigError(f"{option} has a name twice")
-    return values

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import getpass
 import os
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.text import Text
 from typer import Argument, Option
 
-from medfedaug.cli.console import Table, err_console, out_console, print_page, say
+from medfedaug.cli.console import Table, confirm, err_console, exit_if, out_console, print_page, say
 from medfedaug.cli.options import Given, takes
-from medfedaug.errors import ConfigError
 from medfedaug.hospital.privacy import JobRules, PrivacyPolicy
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.nvflare_jobs.kit.kit import open_kit
@@ -65,8 +62,7 @@ def configure(
         say(f"{kit}: nothing to change")
     elif not check:
         say("Restart a running kit: it reads launcher, validator and policy at the start, the rest per job.")
-    if check and changed:
-        raise typer.Exit(1)
+    exit_if(check and changed)
 
 
 def start(kit: Kit, timeout: Timeout = 60.0) -> None:
@@ -105,9 +101,7 @@ def restart(
         effect = "ends here; the lead submits it again with --resume" if opened.server else "is rejoined"
         for job, name in jobs.items():
             say(f"job {job}{f' ({name})' if name else ''} runs, and {effect}")
-        if not sys.stdin.isatty():
-            raise ConfigError("nothing is restarted: give --yes to restart while jobs run")
-        typer.confirm("Restart?", abort=True)
+        confirm("Restart?", "nothing is restarted: give --yes to restart while jobs run")
     _carry_out(kit_start.restart, kit, timeout)
 
 
@@ -142,8 +136,7 @@ def doctor(
     out_console.print(table)
     wrong = [check.name for check in checks if check.ok is False]
     say(f"not ready: {', '.join(wrong)}" if wrong else "ready")
-    if wrong:
-        raise typer.Exit(1)
+    exit_if(wrong)
 
 
 def _check_health(kit: Path) -> None:
@@ -153,8 +146,7 @@ def _check_health(kit: Path) -> None:
     opened = open_kit(kit)
     trouble = find_trouble(opened.path, server=opened.server)
     say(f"{kit}: {trouble or 'works'}")
-    if trouble:
-        raise typer.Exit(1)
+    exit_if(trouble)
 
 
 def jobs(

@@ -9,13 +9,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 from typer import Argument, Option
 
-from medfedaug.cli.console import Table, duration, err_console, out_console, say, wrapped
+from medfedaug.cli.console import Table, duration, err_console, exit_if, out_console, say, wrapped
 from medfedaug.errors import ConfigError
 from medfedaug.nvflare_jobs.kit.kit import Kit, open_kit
 
@@ -81,8 +80,7 @@ def watch(
         out_console.print(_shown(watched, path))
     elif watched.state == "dead" and not live:
         say(watched.lines[-1])
-    if watched.state in ("failed", "dead"):
-        raise typer.Exit(1)
+    exit_if(watched.state in ("failed", "dead"))
 
 
 def _write_metrics(kit: Kit, file: Path, *, once: bool) -> None:

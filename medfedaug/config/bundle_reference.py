@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medfedaug.errors import ConfigError, own
+from medfedaug.errors import ConfigError, config_errors, own
 from medfedaug.utils.files import sha256
 from medfedaug.utils.validation import check_keys
 
@@ -122,11 +122,9 @@ def content_hash(folder: Path) -> str:
     are refused. The hash has groups of digits, since NVFlare takes a longer one for a secret.
     """
     total = hashlib.sha256()
-    try:
+    with config_errors(f"{own(folder)}: the Bundle cannot be read", OSError):
         for name in sorted(_files(folder, Path())):
             total.update(json.dumps([name, sha256(folder / name)]).encode())
-    except OSError as error:
-        raise ConfigError(f"{own(folder)}: the Bundle cannot be read ({error.strerror})") from error
     text = total.hexdigest()
     return " ".join(text[i : i + 8] for i in range(0, len(text), 8))
 

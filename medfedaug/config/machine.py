@@ -25,11 +25,11 @@ KIT_STATE = "medfedaug"
 
 
 def _folder(value: Any) -> Path | None:
-    if value is not None and not isinstance(value, Path) and not (isinstance(value, str) and value):
-        raise ValueError("must be text")
-    if value is not None and "\0" in str(value):
+    if value is None:
+        return None
+    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise ValueError("must name a folder without a NUL character")
-    return None if value is None else Path(value)
+    return Path(value)
 
 
 Folder = Annotated[Path | None, BeforeValidator(_folder)]

@@ -17,12 +17,12 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, Strict, ValidationError, model_validator
+from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs, ErrorDetails
 from typing_extensions import Self, dataclass_transform
 
-from medfedaug.errors import ConfigError
+from medfedaug.errors import ConfigError, config_errors
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.printable import html_table
 from medfedaug.utils.validation import check_choice, check_keys, check_plain
@@ -249,10 +249,19 @@ def _line(cls: type, error: ValidationError) -> str:
     return f"{'.'.join(path)} {words}{got}"
 
 
-def mistake(error: ValidationError) -> str:
-    """Describe the first mistake in a value without a field: the requirement and the value."""
-    first = error.errors(include_url=False)[0]
-    return f"{_requirement(first)}, got {_short(first['input'])}"
+def check_value(what: str, value: Any, kind: TypeAdapter[Any]) -> None:
+    """Check a value without a field.
+
+    Example:
+        >>> check_value("fedprox: mu", "small", TypeAdapter(float))
+        Traceback (most recent call last):
+        medfedaug.errors.ConfigError: fedprox: mu must be a number, got 'small'
+    """
+    try:
+        kind.validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigError(f"{what} {_requirement(first)}, got {_short(first['input'])}") from error
 
 
 def _requirement(first: ErrorDetails) -> str:
@@ -289,13 +298,8 @@ def _of_text(kind: Any, text: str, option: str) -> Any:
         if kind == dict[str, float] and not text.lstrip().startswith("{"):
             pairs = (part.rpartition("=") for part in text.split(","))
             return {name.strip(): _of_text(float, number.strip(), option) for name, _, number in pairs}
-        try:
-            value = parse_json(text)
-        except ValueError as error:
-            raise ConfigError(f"--{option}: not JSON ({error})") from error
-        if not isinstance(value, dict):
-            raise ConfigError(f"--{option}: a JSON object is needed, got {text}")
-        return value
+        with config_errors(f"--{option}: not JSON", ValueError):
+            return parse_json(text)
     if any(one in (bool, int, float) for one in kinds):
         try:
             return parse_json(text)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from typing_extensions import Self
 
 from medfedaug.config.options import Settings, setting, settings
-from medfedaug.errors import ConfigError
+from medfedaug.errors import ConfigError, config_errors
 from medfedaug.utils.files import check_version, parse_json, write_versioned
 from medfedaug.utils.validation import check_choice
 
@@ -47,7 +47,7 @@ class Plan(Settings):
     PANEL: ClassVar[str] = "The plan of volumes"
     OPEN: ClassVar[str] = "the plan's value"
 
-    spatial_dims: int = setting(2, "2 for slices or photographs, 3 for volumes.", at_least=2)
+    spatial_dims: int = setting(2, "2 for slices or photographs, 3 for volumes.", at_least=2, at_most=3)
     orientation: str | None = setting(
         None,
         "Orientation of a volume's axes, for instance RAS, by flips and permutations without interpolation. "
@@ -106,8 +106,6 @@ class Plan(Settings):
     )
 
     def __post_init__(self) -> None:
-        if self.spatial_dims not in (2, 3):
-            raise ConfigError(f"spatial_dims must be 2 or 3, got {self.spatial_dims}")
         if self.orientation is not None and not (
             len(self.orientation) == 3
             and all(sum(c in axis for c in self.orientation) == 1 for axis in _AXES)
@@ -213,10 +211,8 @@ def load_plan(path: str | Path) -> Plan:
     Raises:
         ConfigError: when the file is no such file; names it.
     """
-    try:
+    with config_errors(f"{path}: not a plan", OSError, ValueError, ConfigError):
         content = parse_json(Path(path).read_text(encoding="utf-8"))
         if isinstance(content, dict) and "format" in content:
             content = check_version(content, _KIND, _VERSION).get("plan")
         return Plan.from_dict(content)
-    except (OSError, ValueError, ConfigError) as error:
-        raise ConfigError(f"{path}: not a plan ({error})") from error

@@ -12,7 +12,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict
+from typing import Annotated, Any, ClassVar, TypedDict
+
+from annotated_types import Interval
 
 from medfedaug.config.bundle_reference import check_reference
 from medfedaug.config.options import Settings, defaults, setting, settings
@@ -447,7 +449,7 @@ class Execution(Settings):
         at_least=0,
         rare=True,
     )
-    site_speed: dict[str, float] = setting(
+    site_speed: dict[str, Annotated[float, Interval(ge=1e-6, le=1e6)]] = setting(
         dict,
         "Speed of sites in a simulation, as SITE=FACTOR, separated by commas. A site of speed 1 trains one "
         "simulated hour for a round, and one of speed 0.1 ten; grace and round_timeout then count simulated "
@@ -457,11 +459,6 @@ class Execution(Settings):
     tested: bool = setting(
         True, "Test the selected model. A search of settings leaves test cases unread.", flags=None
     )
-
-    def __post_init__(self) -> None:
-        for site, speed in self.site_speed.items():
-            if not 1e-6 <= speed <= 1e6:
-                raise ConfigError(f"site_speed of {site} must be from 1e-6 to 1e6, got {speed:g}")
 
 
 def task_defaults(task: str, plan: Plan | None = None, *, own_data: bool = False) -> dict[str, Any]:

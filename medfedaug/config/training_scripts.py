@@ -14,7 +14,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from medfedaug.errors import ConfigError
+from medfedaug.errors import ConfigError, config_errors
 from medfedaug.utils import plugins
 from medfedaug.utils.files import sha256
 
@@ -42,10 +42,8 @@ def loop_reference(loop: str) -> tuple[str, Path | None]:
         _of_package(loop)
         return loop, None
     path = Path(loop)
-    try:
+    with config_errors(f"loop {path}: cannot be read", OSError):
         reference = f"{path.name}@{sha256(path)}"
-    except OSError as error:
-        raise ConfigError(f"loop {path}: cannot be read ({error.strerror})") from error
     if not _FILE.fullmatch(reference):
         raise ConfigError(
             f"loop {path}: the file's name goes into the job and may have English letters, digits, '.', '_' "

@@ -127,6 +127,12 @@ class SiteFolder(ABC):
         """Return whether the site has training cases; an unseen site has only test cases."""
         return bool(self.cases["training"])
 
+    def cases_of(self, split: str) -> tuple[Case, ...]:
+        """Return the cases of a split; refuse a site without any."""
+        if not self.cases.get(split):
+            raise self.error(f"no case in the split {split!r}")
+        return self.cases[split]
+
     def patients(self, split: str) -> dict[str, int]:
         """Number the patients of a split, by case; empty where every case stands for a patient."""
         cases = self.cases[split]

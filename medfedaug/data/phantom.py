@@ -32,7 +32,7 @@ from monai.transforms import (
 from numpy.typing import ArrayLike
 
 from medfedaug.data.sites import MANIFEST
-from medfedaug.utils.files import check_new_folder
+from medfedaug.utils.files import check_empty
 
 CLASSES = ("background", "lesion", "ventricles", "deep grey matter", "white matter")
 """Classes of the label maps, in the order of the labels."""
@@ -172,7 +172,7 @@ def make_phantom(
     shape = tuple(int(n) for n in shape)
     shifts = list(shift) if isinstance(shift, Sequence) else [shift] * sites
     out = Path(out_dir).resolve()
-    check_new_folder(out_dir)
+    check_empty(out)
     inversions = [bool(value) for value in inverted] or [False] * sites
     scanner_seed = seed if scanner_seed is None else scanner_seed
     structures_by_site = structures or [Structure()] * sites

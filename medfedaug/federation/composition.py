@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from medfedaug.config.bundle_reference import AllowedBundle
 from medfedaug.config.run import BY_PLAN, MAX_SHARE, SCALING, RunConfig, derive_seed
 from medfedaug.data.base import SiteFolder
-from medfedaug.errors import ConfigError, DataError, first_line, warn, withheld
+from medfedaug.errors import ConfigError, DataError, config_errors, warn, withheld
 from medfedaug.federation.messages.messages import shared_keys
 from medfedaug.methods import Method, build_methods
 from medfedaug.methods.base import ServerContext
@@ -44,13 +44,9 @@ class ConfiguredRun:
     def network(self) -> nn.Module:
         """Build the network of the settings."""
         config, arguments = self.config, network_arguments(self.config)
-        try:
+        # Networks check their arguments in various ways, or not at all.
+        with config_errors(f"network {config.network}"):
             return build_network(**arguments)
-        except ConfigError:
-            raise
-        except Exception as error:  # networks check their arguments in various ways, or not at all
-            text = error if isinstance(error, (TypeError, ValueError)) else first_line(error)
-            raise ConfigError(f"network {config.network}: {text}") from error
 
     def channels(self, network: nn.Module) -> int:
         """Return the number of the data's channels."""
@@ -84,10 +80,8 @@ def bundle_run_settings(bundle: AllowedBundle) -> dict[str, Any]:
 
 def _bundles() -> Any:
     # Imported here: it needs pytorch-ignite of the extra "bundle".
-    try:
+    with config_errors("a Bundle needs pip install 'medfedaug[bundle]'", ImportError):
         from medfedaug.tasks.bundle import definition
-    except ImportError as error:
-        raise ConfigError(f"a Bundle needs {error.name}: pip install 'medfedaug[bundle]'") from error
     return definition
 
 
@@ -136,12 +130,7 @@ def with_trimmed_mean(config: RunConfig, sites: int) -> RunConfig:
     """
     if sites < _SITES_FOR_TRIMMING or config.secure_aggregation:
         return config
-    robust = replace(config, methods=(*config.methods, {"name": "trimmed_mean", "args": {}}))
-    try:
-        Composition(robust)
-    except ConfigError:  # a method computes the global model itself, or needs the sites' weights
-        return config
-    return robust
+    return _joined(config, "trimmed_mean")
 
 
 def with_open_classes(config: RunConfig, sites: Iterable[SiteFolder]) -> RunConfig:
@@ -156,11 +145,16 @@ def with_open_classes(config: RunConfig, sites: Iterable[SiteFolder]) -> RunConf
     apart = any(site.partial and site.annotated("training") for site in training)
     if not apart or named & {*FOR_OPEN_CLASSES, "teacher"}:
         return config
-    more = tuple({"name": name, "args": {}} for name in FOR_OPEN_CLASSES)
+    return _joined(config, *FOR_OPEN_CLASSES)  # not by single, for instance, which averages nothing
+
+
+def _joined(config: RunConfig, *names: str) -> RunConfig:
+    """Return a run with further methods, or as it is where they do not go with its own."""
+    more = [{"name": name, "args": {}} for name in names]
     joined = replace(config, methods=(*config.methods, *more))
     try:
         Composition(joined)
-    except ConfigError:  # such as single, which averages nothing
+    except ConfigError:
         return config
     return joined
 
@@ -202,15 +196,13 @@ class Composition:
             if given is not None:
                 network = _in_place(given, network, config.network)
             plain = set(network.state_dict())
-            try:
+            with config_errors(f"network {config.network}", TypeError, ValueError):
                 if config.plan.patch_size is not None:
                     check_size(network, config.plan.patch_size)
                 for method in self.methods:
                     network = method.prepare_network(network)
                 self.frozen = freeze(network, config.freeze)
                 """Entries that are not trained."""
-            except (TypeError, ValueError) as error:
-                raise ConfigError(f"network {config.network}: {error}") from error
         state = network.state_dict(keep_vars=True)
         changed = plain ^ set(state)
         if changed:

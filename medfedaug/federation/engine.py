@@ -12,7 +12,7 @@ import torch
 from medfedaug.config.machine import Machine
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.errors import ConfigError, first_line
+from medfedaug.errors import config_errors
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.plugins import added_module
@@ -83,9 +83,6 @@ def find_engine(name: str) -> Engine:
 
 def check_device(device: str) -> None:
     """Check that a device can be used."""
-    try:
-        usable = device == "auto" or not torch.empty(0, device=device).is_meta
-    except (RuntimeError, AssertionError) as error:  # the latter where torch is built without CUDA
-        raise ConfigError(f"device {device} cannot be used: {first_line(error)}") from error
-    if not usable:
-        raise ConfigError(f"device {device} computes nothing")
+    if device != "auto":
+        with config_errors(f"device {device} cannot be used"):
+            torch.zeros(1, device=device).item()  # of the device meta no value can be read

@@ -17,7 +17,6 @@ from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.machine import Machine
 from medfedaug.config.run import Execution, RunConfig, derive_seed
 from medfedaug.data.base import SiteFolder
-from medfedaug.errors import ConfigError
 from medfedaug.federation.engine import Engine, FederationRun
 from medfedaug.federation.job_folder import server_checkpoint
 from medfedaug.federation.messages.initial_weights import InitialWeights
@@ -32,6 +31,7 @@ from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.sampling import ConcatenatedDataset
 from medfedaug.utils.event_text import OnEvent
+from medfedaug.utils.validation import check_keys
 
 
 class SimulatedTime:
@@ -42,9 +42,7 @@ class SimulatedTime:
     """
 
     def __init__(self, execution: Execution, sites: Collection[str]) -> None:
-        unknown = sorted(execution.site_speed.keys() - {*sites})
-        if unknown:
-            raise ConfigError(f"site_speed: no site {unknown[0]}; there are {', '.join(sorted(sites))}")
+        check_keys("site_speed: no site", execution.site_speed, sorted(sites))
         self.speeds, self.now = execution.site_speed, 0.0
         self._free: dict[str, float] = {}
         self._coming: list[tuple[float, int, str, Reply]] = []

@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge, Gt, Interval
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 
-from medfedaug.config.options import mistake
-from medfedaug.errors import ConfigError
+from medfedaug.config.options import check_value
 
 NotNegative = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
@@ -43,11 +42,9 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
     def checking(self: Any, *args: Any, **kwargs: Any) -> None:
         checks = _checks(init)
         for argument, value in inspect.signature(init).bind(self, *args, **kwargs).arguments.items():
-            try:
-                if argument in checks:
-                    checks[argument].validate_python(value.item() if isinstance(value, np.generic) else value)
-            except ValidationError as error:
-                raise ConfigError(f"{self.name}: {argument} {mistake(error)}") from error
+            if argument in checks:
+                plain = value.item() if isinstance(value, np.generic) else value
+                check_value(f"{self.name}: {argument}", plain, checks[argument])
         init(self, *args, **kwargs)
 
     return checking

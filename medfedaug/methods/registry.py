@@ -2,16 +2,15 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
-from medfedaug.errors import ConfigError, first_line
+from medfedaug.errors import ConfigError, config_errors
 from medfedaug.methods import catalogue
 from medfedaug.methods.base import Method
 from medfedaug.methods.compatibility import check_compatible, constraints
 from medfedaug.utils import plugins
 from medfedaug.utils.plugins import added_modules
-from medfedaug.utils.validation import match_case, not_known, split_names
+from medfedaug.utils.validation import check_keys, match_case, not_known, split_names
 
 _CLASSES = [
     cls
@@ -64,11 +63,7 @@ def parse_methods(text: str, settings: Mapping[str, Mapping[str, Any]] | None = 
             find_class(name)
     specs = [spec for name in chosen for spec in COMBINATIONS.get(name, [{"name": name}])]
     names = [spec["name"] for spec in specs]
-    stray = sorted(set(settings) - set(names))
-    if stray:
-        raise ConfigError(
-            f"arguments for {', '.join(stray)}, which is not among the methods {', '.join(names)}"
-        )
+    check_keys("arguments for what is not among the methods:", settings, names)
     return [
         {"name": spec["name"], "args": {**spec.get("args", {}), **settings.get(spec["name"], {})}}
         for spec in specs
@@ -100,19 +95,9 @@ def _build(spec: Mapping[str, Any]) -> Method:
     name, args = str(spec.get("name")), dict(spec.get("args") or {})
     factory = find_class(name)
     known = [] if factory.__init__ is object.__init__ else list(inspect.signature(factory).parameters)
-    unknown = sorted(set(args) - set(known))
-    if unknown:
-        near = get_close_matches(unknown[0], known, 1)
-        meant = f" (did you mean {near[0]}?)" if near else ""
-        raise ConfigError(
-            f"{name} has no argument {', '.join(unknown)}{meant}; it takes {', '.join(known) or 'none'}"
-        )
-    try:
+    check_keys(f"{name} has no argument", args, known)
+    with config_errors(name):  # a method of another package may raise anything
         return factory(**args)
-    except ConfigError:
-        raise
-    except Exception as error:  # of any kind, from a method of another package
-        raise ConfigError(f"{name}: {first_line(error)}") from error
 
 
 def find_class(name: str) -> type[Method]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.data.sites import find_sites, is_federation, is_site
-from medfedaug.errors import ConfigError, DataError
+from medfedaug.errors import ConfigError
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.site import all_scores
 from medfedaug.federation.site.trainer import SiteTrainer
@@ -68,8 +68,7 @@ def evaluate_model(
     sites: dict[str, Any] = {}
     for name in sites_of(run, Path(data)):
         trainer = run.trainer(name, data, device, limit=limit)
-        if not trainer.folder.cases.get(split):
-            raise DataError(f"no case in the split {split!r}", site=name, path=trainer.folder.path)
+        trainer.folder.cases_of(split)
         scores = trainer.evaluate_round(split, run.round, full=True)
         sites[name] = all_scores(scores, trainer.folder.patients(split))  # nothing leaves the site here
     scored = {name: run.whose(name, split) for name in sites}
@@ -101,8 +100,6 @@ def evaluate_sites(
         for scored in (LOCAL, GLOBAL, *([PERSONAL] if personal else [])):
             source = alone if scored == LOCAL else run
             opened = source.trainer(name, data_dir, device)
-            if not opened.folder.cases["test"]:
-                raise DataError("no case in the split 'test'", site=name, path=opened.folder.path)
             scores = _global(opened) if scored == GLOBAL else opened.evaluate_round("test", source.round)
             patients = opened.folder.patients("test")
             models[scored] = all_scores(scores, patients)

@@ -18,7 +18,7 @@ from medfedaug.config.machine import KIT_STATE, STATE_VARIABLE, Machine
 from medfedaug.data.base import SPLITS, SiteFolder
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.errors import ConfigError, MedFedAugError, first_line
+from medfedaug.errors import ConfigError, MedFedAugError, config_errors
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.job_folder import STATE, check_unchanged, exchange_file
 from medfedaug.federation.site.model import SiteModel
@@ -94,18 +94,24 @@ class FinishedRun(RecordedRun):
         normalises, as in `LoadedRun.predict`. It gets the layers or weights of a site, where the run left
         some at the sites.
         """
-        known = {*self.record.get("sites", {}), *self.record.get("unseen", ()), *self.sites_with_layers}
-        if site and site not in known:
-            raise ConfigError(f"{site!r} took no part in the run, whose sites are {', '.join(sorted(known))}")
+        if site:
+            self.check_site(site)
         kind = VolumeFolder if self.config.task == "segmentation" else ImageFolder
         splits: dict[str, Any] = dict.fromkeys(SPLITS, ())
         model = self.at_site(site, kind(site, self.model.parent, self.config.classes, splits), "cpu")
         with self.scoring(model) as network:
             return copy.deepcopy(network)
 
-    @contextmanager
-    def scoring(self, model: SiteModel) -> Iterator[nn.Module]:
-        """Yield the network that scores a site's cases, from the model of `at_site`."""
+    def check_site(self, site: str) -> None:
+        """Check that a site took part in the run."""
+        record, rounds = self.record, self.record["rounds"]
+        known = {*self.statistics, *self.sites_with_layers, *record.get("sites", ())}
+        known.update(record.get("unseen", ()), *(round_["sites"] for round_ in rounds))
+        if site not in known:
+            raise ConfigError(f"{site!r} took no part in the run, whose sites are {', '.join(sorted(known))}")
+
+    def recall(self, model: SiteModel) -> None:
+        """Complete the model of `at_site` with the layers and weights that stay at its site."""
         if not model.recall(self.local_state(model.name)):
             keeping = [m.name for m in self.composition.methods if m.local_entries(model.network)]
             sites = ", ".join(self.sites_with_layers)
@@ -114,6 +120,11 @@ class FinishedRun(RecordedRun):
                 f"({sites or 'none'} in {self.state}, and --state names another folder), or train with the "
                 "method's argument unseen"
             )
+
+    @contextmanager
+    def scoring(self, model: SiteModel) -> Iterator[nn.Module]:
+        """Yield the network that scores a site's cases, from the model of `at_site`."""
+        self.recall(model)
         with model.scoring():
             model.network.eval()
             yield model.network
@@ -170,10 +181,8 @@ class FinishedRun(RecordedRun):
         return self._received(trainer)
 
     def _received(self, model: _Model) -> _Model:
-        try:
+        with config_errors(str(self.model), MedFedAugError):  # somebody changed the model and its record
             model.receive(self.weights, self.payload, self.payload)
-        except MedFedAugError as error:  # of a model that somebody changed and recorded
-            raise ConfigError(f"{self.model}: {error}") from error
         return model
 
 
@@ -187,10 +196,8 @@ def _find_state(folder: Path, state: str | Path | None) -> Path:
 
 def _load_weights(path: Path) -> dict[str, Tensor]:
     """Read a file that has the recorded hash."""
-    try:
+    with config_errors(f"{path}: not a model"):  # a damaged file fails anywhere between zip and pickle
         return dict(load_tensors(path))
-    except Exception as error:  # a damaged file fails anywhere between zip and pickle
-        raise ConfigError(f"{path}: not a model ({first_line(error)})") from error
 
 
 def _machine() -> Machine:
@@ -228,11 +235,8 @@ class Origin:
             return cls("", _one_pair(Path(statistics), run), str(statistics))
         if site is None:
             return cls("", None, "")
+        run.check_site(site)
         layers = run.sites_with_layers
-        known = {*run.statistics, *layers, *run.record.get("sites", ())}
-        known.update(*(round_["sites"] for round_ in run.record["rounds"]))
-        if site not in known:
-            raise ConfigError(f"{site!r} took no part in the run, whose sites are {', '.join(sorted(known))}")
         if run.composition.personal and site not in layers:
             present = f"has those of {', '.join(layers)}" if layers else "has none"
             raise ConfigError(
@@ -248,10 +252,8 @@ class Origin:
 
 
 def _one_pair(path: Path, run: FinishedRun) -> ChannelStatistics:
-    try:
+    with config_errors("--statistics", ValueError), config_errors(f"--statistics {path}", OSError):
         statistics = load_statistics(path, run.composition.intensity)
-    except (OSError, ValueError) as error:
-        raise ConfigError(first_line(error)) from error
     if len(statistics) > 1:
         raise ConfigError(f"{path}: expected one site, found {', '.join(statistics)}")
     (pair,) = statistics.values()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from medfedaug.errors import ConfigError, first_line
+from medfedaug.errors import ConfigError, config_errors
 from medfedaug.federation.job_folder import (
     CARDS,
     EVENTS,
@@ -57,10 +57,8 @@ def keep_fingerprint(state: Path, fingerprint: Mapping[str, str]) -> None:
 def kept_fingerprint(state: Path) -> dict[str, str]:
     """Read the file of `keep_fingerprint`."""
     file = server_checkpoint(state).with_name(_DATA)
-    try:
+    with config_errors(f"{file}: cannot be read", OSError, ValueError, KeyError):
         fingerprint: dict[str, str] = parse_versioned(file.read_text(), _DATA_KIND, _DATA_VERSION)["files"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{file}: {first_line(error)}") from error
     return fingerprint
 
 
@@ -139,10 +137,8 @@ def publish(work: Path, out: Path, names: Sequence[str] = ()) -> None:
 def only_process(out: Path) -> Iterator[None]:
     """Lock a run's folder for this process; remove it in the end if it is new and empty."""
     new = not out.exists()
-    try:
+    with config_errors(f"{out}: cannot be made", OSError):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{out}: cannot be made ({error.strerror})") from error
     file = out / LOCK
     with locked(file, f"{out}: another process is making this run"):
         try:
@@ -165,6 +161,12 @@ def is_json_with(path: Path, *keys: str) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and set(keys) <= set(content)
+
+
+def check_replaces(path: Path, kind: str, *keys: str) -> None:
+    """Check that a file replaces only one of its kind, a JSON object with these keys."""
+    if path.exists() and not is_json_with(path, *keys):
+        raise ConfigError(f"{path} exists and is not {kind}; choose another file with --out")
 
 
 def workspaces(out: Path) -> list[Path]:

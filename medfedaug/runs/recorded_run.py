@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from medfedaug._version import other_version
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import ConfigError, first_line
+from medfedaug.errors import ConfigError, config_errors, first_line
 from medfedaug.federation.job_folder import (
     FINAL_MODEL,
     GLOBAL_MODEL,
@@ -25,6 +25,7 @@ from medfedaug.federation.job_folder import (
 from medfedaug.runs.load_results import check_finished
 from medfedaug.utils.files import parse_json, sha256
 from medfedaug.utils.printable import counted, html_table, printable
+from medfedaug.utils.structure import entries
 from medfedaug.utils.validation import is_number
 
 if TYPE_CHECKING:
@@ -59,8 +60,7 @@ class RecordedRun(Mapping[str, Any]):
         try:
             record = parse_json(results.read_text())
             check_finished(record)
-            if missing := {"run", HASHES} - {*record}:
-                raise ValueError(f"expected an object with {min(missing)}")
+            entries({}, needed=("run", HASHES))(record, "")
             run = cls(file, record)
             _ = run.config
         except (OSError, ConfigError, TypeError, ValueError) as error:
@@ -101,10 +101,8 @@ class RecordedRun(Mapping[str, Any]):
         check_unchanged(path, self.record)
         from medfedaug.statistics import load_statistics  # and with it PyTorch
 
-        try:
+        with config_errors("the run's statistics", ValueError):
             return load_statistics(path)
-        except ValueError as error:
-            raise ConfigError(first_line(error)) from error
 
     @property
     def results(self) -> dict[str, Any]:

@@ -14,7 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from medfedaug.errors import ConfigError, StorageError, translated
+import yaml
+
+from medfedaug.errors import ConfigError, StorageError, config_errors, translated
 
 PRIVATE = 0o600  # mode of a file that only its owner may read
 
@@ -24,13 +26,6 @@ _UNFINISHED = re.compile(r"\..+\.(pt|json|key|nii\.gz)\.[0-9a-f]{8}")
 """Name of an unfinished file of `write_atomic`, of those that a site or a server keeps."""
 
 _ABANDONED = 3600.0
-
-
-def check_new_folder(path: str | os.PathLike[str]) -> None:
-    """Check that a folder to be made does not exist, or is empty."""
-    path = Path(path)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConfigError(f"{path} exists and is not an empty folder; give a new one")
 
 
 def write_atomic(
@@ -113,6 +108,24 @@ def _system_error(error: BaseException | None) -> OSError | None:
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error
+
+
+def check_empty(path: Path) -> None:
+    """Check that a folder is a new one, or has nothing in it."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{path} exists and is not an empty folder; choose another one")
+
+
+def read_mapping(path: str | os.PathLike[str], example: str) -> dict[str, Any]:
+    """Read a user's file of names and values, YAML or JSON."""
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: not a file")  # a pipe would wait for ever
+    with config_errors(f"{path}: not readable as YAML or JSON", ValueError, RecursionError, yaml.YAMLError):
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or not content:
+        raise ConfigError(f"{path}: names and values are needed, such as {example}")
+    return content
 
 
 def sha256(path: str | os.PathLike[str]) -> str:

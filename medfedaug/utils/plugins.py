@@ -40,6 +40,13 @@ def added_module(name: str, feature: str) -> ModuleType:
     return modules[0]
 
 
+def import_extra(module: str, extra: str, feature: str) -> ModuleType:
+    """Import a module of a package that an extra installs, for a feature that a user asked for."""
+    lacking = ConfigError(f"{feature} needs {module.partition('.')[0]}: pip install 'medfedaug[{extra}]'")
+    with translated(ImportError, to=lambda error: lacking):
+        return import_module(module)
+
+
 def _exists(module: str) -> bool:
     parent = module.rpartition(".")[0]
     return (parent == "medfedaug" or _exists(parent)) and find_spec(module) is not None

@@ -71,6 +71,27 @@ def split_names(what: str, text: str) -> list[str]:
     return names
 
 
+def named_pairs(
+    option: str, example: str, given: Iterable[str], *, form: str = "NAME=VALUE", first: bool = False
+) -> dict[str, str]:
+    """Read values such as ``NAME=VALUE`` with different names, without the spaces around either.
+
+    Args:
+        first: splits at the first sign, since a value may have some; by default at the last one.
+
+    Example:
+        >>> named_pairs("--segments", "'Tumour core=tumour'", ["Tumour core = tumour"])
+        {'Tumour core': 'tumour'}
+    """
+    split = [text.partition("=") if first else text.rpartition("=") for text in given]
+    pairs = [(name.strip(), value.strip()) for name, _, value in split]
+    names, wanted = [name for name, _ in pairs], f"takes {form}, such as {example}"
+    twice = next((f"names {name} twice" for name in names if names.count(name) > 1), "")
+    if problem := twice if all(map(all, pairs)) else wanted:
+        raise ConfigError(f"{option} {problem}")
+    return dict(pairs)
+
+
 def match_case(name: str, known: Iterable[str]) -> str:
     """Return the known name that differs from a name only in capitals; an unknown name stays as it is.
 
@@ -110,7 +131,7 @@ def check_keys(unknown: str, keys: Iterable[Any], known: Iterable[str]) -> None:
             f"{key} (did you mean {near[0]}?)" if (near := get_close_matches(key, known, 1)) else key
             for key in extra
         ]
-        raise ConfigError(f"{unknown} {', '.join(hints)}; known: {', '.join(known)}")
+        raise ConfigError(f"{unknown} {', '.join(hints)}; known: {', '.join(known) or 'none'}")
 
 
 def check_plain(name: str, value: Any, depth: int = 100) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -59,9 +60,9 @@ class ProtocolController(Controller):
         super().set_communicator(communicator)
         self._presence.listen(communicator)
 
+    @abstractmethod
     def carry(self, job: ServerJob) -> None:
         """Run the protocol."""
-        raise NotImplementedError
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Find the engine, and register the decomposer for tensors."""

@@ -1,6 +1,7 @@
 """The site's component: a thin shell around the engine-neutral trainer."""
 
 import json
+from abc import abstractmethod
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,11 @@ class AnsweringExecutor(Executor):
         self._gate: Gate | None = None
         self._events: EventLog | None = None
 
+    @abstractmethod
     def open_site(
         self, name: str, settings: SiteSettings, gate: Gate, events: EventLog
     ) -> Site | ComparisonSite:
         """Open the site with its settings."""
-        raise NotImplementedError
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Register the decomposer for tensors when a run starts, and record its end at this site."""

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing import Pipe
@@ -148,7 +148,9 @@ class Ranks:
             threads=site.threads,
             settings=settings,
         )
-        try:
+        with ExitStack() as after_an_error:
+            after_an_error.callback(self.close)
+            after_an_error.callback(self.over)
             self._peers = [_Peer(rank) for rank in range(1, self._count)]
             for peer in self._peers:
                 peer.send(pickle.dumps(replace(start, rank=peer.rank)))
@@ -162,10 +164,7 @@ class Ranks:
                 peer.report = None
             start.join_group()
             self._group = dist.group.WORLD
-        except BaseException:
-            self.over()
-            self.close()
-            raise
+            after_an_error.pop_all()
 
     def lost(self, seconds: float = 0.0) -> tuple[str, str] | None:
         """Return the name of a rank that has ended, and the reason."""

@@ -13,11 +13,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 from cryptography import x509
@@ -37,6 +37,7 @@ SIGNED = "signed_requests.txt"
 Kind = Literal["site", "server", "lead", "admin"]  # kinds of participants
 
 _NVFLARE_KINDS = {"site": "site", "server": "server", "lead": "user (lead)", "admin": "user (org_admin)"}
+_Parsed = TypeVar("_Parsed")
 _LARGEST = 2**20  # bytes of a part of a request or an answer
 # The server's and the administrators' organisation, as in the shipped file.
 _ORGANISATION = "coordination"
@@ -77,18 +78,13 @@ def request(
 def read_request(path: str | Path) -> Enrolment:
     """Read a request from an unknown sender."""
     # It has the hashes of the other parts, which NVFlare compares before it signs.
-    digest = hashlib.sha256(_part(path, "request.json")).hexdigest()
-    return _enrolment(_entries(path, "request.json"), digest, path)
+    content = _part(path, "request.json", bytes)
+    return _enrolment(_part(path, "request.json", _entries), hashlib.sha256(content).hexdigest(), path)
 
 
 def read_signed(path: str | Path) -> Enrolment:
     """Read the answer to a request."""
-    entries = _entries(path, "signed.json")
-    try:
-        digest = _fingerprint(_part(path, "rootCA.pem"))
-    except ValueError as error:
-        raise ConfigError(f"{path}: its root certificate cannot be read ({error})") from error
-    return _enrolment(entries, digest, path)
+    return _enrolment(_part(path, "signed.json", _entries), _part(path, "rootCA.pem", _fingerprint), path)
 
 
 def make_root(project: str | Path) -> None:
@@ -230,20 +226,17 @@ def _enrolment(entries: dict[str, Any], fingerprint: str, path: str | Path) -> E
     )
 
 
-def _entries(path: str | Path, part: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads(_part(path, part)))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{path}: its {part} is not readable ({error})") from error
+def _entries(content: bytes) -> dict[str, Any]:
+    return dict(json.loads(content))
 
 
-def _part(path: str | Path, name: str) -> bytes:
+def _part(path: str | Path, name: str, parse: Callable[[bytes], _Parsed]) -> _Parsed:
     if Path(path).exists() and not Path(path).is_file():
         raise ConfigError(f"{path}: not a file")  # a pipe would wait for ever
     try:
         with zipfile.ZipFile(path) as opened, opened.open(name) as file:
-            return file.read(_LARGEST)  # a larger one cannot be read as what it should be
-    except (KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
+            return parse(file.read(_LARGEST))  # a larger one cannot be read as what it should be
+    except (KeyError, ValueError, TypeError, RuntimeError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{path}: no {name} can be read in it ({error})") from error
 
 

@@ -184,7 +184,7 @@ def test_what_cannot_be_a_site_is_one_line_and_nothing_is_written(run, tmp_path)
         ),
         (["site", "--labels", "0=a,64=b,255=a"], "has the classes 0 a, 64 b, 255 a. Two or more are needed"),
         (["site", "--labels", "0=a,b"], "--labels takes VALUE=NAME, such as 0=background,255=lesion"),
-        (["site", "--labels", "1=a,1=b"], "--labels names one value twice"),
+        (["site", "--labels", "1=a,1=b"], "--labels names 1 twice"),
         (["empty"], "holds no images beside label maps. Looked for are imagesTr and labelsTr"),
         (["apart"], "no image of images has a label map of its name in labels"),
         (["good", "--patient", "x(.+)"], "finds no patient in the name '0'"),

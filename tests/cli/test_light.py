@@ -122,7 +122,7 @@ def test_folders_that_are_not_there(light, tmp_path):
     for err in light(*of_runs, code=2):
         assert err.startswith(f"medfedaug: {nowhere}: no finished run; name a folder with")
     (err,) = light(("init", tmp_path, "--labels", "0=background,0=lesion"), code=2)
-    assert err == "medfedaug: --labels names one value twice"
+    assert err == "medfedaug: --labels names 0 twice"
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 

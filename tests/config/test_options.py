@@ -128,8 +128,8 @@ def test_text_is_read_by_the_type_of_its_setting():
     assert read_text(RunConfig, "image_size", "32") == 32
     assert read_text(RunConfig, "network", "32") == "32"
     assert read_text(PrivacyPolicy, "clip", '{"feature_mean": [0, 1]}') == {"feature_mean": [0, 1]}
-    with pytest.raises(ConfigError, match="--network-args: a JSON object is needed"):
-        read_text(RunConfig, "network_args", "[1]")
+    with pytest.raises(ConfigError, match="--network-args: not JSON: "):
+        read_text(RunConfig, "network_args", "{width}")
 
 
 def test_a_secret_is_in_no_text():

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import ConfigError, first_line, storing
+from medfedaug.errors import ConfigError, config_errors, storing
 from medfedaug.methods import build_methods
 from medfedaug.models.entries import load_tensors
 from medfedaug.utils.files import check_version, version_mark, write_atomic
@@ -27,10 +27,8 @@ def save_checkpoint(path: Path, content: dict[str, Any], *, private: bool = Fals
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a file of `save_checkpoint` without executing anything in it."""
-    try:
+    with config_errors(f"{path}: not a checkpoint"):  # a damaged file fails anywhere between zip and pickle
         return check_version(load_tensors(path), _KIND, _VERSION)
-    except Exception as error:  # a damaged file fails anywhere between zip and pickle
-        raise ConfigError(f"{path}: not a checkpoint ({first_line(error)})") from error
 
 
 def check_same_run(path: Path, saved: Mapping[str, Any], config: RunConfig) -> None:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from medfedaug.errors import ConfigError, first_line, warn
+from medfedaug.errors import ConfigError, config_errors, warn
 from medfedaug.federation.messages.messages import entries_hash
 from medfedaug.models.entries import fit_weights, read_weights
 
@@ -84,12 +84,8 @@ class InitialWeights:
     @classmethod
     def load(cls, path: Path) -> InitialWeights:
         """Read a file of `save` at the server of a job."""
-        try:
-            with safe_open(path, "pt") as file:
-                entries = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                report = json.loads((file.metadata() or {}).get("report", "{}"))
-        except (OSError, ValueError, SafetensorError) as error:
-            raise ConfigError(
-                f"{path.name}: the job's initial weights cannot be read ({first_line(error)})"
-            ) from error
+        problem = f"{path.name}: the job's initial weights cannot be read"
+        with config_errors(problem, OSError, ValueError, SafetensorError), safe_open(path, "pt") as file:
+            entries = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            report = json.loads((file.metadata() or {}).get("report", "{}"))
         return cls(entries, report if isinstance(report, dict) else {"loaded": len(entries)})

@@ -32,7 +32,7 @@ import torch
 from medfedaug.config.plan import Plan, PlanningConfig
 from medfedaug.config.run import RunConfig
 from medfedaug.data.dataset_json import unseen_note
-from medfedaug.errors import ConfigError, first_line
+from medfedaug.errors import ConfigError, config_errors
 from medfedaug.federation.planning.fingerprint import is_ct, outlines_differ
 from medfedaug.functional.means import capped_weights
 from medfedaug.methods.base import Payload
@@ -305,13 +305,8 @@ def training_bytes(network: torch.nn.Module, shape: tuple[int, ...]) -> int:
 
 def _bytes(config: RunConfig, args: dict[str, Any], dims: int, patch: tuple[int, ...], batch: int) -> int:
     network = _network(config, args, dims, patch)
-    try:
+    with config_errors(f"network {config.network} does not take a batch of {batch} of {_by(patch)} voxels"):
         return training_bytes(network, (batch, config.in_channels, *patch))
-    except Exception as error:  # each network fails in its own way
-        raise ConfigError(
-            f"network {config.network} does not take a batch of {batch} of {_by(patch)} voxels: "
-            f"{first_line(error)}"
-        ) from error
 
 
 def _network(config: RunConfig, args: dict[str, Any], dims: int, patch: Sequence[int]) -> torch.nn.Module:
@@ -330,16 +325,13 @@ def _network(config: RunConfig, args: dict[str, Any], dims: int, patch: Sequence
 
 
 def _build(config: RunConfig, args: dict[str, Any], dims: int, **more: Any) -> torch.nn.Module:
-    try:
-        with torch.device("meta"):
-            return build_network(
-                config.network,
-                in_channels=config.in_channels,
-                out_channels=config.num_classes,
-                **{"supervised": config.plan.deep_supervision, **args, **more, "spatial_dims": dims},
-            )
-    except Exception as error:  # each network checks its arguments in its own way
-        raise ConfigError(f"network {config.network}: {first_line(error)}") from error
+    with config_errors(f"network {config.network}"), torch.device("meta"):
+        return build_network(
+            config.network,
+            in_channels=config.in_channels,
+            out_channels=config.num_classes,
+            **{"supervised": config.plan.deep_supervision, **args, **more, "spatial_dims": dims},
+        )
 
 
 def _patch(

@@ -7,7 +7,6 @@ from typing import Any
 
 from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import DataError
 from medfedaug.federation.messages.messages import SCORE, TEST, Reply, Request
 from medfedaug.federation.site.site import Gate, Site, Stop
 from medfedaug.federation.site.trainer import SiteTrainer
@@ -82,8 +81,7 @@ class _ComparedSite(Site):
     def _score_model(self, request: Request, should_stop: Stop) -> Reply:
         reply, started, self._scored = Reply(request.task, request.round), time.perf_counter(), True
         trainer = self.trainer
-        if not trainer.folder.cases[_SPLIT]:
-            raise DataError(f"no case in the split {_SPLIT!r}", site=self.name, path=trainer.folder.path)
+        trainer.folder.cases_of(_SPLIT)
         trainer.receive(request.weights, request.payload, request.once)
         scores = trainer.evaluate_round(_SPLIT, request.round, full=not self.reference)
         released = self.gate.release(_SPLIT, scores, trainer)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from monai.utils import CommonKeys as Keys
 from torch import Tensor, nn
 
 from medfedaug.data.checks import check_files_alone, check_known_classes
-from medfedaug.errors import ConfigError, DataError, MedFedAugError, warn
+from medfedaug.errors import ConfigError, MedFedAugError, warn
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.script_components import ScriptComponents
@@ -51,13 +52,10 @@ class ScriptSession:
     def files(self, split: str) -> list[dict[str, Any]]:
         """Return the cases of a split; see `medfedaug.client.files`."""
         folder, classes = self.site.folder, self.site.config.classes
-        try:
+        with self._noted():
             check_files_alone(folder, "the training script")
             if folder.task == "classification":
                 check_known_classes(folder, classes)
-        except DataError as error:
-            self.error = error
-            raise
         files = []
         for case in folder.cases[split]:
             images = [str(path) for path in case.files]
@@ -69,9 +67,15 @@ class ScriptSession:
 
     def join(self, components: ScriptComponents) -> LoopTraining:
         """Take part with a script's components."""
-        try:
+        with self._noted():
             self.training = self._build(components)
-            return self.training
+        return self.training
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Keep an error for the site, whatever the script does with it."""
+        try:
+            yield
         except Exception as error:
             self.error = error
             raise

@@ -15,7 +15,7 @@ from medfedaug.data.base import Case
 from medfedaug.data.checks import check_copies
 from medfedaug.data.preparation.cache import keep_decoded
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.errors import ConfigError, DataError, warn
+from medfedaug.errors import ConfigError, warn
 from medfedaug.federation.planning.fingerprint import edges_in_ras
 from medfedaug.federation.site.data_folder import open_own_data
 from medfedaug.hospital.assurance.calibration import KIND, VERSION
@@ -128,8 +128,7 @@ def measure(
     check_copies([folder])
     if known and not folder.trains:
         warn("lists no training case: one that trained the model cannot be recognised", site=name)
-    if not (chosen := folder.cases[options.split]):
-        raise DataError(f"no case in the split {options.split!r}", site=name, path=folder.path)
+    chosen = folder.cases_of(options.split)
     cases: dict[str, tuple[Case, ...]] = {"training": (), "validation": (), "test": chosen}
     folder = replace(folder, cases=cases)
     predictor = Predictor.prepare(run, origin, folder, options.device)

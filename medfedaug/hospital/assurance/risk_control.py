@@ -31,8 +31,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import ndimage
 
-from medfedaug.errors import ConfigError
 from medfedaug.hospital.assurance.options import LESIONS
+from medfedaug.utils.plugins import import_extra
 
 LEVELS = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(-20, 20, 401)))]).astype(np.float32)
 """The thresholds, (T,): 0, and 401 evenly spaced in log-odds from -20 to 20, all in single precision."""
@@ -128,11 +128,7 @@ def controlled_level(
 
 
 def _p_values(losses: np.ndarray, miss: float, binary: bool) -> np.ndarray:
-    try:
-        from mapie.risk_control.methods import compute_hoeffding_bentkus_p_value
-    except ImportError as error:
-        raise ConfigError(
-            "--confidence needs MAPIE, which is not installed: pip install 'medfedaug[assurance]'"
-        ) from error
+    methods = import_extra("mapie.risk_control.methods", "assurance", "--confidence")
     means = np.clip(losses.mean(axis=0), 0, 1)
-    return np.asarray(compute_hoeffding_bentkus_p_value(means, len(losses), miss, binary=binary))[:, 0]
+    p_values = methods.compute_hoeffding_bentkus_p_value(means, len(losses), miss, binary=binary)
+    return np.asarray(p_values)[:, 0]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from medfedaug.errors import ConfigError, MedFedAugError, StorageError, own
 from medfedaug.hospital.database import Database
 from medfedaug.utils.files import parse_versioned, version_mark, write_atomic
+from medfedaug.utils.plugins import import_extra
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,12 +44,7 @@ ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64)) + [2**k for k
 
 def require_opacus() -> Any:
     """Import Opacus' accountants."""
-    try:
-        import opacus.accountants
-    except ImportError as error:
-        text = "privacy: noise needs Opacus for its account; pip install 'medfedaug[privacy]'"
-        raise ConfigError(text) from error
-    return opacus.accountants
+    return import_extra("opacus.accountants", "privacy", "the account of noise")
 
 
 def epsilon_spent(releases: Iterable[tuple[float, int] | tuple[float, int, float]], delta: float) -> float:

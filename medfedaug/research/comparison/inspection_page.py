@@ -16,7 +16,7 @@ from medfedaug.data.base import SPLITS, plain_name
 from medfedaug.errors import ConfigError
 from medfedaug.research.comparison.inspection import SiteInspection
 from medfedaug.research.comparison.shift import Measure, OddSite, Shift, odd_sites, site_shift
-from medfedaug.runs.folder import is_json_with
+from medfedaug.runs.folder import check_replaces
 from medfedaug.runs.prediction.prediction_image import INK, PAPER
 from medfedaug.utils.files import write_json
 from medfedaug.utils.printable import counted
@@ -102,8 +102,9 @@ def write_inspection(sites: Sequence[SiteInspection], out_html: str | Path, inte
     out = Path(out_html)
     record = out.with_suffix(".json")
     page.check_page(out)
-    if out == record or (record.exists() and not is_json_with(record, "sites", "shift", "intensity")):
-        raise ConfigError(f"{record} exists and was not written by inspect; choose another file")
+    if out == record:
+        raise ConfigError(f"{out}: the page needs another name than {record}, which is beside it")
+    check_replaces(record, "a record of inspect", "sites", "shift", "intensity")
     shift = federation_shift(sites)
     page.write_page(_page(sites, shift, intensity), out)
     write_json(record, inspection_record(sites, shift, intensity))

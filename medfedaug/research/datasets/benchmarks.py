@@ -16,16 +16,21 @@ from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from annotated_types import Interval
+from pydantic import TypeAdapter
+
+from medfedaug.config.options import check_value
 from medfedaug.data.base import SiteFolder, spread
 from medfedaug.data.sites import MARKER, open_folder, site_folders
-from medfedaug.errors import ConfigError, DataError
+from medfedaug.errors import DataError
 from medfedaug.research.datasets.published import COMMON_OPTIONS, FOLDS, Benchmark, in_fold
 from medfedaug.utils.files import parse_versioned, write_versioned
-from medfedaug.utils.validation import check_choice
+from medfedaug.utils.validation import check_choice, check_keys
 
 _KIND, _VERSION = "federation", 1
+_FRACTION = TypeAdapter(Annotated[float, Interval(gt=0, le=1)])
 _Any = TypeVar("_Any")
 
 
@@ -96,8 +101,6 @@ def open_benchmark(
         where = f"Get the files from {benchmark.source} and put them below {root}"
         hint = f"{where}. Expected there: {benchmark.layout}."
         raise DataError(f"is missing, and {name} needs it", path=error.filename, hint=hint) from error
-    except OSError as error:
-        raise DataError(f"cannot be read ({error.strerror})", path=error.filename) from error
     if benchmark.in_folds:
         folds = [options.pop(option, default) for option, default in FOLDS.items()]
         sites = [in_fold(site, *folds) for site in sites]
@@ -112,23 +115,19 @@ def check_options(name: str, options: Mapping[str, Any]) -> Benchmark:
     """Return the benchmark of a name, and check its options."""
     benchmark = find_benchmark(name)
     defaults = benchmark.options
+    check_keys(f"{name} has no option", options, defaults)
     for option, value in options.items():
-        if option not in defaults:
-            raise ConfigError(f"{name} has no option {option!r}; it has {', '.join(defaults)}")
-        kind = type(defaults[option])
-        # `true` is a number to Python.
-        fits = isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
-        if not fits or isinstance(value, bool) != (kind is bool):
-            raise ConfigError(f"{name}: {option} is {value!r}, a {kind.__name__} is needed")
-    if not 0 < options.get("fraction", 1.0) <= 1:
-        raise ConfigError(f"fraction must be above 0 and at most 1, got {options['fraction']}")
+        check_value(
+            f"{name}: {option}",
+            value,
+            _FRACTION if option == "fraction" else TypeAdapter(type(defaults[option])),
+        )
     return benchmark
 
 
 def _arranged(sites: list[SiteFolder], fraction: float, unseen: str) -> list[SiteFolder]:
-    names = [site.name for site in sites]
-    if unseen and unseen not in names:
-        raise ConfigError(f"no site {unseen!r}; the sites are {', '.join(names)}")
+    if unseen:
+        check_choice("unseen: site", unseen, [site.name for site in sites])
     arranged = []
     for site in sites:
         cases = dict(site.cases)
@@ -154,7 +153,7 @@ def write_federation(folder: str | Path, name: str, root: str | Path, **options:
 def read_federation(folder: str | Path) -> tuple[str, Path, dict[str, Any]]:
     """Read a folder's marker: the benchmark, the folder of its files, and all its options."""
     name, root, options = _from_marker(folder, _parse_marker)
-    return name, root, {**check_options(name, options).options, **options}
+    return name, root, {**find_benchmark(name).options, **options}
 
 
 def open_federation(folder: str | Path, limit: int | None = None) -> dict[str, SiteFolder]:

@@ -141,10 +141,9 @@ class _ArrayUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         module = module.replace("numpy._core", "numpy.core")  # the name before NumPy 2
-        try:
-            return _ALLOWED[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"holds {module}.{name}; only arrays are read") from None
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"holds {module}.{name}; only arrays are read")
+        return _ALLOWED[module, name]
 
 
 def _latin1(text: str, encoding: str) -> bytes:

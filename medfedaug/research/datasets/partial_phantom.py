@@ -11,6 +11,8 @@ import numpy as np
 
 from medfedaug.data.base import SPLITS
 from medfedaug.data.sites import MANIFEST
+from medfedaug.errors import ConfigError
+from medfedaug.utils.validation import check_choice
 
 TRUTH = "truth"  # folder with the same federation and full outlines, only for measuring
 _UNKNOWN = 255
@@ -39,16 +41,15 @@ def annotate_apart(
         The structures that each site outlines for training.
 
     Raises:
-        ValueError: for an argument that makes no sense, before any change.
+        ConfigError: for an argument that makes no sense, before any change.
     """
     folders = sorted(path.parent for path in root.glob("*/dataset.json"))
     lists = {folder.name: json.loads((folder / "dataset.json").read_text()) for folder in folders}
-    missing = [name for name in unlabelled if name not in lists]
-    if missing:
-        raise ValueError(f"{missing[0]} is not a site; sites: {', '.join(lists)}")
+    for name in unlabelled:
+        check_choice("unlabelled: site", name, lists)
     structures = list(next(iter(lists.values()))["labels"].items())[1:]
     if apart and len(structures) < 2:
-        raise ValueError(
+        raise ConfigError(
             "sites that outline different classes need three classes or more, background included"
         )
     count = (len(structures) + 1) // 2 if apart else len(structures)

@@ -27,14 +27,14 @@ from medfedaug.config.plan import PLAN_FIELDS, Plan, PlanningConfig, load_plan
 from medfedaug.config.run import RunConfig, task_defaults
 from medfedaug.data.base import is_own_data
 from medfedaug.data.sites import federation_settings, is_federation
-from medfedaug.errors import ConfigError, first_line, warn
+from medfedaug.errors import ConfigError, warn
 from medfedaug.methods.registry import parse_methods
 from medfedaug.research.datasets.benchmarks import OWN_DATA, find_benchmark, open_benchmark, read_federation
 from medfedaug.research.papers.axes import Axis, Comparison, axis_value, parse_axis
 from medfedaug.research.papers.papers import find_entry
 from medfedaug.research.papers.presets import Preset, find_preset
 from medfedaug.research.sweeps.run_list import PlannedRun, check_axes, parse_methods_list, plan
-from medfedaug.utils.files import write_atomic
+from medfedaug.utils.files import read_mapping, write_atomic
 from medfedaug.utils.validation import check_keys
 
 EXPERIMENT = "experiment.yml"
@@ -269,21 +269,10 @@ def make_experiment(
     return Experiment(**{**content, "settings": fixed, "vary": vary})
 
 
-def read_yaml(path: Path, example: str) -> dict[str, Any]:
-    """Read a user's file of names and values."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: not readable as YAML ({first_line(error)})") from error
-    if not isinstance(content, dict) or not content:
-        raise ConfigError(f"{path}: names and values are needed, such as {example}")
-    return content
-
-
 def read_experiment(path: str | Path) -> dict[str, Any]:
     """Read an experiment's file; paths are relative to it."""
     path = Path(path)
-    content = read_yaml(path, "methods: [fedavg, fedrdn]")
+    content = read_mapping(path, "methods: [fedavg, fedrdn]")
     known = [entry.name for entry in dataclasses.fields(Experiment)]
     check_keys(f"{path}: unknown keys", content, known)
     for name in _PATHS:

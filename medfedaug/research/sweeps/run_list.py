@@ -20,7 +20,7 @@ from medfedaug.methods.registry import canonical_name, parse_methods
 from medfedaug.research.datasets.benchmarks import check_options, find_benchmark, find_root, open_benchmark
 from medfedaug.research.papers.axes import Axis, Comparison, shown
 from medfedaug.research.papers.presets import Preset
-from medfedaug.utils.validation import is_number
+from medfedaug.utils.validation import check_choice
 
 BASE = "base"  # name of the preset without other settings
 
@@ -193,8 +193,7 @@ def _held_out(preset: Preset, holdout: Sequence[str], sites: Sequence[SiteFolder
     if not holdout or list(holdout) == ["all"]:
         return able
     for name in holdout:
-        if name not in able:
-            raise ConfigError(f"cannot hold out {name!r}; the sites that train are {', '.join(able)}")
+        check_choice("--holdout: training site", name, able)
     return list(holdout)
 
 
@@ -211,7 +210,7 @@ def _planned(
 ) -> PlannedRun:
     config, data, reduced = dict(preset.config), dict(preset.data), list[str]()
     arguments = {name: preset.arguments_of(name, held_out=bool(site)) for name in _named(methods)}
-    differing = _choose(chosen, config, data, arguments, find_benchmark(preset.benchmark).options)
+    differing = _choose(chosen, config, data, arguments, preset.benchmark)
     if planning := config.get("planning"):  # planning keeps the varied settings
         asked = PlanningConfig.from_dict(planning)
         config["planning"] = PlanningConfig.keeping((*asked.given, *chosen), asked.memory).to_dict()
@@ -246,13 +245,13 @@ def _choose(
     config: dict[str, Any],
     data: dict[str, Any],
     arguments: Mapping[str, dict[str, Any]],
-    options: Mapping[str, Any],
+    benchmark: str,
 ) -> list[tuple[str, str]]:
     """Put settings into a run, its data and its methods; return those that differ from the preset."""
     differing = []
     for name, value in chosen.items():
         method, _, key = name.rpartition(".")
-        text, place, usual = shown(value), data, options.get(key)
+        text, place, usual = shown(value), data, find_benchmark(benchmark).options.get(key)
         if method:
             place = arguments[method]
         elif key in _SETTABLE:
@@ -261,8 +260,7 @@ def _choose(
             config["plan"] = place = dict(config.get("plan", {}))
             usual = Plan().to_dict()[key]
         elif key == "fraction":
-            if not is_number(value):
-                raise ConfigError(f"fraction is a share of the training cases, as in 1/6, got {value!r}")
+            check_options(benchmark, {key: value})
             value *= data.get(key, usual)  # of the paper's training cases, which may be a share themselves
         if place.get(key, usual) != value:
             differing.append((name, text))

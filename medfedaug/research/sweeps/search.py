@@ -22,10 +22,12 @@ from medfedaug.federation.job_folder import RESULTS
 from medfedaug.methods.registry import parse_methods
 from medfedaug.metrics.registry import METRICS, metric_names
 from medfedaug.research.datasets.benchmarks import open_benchmark
-from medfedaug.research.sweeps.experiment import Experiment, read_yaml
+from medfedaug.research.sweeps.experiment import Experiment
 from medfedaug.research.sweeps.run_list import PlannedRun
 from medfedaug.research.sweeps.sweep import run_all
-from medfedaug.research.sweeps.workers import ThisProcess, Workers, needed
+from medfedaug.research.sweeps.workers import ThisProcess, Workers
+from medfedaug.utils.files import read_mapping
+from medfedaug.utils.plugins import import_extra
 from medfedaug.utils.validation import check_keys, is_number
 
 SEARCH = "search"  # folder of the trials in the experiment's folder, with Optuna's record `trials.db`
@@ -59,7 +61,7 @@ class Searched:
 
 def read_choices(path: str | Path) -> Choices:
     """Read the choices of settings."""
-    content = read_yaml(Path(path), "fedfa.prob: [0.1, 0.5]")
+    content = read_mapping(path, "fedfa.prob: [0.1, 0.5]")
     for name, choice in content.items():
         if isinstance(choice, dict):
             check_keys(f"{path}: {name}: unknown keys", choice, ("low", "high", "log", "step"))
@@ -95,7 +97,7 @@ def search(
         workers: as many trials are proposed at a time.
         on_event: see `run_all`, for trials instead of runs.
     """
-    optuna = needed("optuna", "search")
+    optuna = import_extra("optuna", "search", "--search")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     _check(experiment, choices)
     folder = experiment.out / SEARCH

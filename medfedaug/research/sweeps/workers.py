@@ -19,7 +19,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from multiprocessing import active_children, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,6 +31,8 @@ from medfedaug.data.preparation.cache import keep_decoded
 from medfedaug.errors import ConfigError, RunFailed, first_line
 from medfedaug.federation.job_folder import STATE
 from medfedaug.research.sweeps.run_list import PlannedRun
+from medfedaug.utils.plugins import import_extra
+from medfedaug.utils.validation import named_pairs
 
 Make = Callable[..., str]  # makes one run, and returns the reason if it failed
 MEMORY = 4 * 2**30  # default memory of a process for decoded images, in bytes
@@ -74,10 +75,7 @@ def find_workers(
         each: requests of each run to the cluster, as ``NAME=VALUE``: options of ``sbatch``, or resources of
             Dask's workers.
     """
-    for text in each:
-        if not re.fullmatch(r"[^=]+=.+", text):
-            raise ConfigError(f"--each {text}: write NAME=VALUE")
-    requests = dict(text.split("=", 1) for text in each)
+    requests = named_pairs("--each", "gpus=1", each, first=True)
     kind, _, rest = where.partition(":")
     count = rest if kind == "local" else where
     if count.isdecimal() and int(count) > 0:
@@ -212,14 +210,6 @@ class Job:
 _turn = threading.Lock()  # one run at a time: two in one process would share the random numbers
 
 
-def needed(package: str, extra: str) -> Any:
-    """Import a package that an extra installs."""
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise ConfigError(f"{package} is missing: pip install 'medfedaug[{extra}]'") from error
-
-
 class Cluster(Workers):
     """Workers that may be on other machines, all of which see the sweep's folder under one path."""
 
@@ -228,7 +218,7 @@ class Cluster(Workers):
     package: ClassVar[str]
 
     def __init__(self, folder: Path, memory: int, each: Mapping[str, str]) -> None:
-        self.library = needed(self.package, "cluster")
+        self.library = import_extra(self.package, "cluster", "--workers")
         self.folder, self.memory, self.each = folder.absolute(), memory, each
 
     def _job(self, make: Make, run: PlannedRun) -> Job:

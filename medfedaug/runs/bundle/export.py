@@ -12,7 +12,7 @@ from medfedaug._version import __version__
 from medfedaug.federation.server.output import write_state
 from medfedaug.runs.bundle.network import PlainInference, plain_inference
 from medfedaug.runs.finished_run import FinishedRun, Origin
-from medfedaug.utils.files import check_new_folder, write_json
+from medfedaug.utils.files import check_empty, write_json
 
 
 def write_bundle(
@@ -30,7 +30,7 @@ def write_bundle(
     The metadata get the ``thresholds`` of a calibration, by structure.
     """
     out = Path(out)
-    check_new_folder(out)
+    check_empty(out)
     run.check_whole()
     plain = plain_inference(run, origin)
     calibrated = {"calibrated_thresholds": dict(thresholds)} if thresholds else {}

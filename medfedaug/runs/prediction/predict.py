@@ -110,12 +110,7 @@ class Predictor:
     @classmethod
     def prepare(cls, run: FinishedRun, origin: Origin, folder: SiteFolder, device: str) -> Predictor:
         model = run.at_site(origin.site, folder, device, statistics=origin.pair)
-        if not model.recall(run.local_state(origin.site)):
-            raise ConfigError(
-                "the model needs layers that each site keeps, and a place that did not train has none: give "
-                f"--site NAME, one of {', '.join(run.sites_with_layers) or 'none'} in {run.state} (--state "
-                "names another folder), or train with the method's argument unseen"
-            )
+        run.recall(model)
         return cls(run, origin, model, model.evaluation_transform())
 
     def statistics(self, count: int) -> dict[str, Any] | None:

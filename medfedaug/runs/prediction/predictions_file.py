@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from medfedaug.data.base import Case
-from medfedaug.errors import ConfigError
+from medfedaug.errors import ConfigError, config_errors
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.utils.files import check_version, parse_json, version_mark, write_json
 from medfedaug.utils.printable import counted, printable
@@ -99,13 +99,12 @@ class Predictions:
         path = out / PREDICTIONS
         if not path.exists():
             return {}
-        try:
+        remedy = "; choose another folder, or move the file away"
+        with config_errors(str(path), OSError, ValueError, remedy=remedy):
             content = check_version(parse_json(path.read_text(encoding="utf-8")), _KIND, _VERSION)
             _CONTENT(content, "")
             map_of(_result_check(content))(content["cases"], "cases")
             return content
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: {error}; choose another folder, or move the file away") from error
 
     def resume(self, earlier: Mapping[str, Any], states: Mapping[str, Any]) -> None:
         """Take over the finished cases of an earlier call, from the result of `read`.

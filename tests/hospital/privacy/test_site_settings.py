@@ -50,7 +50,7 @@ def test_the_environment_comes_before_the_file(kit, monkeypatch):
     ("content", "words"),
     [
         ({"min_images": 5}, ["unknown keys min_images; known: data, device", "privacy"]),
-        ({"data": 3}, ["data must be text", "3"]),
+        ({"data": 3}, ["data must name a folder", "3"]),
         ({"device": ""}, ["device must be text"]),
         ({"privacy": [10]}, ["privacy: expected an object"]),
         ({"privacy": {"min_images": 0}}, ["min_images", "0"]),

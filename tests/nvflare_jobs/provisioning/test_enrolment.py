@@ -16,7 +16,7 @@ import pytest
 import typer
 from nvflare import cli
 
-from medfedaug.cli import enrol
+from medfedaug.cli import console
 from medfedaug.errors import ConfigError
 from medfedaug.nvflare_jobs.kit.startup import check_startup
 from medfedaug.nvflare_jobs.provisioning import enrolment
@@ -294,7 +294,7 @@ def test_a_person_at_a_terminal_compares(places, basel, run, monkeypatch, agrees
             raise typer.Abort
 
     terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr(enrol, "sys", terminal)
+    monkeypatch.setattr(console, "sys", terminal)
     monkeypatch.setattr(typer, "confirm", confirm)
     code, _, _ = run("enrol", "sign", request, "--project", project)
     assert questions == [("Does the other side read the same on the telephone?", True)]

@@ -185,7 +185,7 @@ def test_nothing_else_is_replaced(run, make_site, tmp_path):
     make_site("A")
     for name, words in (
         ("page.html", "not a page of medfedaug"),
-        ("page.json", "was not written by inspect"),
+        ("page.json", "exists and is not a record of inspect"),
     ):
         (tmp_path / name).write_text("{}")
         err = run.refused("inspect", "--data", tmp_path / "data", "--out", tmp_path / "page.html")

@@ -41,11 +41,15 @@ def test_what_is_missing_is_named_with_its_source_and_layout(tmp_path, name):
     ("name", "options", "message"),
     [
         ("pac", {}, "benchmark 'pac' is not known; did you mean pacs"),
-        ("pacs", {"folds": 3}, "pacs has no option 'folds'; it has fraction, unseen, split"),
+        ("pacs", {"folds": 3}, "pacs has no option folds; known: fraction, unseen, split"),
         ("pacs", {"split": "random"}, "split 'random' is not known"),
-        ("pacs", {"unseen": "dslr"}, "no site 'dslr'; the sites are art_painting, cartoon, photo, sketch"),
-        ("pacs", {"fraction": 0.0}, "fraction must be above 0"),
-        ("prostate_mri", {"neighbours": 1}, "neighbours is 1, a bool is needed"),
+        (
+            "pacs",
+            {"unseen": "dslr"},
+            "unseen: site 'dslr' is not known; choose from art_painting, cartoon, photo, sketch",
+        ),
+        ("pacs", {"fraction": 0.0}, "pacs: fraction must be positive, got 0.0"),
+        ("prostate_mri", {"neighbours": 1}, "neighbours must be true or false, got 1"),
     ],
 )
 def test_options_that_cannot_be(tmp_path, name, options, message):
@@ -87,7 +91,7 @@ def test_a_marker_makes_a_folder_the_data_of_a_federation(tmp_path):
         DataError, match=r"site Basel, .*federation\.json: no such site; there are art_painting"
     ):
         open_site(folder, "Basel")
-    with pytest.raises(ConfigError, match="no option 'beta'"):
+    with pytest.raises(ConfigError, match="no option beta"):
         write_federation(folder, "pacs", tmp_path / "files", beta=1)
 
 

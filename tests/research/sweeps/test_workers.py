@@ -42,7 +42,7 @@ def test_a_text_names_the_workers():
             workers_of(wrong)
     with pytest.raises(ConfigError, match="only clusters read it"):
         workers_of("4", ["mem=1G"])
-    with pytest.raises(ConfigError, match="write NAME=VALUE"):
+    with pytest.raises(ConfigError, match="--each takes NAME=VALUE"):
         workers_of("dask://head:8786", ["GPU"])
     with pytest.raises(ConfigError, match="are numbers"):
         workers_of("dask://head:8786", ["GPU=two"])
@@ -60,7 +60,7 @@ def test_ctrl_c_reaches_the_sweep_and_not_its_processes(monkeypatch):
 
 def test_a_missing_package_and_a_missing_cluster_are_named(monkeypatch, office, tmp_path):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(ConfigError, match=r"distributed is missing: pip install 'medfedaug\[cluster\]'"):
+    with pytest.raises(ConfigError, match=r"--workers needs distributed: pip install 'medfedaug\[cluster\]'"):
         workers_of("dask://head:8786")
     monkeypatch.undo()
     pytest.importorskip("distributed")
