@@ -47,9 +47,9 @@ class Comparison:
 
     A method is clearly worse if the upper end of its gain over FedAvg
     (`medfedaug.metrics.significance.mean_gain`) lies below the lower end of the method with the largest gain;
-    FedAvg's own gain is 0. It stops if it is clearly worse after two stages in a row: single models learn fast
-    and are overtaken later. A later stage is shortened for all methods alike, or left out, if the budget does
-    not suffice for it.
+    FedAvg's own gain is 0. It stops if it is clearly worse after two stages in a row: single models learn
+    fast and are overtaken later. A later stage is shortened for all methods alike, or left out, if the budget
+    does not suffice for it.
 
     A new object with the same folder continues: a training from its last round, with the same results.
 
