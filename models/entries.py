@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from medfedaug.errors import ConfigError, first_line, translated
+from medfedaug.errors import ConfigError, config_errors
 
 # Keys under which training scripts save a state dict.
 _WITHIN = ("state_dict", "model_state_dict", "model", "network", "net")
@@ -153,15 +153,13 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"{path}: no such file")
-
-    def named(error: Exception) -> ConfigError:
-        return ConfigError(f"{path}: not a state dict ({first_line(error)}). {_REMEDY}")
-
-    with translated(Exception, to=named):  # a damaged file fails anywhere between zip and pickle
+    # A damaged file fails anywhere between zip and pickle.
+    with config_errors(f"{path}: not a state dict", Exception, remedy=f". {_REMEDY}"):
         content = safetensors.torch.load_file(path) if path.suffix == ".safetensors" else load_tensors(path)
         for name in _WITHIN:
             content = content[name] if isinstance(content.get(name), Mapping) else content
-        tensors = {str(name): value.detach() for name, value in content.items() if _is_dense(value)}
+        dense = {n: v for n, v in content.items() if isinstance(v, Tensor) and v.layout == torch.strided}
+        tensors = {str(name): value.detach() for name, value in dense.items()}
         if not tensors:
             raise ValueError("no tensors by name")
     return tensors
@@ -183,10 +181,6 @@ def load_tensors(path: Path) -> Any:
         if damaged is not None:
             raise ValueError(f"damaged: {damaged} differs from its checksum")
     return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _is_dense(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout == torch.strided
 
 
 def fit_weights(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Fit:
