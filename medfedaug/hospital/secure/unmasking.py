@@ -162,7 +162,7 @@ class ServerMasks:
         chosen = sorted(self._opened)[: self._agreement.threshold]
         try:
             return join({numbers[name]: self._opened[name][site] for name in chosen})
-        except ValueError as error:
+        except OverflowError as error:
             raise RunFailed(
                 f"round {self._training.round}: secure aggregation: {what} of site {site} cannot be put "
                 f"together, since one of {', '.join(chosen)} sent a false share"
