@@ -126,8 +126,8 @@ def writing(kind: str, series: Path, hint: str) -> Iterator[None]:
 def save_object(made: Dataset, source: Dataset, path: Path) -> None:
     """Save an object in the character set of its image, or in UTF-8 where that lacks a character."""
     declared, texts = source.get("SpecificCharacterSet"), [*_texts(made)]
-    if any(_REPLACEMENT in text for text in texts):
-        raise ValueError("its header has a text that its character set cannot decode")
+    decoded = not any(_REPLACEMENT in text for text in texts)
+    require(decoded, "its header has a text that its character set cannot decode")
     # Without a character set, the bytes of a name are kept: nobody knows which letters they mean.
     known = declared or all(map(str.isascii, _texts(source)))
     for characters in (declared, _UTF8) if known else (None,):
@@ -155,11 +155,11 @@ def colour(number: int) -> tuple[int, int, int]:
 
 def _check(volume: DicomSeries, slices: Sequence[Any]) -> None:
     frames = volume.first.frames
-    if frames > 1 and (len(slices) > 1 or frames != len(volume.slices)):
-        raise ValueError("its frames are not one file's")
+    of_one_file = len(slices) == 1 and frames == len(volume.slices)
+    require(frames == 1 or of_one_file, "its frames are not one file's")
     needed = _NEEDED if frames > 1 else (*_NEEDED, *_PLACED)
-    if missing := [name for name in needed if name not in slices[0]]:
-        raise ValueError(f"its files have no {', '.join(missing)}")
+    missing = ", ".join(name for name in needed if name not in slices[0])
+    require(not missing, f"its files have no {missing}")
 
 
 _KINDS = ("BINARY", "FRACTIONAL", "LABELMAP")

@@ -20,6 +20,7 @@ import numpy as np
 
 from medfedaug.data.io.base import LeftOut, Scan, Selection, walk
 from medfedaug.errors import ReaderError, config_errors
+from medfedaug.hospital.dicom.checks import require
 from medfedaug.hospital.dicom.headers import DicomInstance, is_dicom_file, one_line, read_instance
 from medfedaug.hospital.dicom.pixels import read_slices
 from medfedaug.hospital.dicom.volumes import DicomSeries, volumes_of
@@ -149,9 +150,8 @@ def open_series(path: Path) -> DicomSeries:
     if path.is_dir():
         content = scan(path)
         series = content.series
-        if not series:
-            reasons = "; ".join(reason for _, reason in content.left_out[:_REASONS])
-            raise ReaderError("holds no DICOM series, expected one" + (f": {reasons}" if reasons else ""))
+        reasons = "; ".join(reason for _, reason in content.left_out[:_REASONS])
+        require(series, "holds no DICOM series, expected one" + (f": {reasons}" if reasons else ""))
     else:
         series = _volumes_with(path)
     if len(series) > 1:
@@ -160,15 +160,13 @@ def open_series(path: Path) -> DicomSeries:
             if path.is_dir()
             else f"{_several(series)}; export them into files of their own"
         )
-    if series[0].problem:
-        raise ReaderError(series[0].problem)
+    require(not series[0].problem, series[0].problem)
     return series[0]
 
 
 def _volumes_with(path: Path) -> tuple[DicomSeries, ...]:
     first = read_instance(path)
-    if first.no_image:
-        raise ReaderError(f"no image: {first.no_image}")
+    require(not first.no_image, f"no image: {first.no_image}")
     instances = []
     for file in sorted(path.parent.iterdir()):
         if is_dicom_file(file) and not file.name.startswith("."):

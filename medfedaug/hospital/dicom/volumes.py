@@ -181,8 +181,8 @@ def _wrong_header(instances: Sequence[DicomInstance]) -> str:
 
 def _check_alike(instances: Sequence[DicomInstance], slices: Sequence[DicomSlice]) -> None:
     """Refuse slices that make no volume in any geometry."""
-    for fault in filter(None, map(undecodable, instances)):
-        raise ReaderError(fault)
+    fault = next(filter(None, map(undecodable, instances)), "")
+    require(not fault, fault)
     kinds = Counter(piece.pixels for piece in slices)
     listed = "; ".join(f"{count} of {kind}" for kind, count in kinds.most_common())
     rare = next(piece for piece in slices if piece.pixels == kinds.most_common()[-1][0])

@@ -58,7 +58,8 @@ class FolderArchive(Archive):
         for (study, series), files in index.items():
             if level == "STUDY" or study == keys["StudyInstanceUID"]:
                 number = {"NumberOfSeriesRelatedInstances": str(len(files))}
-                rows.setdefault((study, "" if level == "STUDY" else series), {**_first(files), **number})
+                first = next(iter(files.values())).values
+                rows.setdefault((study, "" if level == "STUDY" else series), {**first, **number})
         return [*rows.values()]
 
     def fetch(
@@ -103,10 +104,6 @@ def _read_folder(folder: Path) -> _Index:
                 if valid_uid(study) and valid_uid(series) and valid_uid(uid):
                     index[study, series].setdefault(uid, _File(path, values))  # a copy is the same object
     return index
-
-
-def _first(files: dict[str, _File]) -> dict[str, str]:
-    return next(iter(files.values())).values
 
 
 def open_archive(

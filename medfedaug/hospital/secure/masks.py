@@ -143,10 +143,9 @@ class SiteMasks:
         """Forget the keys of the round where a step is refused, and name the site."""
         try:
             yield
-        except OutOfTurn:
-            raise
         except BaseException as error:
-            self.void()
+            if not isinstance(error, OutOfTurn):
+                self.void()
             if isinstance(error, ValueError | ConfigError):
                 text = error.marked if isinstance(error, ConfigError) else error
                 raise MedFedAugError(f"site {self.site}: secure aggregation: {text}") from error
