@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from medfedaug.errors import ConfigError, first_line, translated
+from medfedaug.errors import ConfigError, config_errors
 
 # Keys under which training scripts save a state dict.
 _WITHIN = ("state_dict", "model_state_dict", "model", "network", "net")
@@ -153,11 +153,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"{path}: no such file")
-
-    def named(error: Exception) -> ConfigError:
-        return ConfigError(f"{path}: not a state dict ({first_line(error)}). {_REMEDY}")
-
-    with translated(Exception, to=named):  # a damaged file fails anywhere between zip and pickle
+    # A damaged file fails anywhere between zip and pickle.
+    with config_errors(f"{path}: not a state dict", Exception, remedy=f". {_REMEDY}"):
         content = safetensors.torch.load_file(path) if path.suffix == ".safetensors" else load_tensors(path)
         for name in _WITHIN:
             content = content[name] if isinstance(content.get(name), Mapping) else content

@@ -54,7 +54,7 @@ def init(
     """
     names = _classes(labels.split(",")) if labels else ()
     from medfedaug.data.dataset_json import find_layout
-    from medfedaug.data.layouts import LISTING, check_same_classes, propose, write_proposal
+    from medfedaug.data.layouts import LISTING, propose, write_proposal
     from medfedaug.data.sites import is_site
 
     inside = sorted(path for path in folder.iterdir() if path.is_dir())
@@ -67,7 +67,6 @@ def init(
     for site in folders:
         with err_console.status(f"{site.name}: reading label maps"):
             proposals.append(propose(site, patient=patient, labels=names, seed=seed))
-    check_same_classes(proposals)
     _check([proposal.site for proposal in proposals])
     _show(proposals)
     if len(proposals) == 1 and folders != [folder]:

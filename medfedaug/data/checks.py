@@ -9,7 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder, plain_name
-from medfedaug.data.io.formats import FileState, file_states, files_of, voxel_files
+from medfedaug.data.io.base import FileState, file_state
+from medfedaug.data.io.formats import files_of, voxel_files
 from medfedaug.errors import DataError, own, warn
 from medfedaug.utils.files import sha256
 
@@ -128,7 +129,8 @@ def find_copies(sites: Sequence[SiteFolder], apart: bool) -> list[tuple[Entry, E
     by_content: dict[Hashable, list[Entry]] = defaultdict(list)
     for paths in alike.values():
         for path in paths:
-            by_content[_digest(path, file_states([path])) if len(paths) > 1 else path] += by_file[path]
+            files = map(file_state, voxel_files(path))
+            by_content[frozenset(map(_hash, files)) if len(paths) > 1 else path] += by_file[path]
     return [pair for group in by_content.values() if (pair := _pair(group, apart))]
 
 
@@ -145,11 +147,6 @@ def _sample(file: Path) -> tuple[int, bytes]:
     with file.open("rb") as stream:
         stream.seek(length // 2)
         return length, stream.read(2**12)
-
-
-@lru_cache(maxsize=2**14)
-def _digest(path: Path, states: tuple[FileState, ...]) -> Hashable:
-    return frozenset(map(sha256, voxel_files(path)))
 
 
 def fingerprint_sites(sites: Sequence[SiteFolder], splits: Sequence[str] = SPLITS) -> dict[str, str]:
@@ -178,10 +175,9 @@ def _hashes(site: SiteFolder, split: str) -> dict[str, str]:
     """Return the hash of each file of the images and label maps of a split, sorted by name."""
     paths = (path for case in site.cases[split] for path in (*case.files, case.label))
     files = {file for path in paths if isinstance(path, Path) for file in files_of(path) if file.is_file()}
-    states = {os.path.relpath(file, site.path): (file.absolute(), file.stat()) for file in files}
-    return {name: _hash(file, s.st_size, s.st_mtime_ns) for name, (file, s) in sorted(states.items())}
+    return dict(sorted((os.path.relpath(file, site.path), _hash(file_state(file))) for file in files))
 
 
 @lru_cache(maxsize=2**16)  # the runs of a sweep have the same files
-def _hash(file: Path, size: int, modified: int) -> str:
-    return sha256(file)
+def _hash(state: FileState) -> str:
+    return sha256(state[0])

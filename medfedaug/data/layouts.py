@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from medfedaug.data.base import SPLITS, Case, by_patient, plain_name, reading, shuffled, split_patients
-from medfedaug.data.checks import check_classes
 from medfedaug.data.dataset_json import IGNORE, LARGEST_VALUE, LAYOUTS, UNNAMED, find_layout, unseen_note
 from medfedaug.data.io.formats import format_of, image_suffix, is_lossy, without_suffix
 from medfedaug.data.volumes import VolumeFolder, is_black_and_white
@@ -109,13 +108,6 @@ def propose(
     )
     site.check_splits()
     return Proposal(site, content, " and ".join(layout), tuple(notes))
-
-
-def check_same_classes(proposals: Sequence[Proposal]) -> None:
-    """Check that the sites of one federation have the same classes."""
-    first, *others = proposals
-    for other in others:
-        check_classes(other.site, first.site.classes, f"site {first.site.name}")
 
 
 def write_proposal(proposal: Proposal) -> Path:

@@ -15,9 +15,7 @@ Sources:
     * FedFD: "Feature Diversification and Adaptation for Federated Domain Generalization".
     * FRAug: Chen et al., "FRAug: Tackling Federated Learning with Non-IID Features via Representation
       Augmentation".
-    * Robust means: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates";
-      Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent"; Sun et al.,
-      "Can You Really Backdoor Federated Learning?".
+    * Robust means: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates".
 """
 
 from medfedaug.functional.distances import gaussian_mmd, ramp_up, soft_histogram, symmetric_kl
@@ -31,13 +29,12 @@ from medfedaug.functional.features import (
     student_t_modulation,
     working_precision,
 )
-from medfedaug.functional.means import clip_factor, coordinate_median, trimmed_mean
+from medfedaug.functional.means import coordinate_median, trimmed_mean
 
 __all__ = [
     "across_site_variance",
     "augment_features",
     "augmentation_spread",
-    "clip_factor",
     "coordinate_median",
     "feature_statistics",
     "gaussian_mmd",

@@ -131,12 +131,3 @@ def trimmed_mean(values: Tensor, cut: int) -> Tensor:
     if not cut:
         return values.mean(dim=0)
     return values.sort(dim=0).values[cut : len(values) - cut].mean(dim=0)
-
-
-def clip_factor(norm: float, limit: float) -> float:
-    """Factor that brings a vector of this norm to at most the limit: min(1, M/‖Δ‖) (Sun et al., 2019).
-
-    >>> clip_factor(4.0, 1.0), clip_factor(0.5, 1.0), clip_factor(0.0, 1.0)
-    (0.25, 1.0, 1.0)
-    """
-    return limit / norm if norm > limit else 1.0

@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from medfedaug.errors import ConfigError
-from medfedaug.utils.validation import check_choice
+from medfedaug.utils.validation import check_choice, is_number
 
 if TYPE_CHECKING:
     from medfedaug.metrics.label_maps import LabelMaps
@@ -131,8 +131,7 @@ class Metric:
             >>> [Metric("dice", "Dice").accepts(value) for value in (0.5, 7, float("nan"), True)]
             [True, False, False, False]
         """
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and 0 <= value <= self.largest
+        return is_number(value) and 0 <= value <= self.largest
 
     def scores(self, cases: Any) -> Any:
         """Compute scores of `compute`'s cases."""

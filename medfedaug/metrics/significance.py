@@ -44,10 +44,9 @@ def t_quantile(confidence: float, df: float) -> float:
 def mean_interval(
     values: Sequence[float],
     largest: float = math.inf,
-    confidence: float = 0.95,
     patients: Sequence[Hashable] | None = None,
 ) -> tuple[float, float] | None:
-    """Return the interval of a mean over patients by Student's t.
+    """Return the 95% interval of a mean over patients by Student's t.
 
     ::
 
@@ -59,7 +58,6 @@ def mean_interval(
     Args:
         values: n scores.
         largest: the largest possible score; the smallest is 0.
-        confidence: confidence of the interval.
         patients: the patient of each score, m different ones; by default each score has another one.
 
     Returns:
@@ -78,7 +76,7 @@ def mean_interval(
     if len(sums) < 2:
         return None
     spread = math.fsum(total**2 for total in sums.values()) * len(sums) / (len(sums) - 1)
-    half = t_quantile(confidence, len(sums) - 1) * math.sqrt(spread) / len(values)
+    half = t_quantile(0.95, len(sums) - 1) * math.sqrt(spread) / len(values)
     return max(0.0, mean - half), min(largest, mean + half)
 
 
@@ -92,20 +90,19 @@ def interval_ends(metric: Metric, values: Sequence[tuple[float, Hashable]]) -> d
     return {} if ends is None else {f"{metric.name}_low": ends[0], f"{metric.name}_high": ends[1]}
 
 
-def detectable_difference(spread: float, pairs: int, power: float = 0.8, level: float = 0.05) -> float:
+def detectable_difference(spread: float, pairs: int, power: float = 0.8) -> float:
     """Return the resolution of an experiment: the smallest true difference that a paired t-test detects.
 
     ::
 
         d = λ s / √n,   P(|T′ₙ₋₁(λ)| > t_(1−α/2, n−1)) = 1 − β
 
-    with T' Student's t with noncentrality λ.
+    with T' Student's t with noncentrality λ, and the two-sided level α = 0.05.
 
     Args:
         spread: s, standard deviation of the paired differences.
         pairs: n, at least 2.
         power: 1 - β, the probability of finding the difference.
-        level: α, the level of the two-sided test.
 
     Returns:
         d, in the units of ``spread``.
@@ -114,7 +111,7 @@ def detectable_difference(spread: float, pairs: int, power: float = 0.8, level: 
         >>> round(detectable_difference(0.07, pairs=22), 3)
         0.044
     """
-    df, critical = pairs - 1, t_quantile(1 - level, pairs - 1)
+    df, critical = pairs - 1, t_quantile(0.95, pairs - 1)
     from scipy.optimize import brentq
 
     high = 1.0

@@ -159,11 +159,6 @@ class Task(ABC):
         """Predict a case, with ``probabilities`` on request; other arguments as in `outputs`."""
         raise ConfigError(PREDICTS)  # a Bundle, whose inference is its own
 
-    def evaluation_cases(
-        self, site: SiteFolder, split: str, labelled: bool = True
-    ) -> Iterator[EvaluationCase]:
-        return (self.evaluation_case(site, case, labelled) for case in site.cases[split])
-
     def transforms(self) -> Sequence[Transform]:
         """Return transforms of every image, which come before the methods' transforms."""
         return ()

@@ -10,7 +10,7 @@ from monai.networks.utils import one_hot
 from torch import Tensor, nn
 
 from medfedaug.config.run import DEFAULT_LOSSES
-from medfedaug.errors import ConfigError, first_line, translated
+from medfedaug.errors import config_errors
 from medfedaug.utils.class_paths import check_arguments, constructor_parameters, public_class
 
 _OVERLAP: dict[str, Any] = {"include_background": False, "batch": True}
@@ -81,7 +81,7 @@ def build_loss(
     """
     name, args = name or DEFAULT_LOSSES[task], args or {}
     # Classes check arguments in their own ways, some only in use.
-    with translated(Exception, to=lambda error: ConfigError(f"loss {name}: {first_line(error)}")):
+    with config_errors(f"loss {name}"):
         check_arguments(args)
         cls, defaults = _find(task, name)
         loss = _make(name, cls, {**defaults, **args}, num_classes, dense=task == "segmentation")

@@ -139,7 +139,7 @@ def test_an_unseen_site_is_scored_by_the_selected_model_and_its_entries(tiny_con
             parameter.data.copy_(payload[f"{name}.adapter.{key}"])
     trainer = SiteTrainer(server.config, phantom_dir, "cpu")
     trainer.open("site_C")
-    cases = trainer.task.evaluation_cases(trainer.folder, "test")
+    cases = [trainer.task.evaluation_case(trainer.folder, case) for case in trainer.folder.cases["test"]]
     transform = trainer.evaluation_transform()
     assert trainer.task.evaluate(network, cases, transform, 4, full=True) == scores
 

@@ -106,12 +106,7 @@ class CaseCache:
         size = sum(value.nbytes for value in tensors.values())
         if self.num_bytes + size <= self.max_bytes:
             self.num_bytes += size
-            # Cloned, since a view would keep the whole tensor in memory.
-            placed = {
-                name: self.place(name, v if v.untyped_storage().nbytes() == v.nbytes else v.clone())
-                for name, v in tensors.items()
-            }
-            return StoredCase(placed)
+            return StoredCase({name: self.place(name, _whole(value)) for name, value in tensors.items()})
         return StoredCase(folder=self._write(self._file(key), tensors, files))
 
     def _write(self, folder: Path, tensors: Mapping[str, Tensor], files: Sequence[Path]) -> Path:
@@ -129,6 +124,11 @@ class CaseCache:
                 if not folder.is_dir():  # otherwise another process was faster
                     raise
         return folder
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Clone a view, which would keep the whole tensor in memory."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def remove_prepared(folder: Path, files: Sequence[Path]) -> int:
@@ -163,7 +163,7 @@ class DecodedMemory:
     """Tensors by file, up to a number of bytes; none is replaced, since runs read files in one order."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.max_bytes, self.num_bytes, self.decodings = max_bytes, 0, 0
+        self.max_bytes, self.num_bytes = max_bytes, 0
         self._kept: dict[tuple[object, ...], Tensor] = {}
 
     def get(self, key: tuple[object, ...], load: Callable[[], Tensor]) -> Tensor:
@@ -171,10 +171,8 @@ class DecodedMemory:
         if key in self._kept:
             return self._kept[key]
         value = load()
-        self.decodings += 1
         if self.num_bytes + value.nbytes <= self.max_bytes:
-            # Cloned, since a view would keep the whole tensor in memory.
-            self._kept[key] = value if value.untyped_storage().nbytes() == value.nbytes else value.clone()
+            self._kept[key] = _whole(value)
             self.num_bytes += value.nbytes
         return value
 

@@ -7,7 +7,7 @@ import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -226,8 +226,7 @@ def extreme_cases(site: SiteModel, scores: Mapping[str, float | None], also: str
 
 
 def _volume(site: SiteModel, task: SegmentationTask, chosen: Case, rank: str, score: float) -> CaseView:
-    folder = replace(site.folder, cases={**site.folder.cases, "test": (chosen,)})
-    (case,) = task.evaluation_cases(folder, "test")
+    case = task.evaluation_case(site.folder, chosen)
     image = case.image if case.placement is None else case.placement.back(case.image)
     truth, transform = case.label, site.evaluation_transform()
     ((_, predicted),) = task.outputs(site.network, [case], transform, site.config.batch_size)

@@ -83,7 +83,7 @@ def test_files_that_cannot_be_used_are_named_in_one_line(tmp_path):
         "NaN or infinite values in encoder.0.0.weight": {
             "encoder.0.0.weight": state["encoder.0.0.weight"] * float("nan")
         },
-        "not a state dict ": {"weight": Code(str(tmp_path / "mark"))},
+        "not a state dict:": {"weight": Code(str(tmp_path / "mark"))},
     }
     for words, content in bad.items():
         file.unlink(missing_ok=True)

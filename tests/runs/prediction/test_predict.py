@@ -78,7 +78,8 @@ def test_label_maps_are_those_that_the_evaluation_scores(run, slices, phantom_di
     told = predictions(out)
     assert told["cases"].keys() == evaluated.keys()
     trainer = FinishedRun.open(slices).trainer("site_C", phantom_dir, "cpu")
-    cases = {case.name: case for case in trainer.task.evaluation_cases(trainer.folder, "test")}
+    folder = trainer.folder
+    cases = {case.name: trainer.task.evaluation_case(folder, case) for case in folder.cases["test"]}
     trainer.network.eval()
     for name, dice in evaluated.items():
         predicted = voxels(out / f"{name}.nii.gz")
