@@ -158,7 +158,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         content = safetensors.torch.load_file(path) if path.suffix == ".safetensors" else load_tensors(path)
         for name in _WITHIN:
             content = content[name] if isinstance(content.get(name), Mapping) else content
-        tensors = {str(name): value.detach() for name, value in content.items() if _is_dense(value)}
+        dense = {n: v for n, v in content.items() if isinstance(v, Tensor) and v.layout == torch.strided}
+        tensors = {str(name): value.detach() for name, value in dense.items()}
         if not tensors:
             raise ValueError("no tensors by name")
     return tensors
@@ -180,10 +181,6 @@ def load_tensors(path: Path) -> Any:
         if damaged is not None:
             raise ValueError(f"damaged: {damaged} differs from its checksum")
     return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _is_dense(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout == torch.strided
 
 
 def fit_weights(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Fit:

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from monai.networks import nets
@@ -325,7 +325,8 @@ def size_multiple(net: nn.Module, spatial_dims: int) -> tuple[int, ...]:
     """
     multiple: Any = _USUAL
     if isinstance(net, (nets.UNet, nets.AttentionUnet, nets.DynUNet)):
-        return _product(net.strides, spatial_dims)
+        by_axis = (s if isinstance(s, (tuple, list)) else (s,) * spatial_dims for s in net.strides)
+        return tuple(math.prod(steps) for steps in zip(*by_axis, strict=True))
     if isinstance(net, nets.SegResNetDS):
         return tuple(int(n) for n in net.shape_factor())
     if isinstance(net, nets.SegResNet):
@@ -359,8 +360,3 @@ def check_size(net: nn.Module, size: Sequence[int]) -> None:
 
 def _by(size: Sequence[int]) -> str:
     return " x ".join(map(str, size))
-
-
-def _product(strides: Iterable[Any], spatial_dims: int) -> tuple[int, ...]:
-    by_axis = (s if isinstance(s, (tuple, list)) else (s,) * spatial_dims for s in strides)
-    return tuple(math.prod(steps) for steps in zip(*by_axis, strict=True))

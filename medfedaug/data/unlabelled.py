@@ -97,7 +97,7 @@ def check_given(folder: SiteFolder, case: Case, config: RunConfig, photographs: 
     for path in case.files:
         if photographs is not None and is_photograph(path) != photographs:
             kind, expected = ("no photograph", "photographs") if photographs else ("a photograph", "volumes")
-            raise DataError(f"is {kind}, and the model is for {expected}", site=folder.name, path=path)
+            raise folder.error(f"is {kind}, and the model is for {expected}", path)
     if isinstance(folder, ImageFolder):
         folder.check_image(case)
         return
@@ -109,7 +109,7 @@ def check_given(folder: SiteFolder, case: Case, config: RunConfig, photographs: 
         problem = f"has {counted(number, 'channel')}, and the model takes {in_channels}{names}"
         several = f'Several files of one image are listed in {_LISTING}: "image": [FILE, ...].'
         hint = several if number < in_channels else ""
-        raise DataError(problem, site=folder.name, path=case.image, hint=hint)
+        raise folder.error(problem, case.image, hint=hint)
 
 
 @dataclass

@@ -83,7 +83,7 @@ class Task(ABC):
         """Check that a site fits the task, and has the federation's classes; a `DataError` names the site."""
         task = "segmentation" if self.dense else "classification"
         if site.task != task:
-            raise DataError(f"is for {site.task}, the run for {task}", site=site.name, path=site.path)
+            raise site.error(f"is for {site.task}, the run for {task}", site.path)
 
     @abstractmethod
     def prepared(self, site: SiteFolder, case: Case) -> dict[str, Tensor]:
@@ -133,7 +133,7 @@ class Task(ABC):
 
     def nothing_to_train(self, site: SiteFolder) -> DataError:
         """Return the error for a site without training samples."""
-        return DataError("no training case can be used", site=site.name, path=site.path)
+        return site.error("no training case can be used", site.path)
 
     @abstractmethod
     def evaluation_case(self, site: SiteFolder, case: Case, labelled: bool = True) -> EvaluationCase:

@@ -115,12 +115,9 @@ class SegmentationTask(Task):
         assert isinstance(site, VolumeFolder)
         plan = self.plan
         if site.has_photographs and (plan.spatial_dims == 3 or plan.spacing or plan.orientation):
-            raise DataError(
-                "its photographs have neither depth nor millimetres, and the plan is for volumes",
-                site=site.name,
-                path=site.path,
-                hint="Leave out spatial_dims 3, spacing and orientation.",
-            )
+            problem = "its photographs have neither depth nor millimetres, and the plan is for volumes"
+            hint = "Leave out spatial_dims 3, spacing and orientation."
+            raise site.error(problem, site.path, hint=hint)
         if self.classes is not None:
             check_classes(site, self.classes, "the federation")
         self.annotation, self.criterion = site.annotation, self._of_all_classes
@@ -172,12 +169,8 @@ class SegmentationTask(Task):
 
     def _placement(self, site: VolumeFolder, case: Case, image: Tensor) -> Placement | None:
         if self.plan.spatial_dims == 3 and 1 in image.shape[1:]:
-            raise DataError(
-                "is a single slice, and the plan is for volumes",
-                site=site.name,
-                path=case.image,
-                hint="Use a plan with spatial_dims 2.",
-            )
+            problem = "is a single slice, and the plan is for volumes"
+            raise site.error(problem, case.image, hint="Use a plan with spatial_dims 2.")
         return site.placement(case, image, self.preparation)
 
     def window(self, stored: StoredCase, item: int, random: np.random.RandomState) -> tuple[slice, ...]:
@@ -189,8 +182,8 @@ class SegmentationTask(Task):
         return patch_window(size, candidates[candidates[:, 0] == item], self.plan, random)
 
     def nothing_to_train(self, site: SiteFolder) -> DataError:
-        message, hint = "no training slice has any foreground", "Check the label maps."
-        return DataError(message, site=site.name, path=site.path, hint=hint)
+        problem = "no training slice has any foreground"
+        return site.error(problem, site.path, hint="Check the label maps.")
 
     def evaluation_case(self, site: SiteFolder, case: Case, labelled: bool = True) -> EvaluationCase:
         """Load a volume: image (C, X, Y, Z), and label (1, X, Y, Z) on the grid of its file."""

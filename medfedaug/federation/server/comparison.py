@@ -45,9 +45,11 @@ class Comparison:
     the best model of each training on their validation cases, and compare it patient by patient with the
     model of FedAvg of the same seed. Test cases are not read.
 
-    A method stops if the upper end of its gain over FedAvg (`medfedaug.metrics.significance.mean_gain`) lies
-    below the lower end of the method with the largest gain; FedAvg's own gain is 0. A later stage is
-    shortened for all methods alike, or left out, if the budget does not suffice for it.
+    A method is clearly worse if the upper end of its gain over FedAvg
+    (`medfedaug.metrics.significance.mean_gain`) lies below the lower end of the method with the largest gain;
+    FedAvg's own gain is 0. It stops if it is clearly worse after two stages in a row: single models learn
+    fast and are overtaken later. A later stage is shortened for all methods alike, or left out, if the budget
+    does not suffice for it.
 
     A new object with the same folder continues: a training from its last round, with the same results.
 
@@ -184,18 +186,24 @@ class Comparison:
         return stages
 
     def _save(self) -> None:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
         write_versioned(self.file, _KIND, _VERSION, self.record)
 
     def _stop_worse(self, rounds: int) -> None:
+        stages = self.record["stages"]
+        earlier = self._clearly_worse(stages[-2])[1] if len(stages) > 1 else set()
+        best, worse = self._clearly_worse(rounds)
+        for name in sorted((worse & earlier) - self.record["stopped"].keys()):
+            self._stop(name, rounds, f"clearly worse than {best}")
+        self._save()
+
+    def _clearly_worse(self, rounds: int) -> tuple[str, set[str]]:
+        """Return the method with the largest gain after a stage, and the methods clearly worse than it."""
         gains = {REFERENCE: Gain(0.0, 0.0, 0.0), **self._gains(rounds)}
         best = max(gains, key=lambda name: gains[name].mean)
-        for name, gain in gains.items():
-            if name not in (REFERENCE, best) and name not in self.record["stopped"]:
-                low = gains[best].low
-                if gain.high is not None and low is not None and gain.high < low:
-                    self._stop(name, rounds, f"clearly worse than {best}")
-        self._save()
+        low = gains.pop(best).low
+        gains.pop(REFERENCE, None)
+        highs = {name: gain.high for name, gain in gains.items() if gain.high is not None}
+        return best, {name for name, high in highs.items() if low is not None and high < low}
 
     def _stop(self, method: str, rounds: int, reason: str) -> None:
         self.record["stopped"][method] = {"rounds": rounds, "reason": reason}

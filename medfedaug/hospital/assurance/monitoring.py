@@ -198,7 +198,6 @@ class Monitor:
 
     def write(self, file: Path) -> None:
         """Write the file for its owner only, since it names cases."""
-        file.parent.mkdir(parents=True, exist_ok=True)
         content = {key: value for key, value in asdict(self).items() if key != "shown"}
         write_versioned(file, _KIND, _VERSION, content, private=True)
 

@@ -21,7 +21,7 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.data.checks import check_same_files, fingerprint_sites
 from medfedaug.data.preparation.cache import keep_decoded
 from medfedaug.data.sites import federation_settings
-from medfedaug.errors import ConfigError
+from medfedaug.errors import ConfigError, config_errors
 from medfedaug.federation.composition import FOR_OPEN_CLASSES, Composition
 from medfedaug.federation.in_process import compare_in_process, run_in_process
 from medfedaug.federation.job_folder import COMPARED, STATE
@@ -231,10 +231,8 @@ def _earlier_plan(out: Path, trainings: Trainings, request: Request) -> dict[str
         if (out / COMPARED).exists():
             raise ConfigError(f"{out} holds another comparison; choose another folder")
         return None
-    try:
+    with config_errors(f"{file}: cannot be read", OSError, ValueError, remedy="; choose another folder"):
         plan = parse_versioned(file.read_text(encoding="utf-8"), _KIND, _VERSION)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: cannot be read ({error}); choose another folder") from error
     if plan["asked"] != _asked(trainings, request):
         raise ConfigError(f"{out} holds a comparison with other settings; choose another folder")
     made = f"the comparison in {out} was made"

@@ -107,10 +107,8 @@ class BundleTask(Task):
         """Check that a Bundle can read the site's files, and that it has the federation's classes."""
         super().check_site(site)
         if site.partial:
-            raise DataError(
+            raise site.error(
                 "has classes or voxels without annotation, which the transforms of a Bundle do not support",
-                site=site.name,
-                path=site.path / site.listing,
                 hint="Train its network and loss without --bundle, which supports missing annotations: "
                 f"--network CLASS.PATH{self._loss_option}; or leave out 'labelled' and 'ignore' if all is "
                 "annotated.",
@@ -137,7 +135,7 @@ class BundleTask(Task):
         def named(error: Exception) -> DataError:
             bundle, reason = self.configuration.bundle.name, reason_of(error)
             problem = f"the {purpose} transforms of the Bundle {bundle} fail ({reason})"
-            return DataError(problem, site=site.name, path=case.image)
+            return site.error(problem, case.image)
 
         with translated(Exception, to=named):  # of a transform, or for a key that it does not give
             result: Any = transforms({Keys.IMAGE: image, Keys.LABEL: label})
