@@ -121,9 +121,11 @@ def _next_step(record: Mapping[str, Any], data: str, settings: Sequence[str]) ->
     if not record["recommended"]:
         first, gain = max(record["gains"].items(), key=lambda entry: entry[1]["mean"])
         largest = f"the largest gain is that of {first}, {_text(gain)}"
+        if gain["mean"] <= 0:
+            largest = "no method had a gain"
         return (
-            f"{measured} Nothing was distinguishable; {largest if gain['mean'] > 0 else 'no method had a gain'}. "
-            "Repeat with a larger --budget, or with more patients."
+            f"{measured} Nothing was distinguishable; {largest}. Repeat with a larger --budget, or with more "
+            "patients."
         )
     rounds = 5 * max(record["budget"]["stages"])
     if not data:
