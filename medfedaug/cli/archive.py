@@ -17,10 +17,11 @@ from medfedaug.cli.finished import Images, Model, Out, finish, open_run, predict
 from medfedaug.cli.options import Config, Given, State, existing_file, takes
 from medfedaug.config.machine import Machine
 from medfedaug.errors import ConfigError
-from medfedaug.hospital.pacs.archive import Access, read_studies, require_pacs
+from medfedaug.hospital.pacs.archive import Access, read_studies
 from medfedaug.hospital.pacs.settings import ImportSettings, StudyOptions
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.utils.files import write_json
+from medfedaug.utils.plugins import import_extra
 from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import named_pairs
 
@@ -80,7 +81,7 @@ def import_(
 
     The same command continues an interrupted import.
     """
-    require_pacs("shapely")
+    import_extra("shapely", "pacs", "medfedaug import")
     from medfedaug.hospital.pacs.choice import plan_import
     from medfedaug.hospital.pacs.importer import import_studies
     from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
@@ -282,7 +283,8 @@ class Source:
         if self.images is not None:
             return predict_files(run, self.images, out, options, promise)
         assert self.studies is not None
-        require_pacs("shapely", "highdicom")
+        for package in ("shapely", "highdicom"):
+            import_extra(package, "pacs", "a prediction of studies")
         from medfedaug.hospital.pacs.open_archive import open_archive
         from medfedaug.hospital.pacs.predict_studies import predict_studies
 
