@@ -1,4 +1,4 @@
-"""`docs/pipelines.md` and `docs/plans.md`: the commands of a Bundle, a network of one's own and a plan run."""
+"""`docs/pipelines.md`, `docs/plans.md`: the commands of a Bundle, a network of one's own and a plan run."""
 
 import json
 import sys
