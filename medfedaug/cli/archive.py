@@ -28,7 +28,6 @@ from medfedaug.utils.validation import named_pairs
 if TYPE_CHECKING:
     from medfedaug.hospital.pacs.choice import StudyPlan
     from medfedaug.hospital.pacs.import_folder import StudyList
-    from medfedaug.hospital.pacs.importer import ImportOutcome
     from medfedaug.hospital.pacs.predict_studies import StudyPredictions
     from medfedaug.runs.finished_run import FinishedRun
     from medfedaug.runs.prediction.predictions_file import Promise
@@ -115,7 +114,10 @@ def import_(
             outcome = import_studies(
                 source, plans, out, state_folder, settings, pseudonyms.uid, progress.show
             )
-    _print_outcome(outcome)
+    for case in sorted(outcome.taken_out):
+        say(f"taken out of the data: {case}")
+    for case, problem in sorted(outcome.problems.items()):
+        say(f"failed: {case}: {problem}", "red", err=True)
     say(f"{len(plans) - len(outcome.problems)} of {len(plans)} studies in {out}; who is who: {state_folder}")
     _print_folder(out, state_folder, settings)
     exit_if(outcome.problems)
@@ -144,13 +146,6 @@ def _withdraw(file: Path, out: Path, state: Path, cache: Path | None) -> None:
         text = f"{file}: {withdrawal.unmatched} of {len(wanted)} rows match no imported study; nothing was "
         say(f"{text}removed for them. Compare with {StudyList(state).path}", "red", err=True)
     exit_if(withdrawal.unmatched)
-
-
-def _print_outcome(outcome: ImportOutcome) -> None:
-    for case in sorted(outcome.taken_out):
-        say(f"taken out of the data: {case}")
-    for case, problem in sorted(outcome.problems.items()):
-        say(f"failed: {case}: {problem}", "red", err=True)
 
 
 def _print_folder(out: Path, state: Path, settings: ImportSettings) -> None:
