@@ -1,6 +1,6 @@
 """The version of the package, and those of the software that computes a run's numbers."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -17,8 +17,13 @@ def software_versions() -> dict[str, str]:
         >>> "torch" in software_versions()
         True
     """
-    versions = {"medfedaug": __version__}
-    for package in _PACKAGES:
+    return {"medfedaug": __version__, **installed_versions(_PACKAGES)}
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    versions = {}
+    for package in packages:
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     return versions

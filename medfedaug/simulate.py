@@ -24,7 +24,7 @@ from medfedaug.data.checks import check_same_files, fingerprint_sites
 from medfedaug.data.sites import arrange, check_voxels, federation_settings, find_sites, is_federation
 from medfedaug.errors import ConfigError, RunFailed, config_errors, warn
 from medfedaug.federation import FederationServer
-from medfedaug.federation.composition import Composition, bundle_run_settings, define, with_open_classes
+from medfedaug.federation.composition import Composition, bundle_module, define, with_open_classes
 from medfedaug.federation.engine import Engine, FederationRun, check_device, find_engine
 from medfedaug.federation.in_process import PooledEngine
 from medfedaug.federation.job_folder import (
@@ -96,7 +96,7 @@ def usual_settings(task: str, settings: Mapping[str, Any], *, own_data: bool) ->
     """
     if not settings.get("bundle"):
         return {**task_defaults(task, settings.get("plan"), own_data=own_data), **settings}
-    fixed = bundle_run_settings(allow(settings["bundle"]))
+    fixed = bundle_module().bundle_settings(allow(settings["bundle"]))
     for name in ("network", "optimizer", "plan"):
         if settings.get(name, fixed[name]) not in (fixed[name], Plan()):
             raise ConfigError(f"{name} follows from the Bundle; leave it out")

@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import Any
 
 from medfedaug.analysis import page
-from medfedaug.analysis.page import check_page, write_page
 from medfedaug.analysis.text_table import number, plain_markdown
 from medfedaug.config.run import DEFAULT_LOSSES, job_hash
 from medfedaug.data.dataset_json import LABELLED
@@ -100,11 +99,11 @@ def write_model_card(
     if promises:
         blocks = tuple(f"{name}: {text}." for name, text in promises.items())
         card = replace(card, sections=[*card.sections, ("Promises", blocks)])
-    text, page = (Path(folder) / name for name in CARDS)
-    check_page(page)
-    write_page(card.html(), page)
+    text, html = (Path(folder) / name for name in CARDS)
+    page.check_page(html)
+    page.write_page(card.html(), html)
     write_text(text, card.markdown())
-    return [text, page]
+    return [text, html]
 
 
 def model_card(run: RecordedRun, *, site_names: bool = False) -> Document:

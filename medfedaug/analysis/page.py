@@ -103,10 +103,8 @@ def check_page(out: Path) -> None:
 
 
 def write_page(html: ET.Element, out: Path) -> None:
-    """Write a page atomically; create its folder if it is missing."""
-    text = "<!DOCTYPE html>\n" + ET.tostring(html, encoding="unicode", method="html") + "\n"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, text)
+    """Write a page."""
+    write_text(out, "<!DOCTYPE html>\n" + ET.tostring(html, encoding="unicode", method="html") + "\n")
 
 
 def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: str) -> ET.Element:

@@ -14,6 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from medfedaug.utils.files import write_text
 from medfedaug.utils.printable import printable, printable_values
 
 
@@ -50,11 +51,9 @@ class TextTable:
         return stream.getvalue()
 
     def save(self, stem: str | Path) -> None:
-        """Write ``stem.md`` and ``stem.csv``; create the folder if it is missing."""
-        stem = Path(stem)
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        for suffix, text in ((".md", self.markdown()), (".csv", self.csv())):
-            stem.with_name(stem.name + suffix).write_text(text, encoding="utf-8")
+        """Write ``stem.md`` and ``stem.csv``."""
+        write_text(f"{stem}.md", self.markdown())
+        write_text(f"{stem}.csv", self.csv())
 
     def rich(self, without: Collection[str] = ()) -> RichTable:
         """Return a table for ``rich.print``. Rich can also print this object directly."""

@@ -24,7 +24,7 @@ from medfedaug.cli.options import (
 )
 from medfedaug.config.plan import Plan, PlanningConfig
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import ConfigError
+from medfedaug.errors import ConfigError, config_errors
 from medfedaug.utils.plugins import added_module
 from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import named_pairs
@@ -139,10 +139,8 @@ def _classes(parts: Sequence[str]) -> Sequence[str] | Mapping[int, str]:
     if not any("=" in part for part in parts):
         return [part.strip() for part in parts]
     names = named_pairs("--labels", "0=background,255=lesion", parts, form="VALUE=NAME", first=True)
-    try:
+    with config_errors("--labels: a value is a whole number", ValueError):
         return {number: names[value] for number, value in sorted((int(value), value) for value in names)}
-    except ValueError as error:
-        raise ConfigError(f"--labels: a value is a whole number ({error})") from error
 
 
 _MOST_ODD = 10  # lines a site; the page has more

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -215,10 +216,9 @@ def approve(
 
 def _user() -> str:
     """Return the system's user; with sudo, also its caller."""
-    try:
+    user = f"user {os.getuid()}"
+    with suppress(KeyError, OSError):
         user = getpass.getuser()
-    except (KeyError, OSError):
-        user = f"user {os.getuid()}"
     real = os.environ.get("SUDO_USER")
     return f"{user} for {real}" if real and real != user else user
 

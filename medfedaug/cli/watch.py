@@ -15,6 +15,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from medfedaug.cli.console import Table, duration, err_console, exit_if, out_console, say, wrapped
+from medfedaug.cli.options import existing_folder
 from medfedaug.errors import ConfigError
 from medfedaug.nvflare_jobs.kit.kit import Kit, open_kit
 
@@ -28,7 +29,12 @@ _QUIET = 60.0  # seconds without an event after which a note appears
 
 
 def watch(
-    kit: Annotated[Path, Argument(metavar="KIT", help="An NVFlare kit, or the folder of a job in it.")],
+    kit: Annotated[
+        Path,
+        Argument(
+            metavar="KIT", callback=existing_folder, help="An NVFlare kit, or the folder of a job in it."
+        ),
+    ],
     prometheus: Annotated[
         Path | None, Option(metavar="FILE", help="NAME.prom to write every 15 seconds for node_exporter.")
     ] = None,

@@ -186,11 +186,11 @@ def allow(folder: str | Path) -> AllowedBundle:
     return bundle
 
 
-def locate(text: str, environment: Mapping[str, str] = os.environ) -> Path:
+def locate(text: str) -> Path:
     """Return the folder of a Bundle from its path, or from its name in the folder ``MEDFEDAUG_BUNDLES``."""
     if Path(text).is_dir():
         return Path(text)
-    home = environment.get(BUNDLES_VARIABLE)
+    home = os.environ.get(BUNDLES_VARIABLE)
     if home and _NAME.fullmatch(text) and (Path(home) / text).is_dir():
         return Path(home) / text
     where = f"{home} has none of that name" if home else f"{BUNDLES_VARIABLE} names no folder of Bundles"
@@ -218,17 +218,14 @@ def known() -> Iterable[AllowedBundle]:
     return list((_named if _allowed is None else _allowed).values())
 
 
-def find(reference: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> AllowedBundle:
+def find(reference: Mapping[str, str]) -> AllowedBundle:
     """Return the Bundle of a run's reference, by name and content.
 
-    Args:
-        reference: its name and hash.
-        environment: on a user's own machine, ``MEDFEDAUG_BUNDLES`` names a folder that may hold it.
+    On a user's own machine, ``MEDFEDAUG_BUNDLES`` names a folder that may hold it.
 
     Raises:
         ConfigError: in one line, when it may not be used here, or has another content.
     """
-    check_reference(reference)
     name, wanted = reference["name"], reference["hash"]
     bundle = (_named if _allowed is None else _allowed).get(name)
     if bundle is None and _allowed is not None:
@@ -237,7 +234,7 @@ def find(reference: Mapping[str, str], environment: Mapping[str, str] = os.envir
         )
     if bundle is None or (_allowed is None and bundle.hash != wanted):
         try:
-            bundle = AllowedBundle.of(locate(name, environment))
+            bundle = AllowedBundle.of(locate(name))
         except ConfigError as error:
             if bundle is None:
                 raise ConfigError(

@@ -11,6 +11,7 @@ file name and the SHA-256 of its content, ``train.py@2c26b4...``; no other conte
 """
 
 import re
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -72,10 +73,9 @@ def _of_package(name: str) -> Path:
     if plugin is None:
         known = ", ".join(plugins.names(plugins.LOOPS, ())) or "none"
         raise ConfigError(f"loop {name!r}: no installed package adds it (packages add: {known})")
-    try:
+    spec = None
+    with suppress(ImportError, ValueError):
         spec = find_spec(plugin.entry.module)
-    except (ImportError, ValueError):
-        spec = None
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         raise ConfigError(f"{plugin.what}: {plugin.entry.module} cannot run as a script")
     return Path(spec.origin)

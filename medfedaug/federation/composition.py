@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from medfedaug.config.bundle_reference import AllowedBundle
 from medfedaug.config.run import BY_PLAN, MAX_SHARE, SCALING, RunConfig, derive_seed
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, DataError, config_errors, warn, withheld
@@ -68,18 +67,12 @@ def define(config: RunConfig) -> ConfiguredRun | BundleDefinition:
     """Return the definition of a run."""
     if not config.bundle:
         return ConfiguredRun(config)
-    definition: BundleDefinition = _bundles().BundleDefinition.of(config)
+    definition: BundleDefinition = bundle_module().BundleDefinition.of(config)
     return definition
 
 
-def bundle_run_settings(bundle: AllowedBundle) -> dict[str, Any]:
-    """See `medfedaug.tasks.bundle.definition.bundle_settings`."""
-    settings: dict[str, Any] = _bundles().bundle_settings(bundle)
-    return settings
-
-
-def _bundles() -> Any:
-    # Imported here: it needs pytorch-ignite of the extra "bundle".
+def bundle_module() -> Any:
+    """Import `medfedaug.tasks.bundle.definition`, which needs pytorch-ignite of the extra "bundle"."""
     with config_errors("a Bundle needs pip install 'medfedaug[bundle]'", ImportError):
         from medfedaug.tasks.bundle import definition
     return definition

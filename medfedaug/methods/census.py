@@ -122,7 +122,7 @@ class Census:
             self._passed.append(None)
             self._steps.append(None)
             return None
-        patients = self._patients_of(cases)
+        patients = self.patient_of[torch.tensor([*cases], dtype=torch.long)]
         self._passed.append(patients)
         silent = torch.tensor([case in self._silent for case in cases], dtype=torch.bool)
         self._steps.append(patients.where(~silent, -1))
@@ -133,9 +133,6 @@ class Census:
         sizes = torch.linalg.vector_norm(of_outputs.detach().flatten(1), torch.inf, dim=1)
         before = self._gradients[-1]
         self._gradients[-1] = sizes if before is None or len(before) != len(sizes) else sizes.maximum(before)
-
-    def _patients_of(self, cases: Sequence[int]) -> Tensor:
-        return self.patient_of[torch.tensor([*cases], dtype=torch.long)]
 
     def __len__(self) -> int:
         """Return the number of steps of the round."""

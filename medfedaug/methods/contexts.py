@@ -57,7 +57,7 @@ class SiteContext:
     training_batches: Callable[[], Iterable[tuple[Tensor, Tensor]]] = _nothing
     # The mean of the task's loss over the training images, in evaluation mode, in the form that a method may
     # send: `medfedaug.federation.site.model.SiteModel.training_loss`.
-    training_loss: Callable[..., float] = _nothing
+    training_loss: Callable[[], float] = _nothing
     local_entries: frozenset[str] = frozenset()  # the state-dict entries that stay at the site
     # The state-dict entries that are not trained (`medfedaug.models.entries`).
     frozen: frozenset[str] = frozenset()

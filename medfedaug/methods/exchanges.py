@@ -128,16 +128,6 @@ class KeptUpdates(Aggregator):
         return dict(sorted(models.items()))
 
 
-def weighted_mean(
-    models: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]
-) -> dict[str, Tensor]:
-    """Return the mean of models with these weights, float32."""
-    mean = WeightedMean()
-    for site, model in models.items():
-        mean.add(model, weights[site])
-    return mean.result()
-
-
 def stacked(models: Mapping[str, Mapping[str, Tensor]], key: str) -> Tensor:
     """Stack one entry of all sites, (M, ...), float64."""
     return torch.stack([model[key].double() for model in models.values()])

@@ -1,6 +1,7 @@
 """FedFA: features augmented by as much as the sites differ, channel by channel."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -145,12 +146,10 @@ class FedFASite(SitePart, SiteExchange):
             mean, std = F.feature_statistics(args[0], layer.eps)  # type: ignore[arg-type]
             statistics[f"{layer.stage}/mean"], statistics[f"{layer.stage}/std"] = mean, std
 
-        handles = [layer.register_forward_hook(keep) for layer in self.layers.values()]
-        try:
+        with ExitStack() as hooks:
+            for layer in self.layers.values():
+                hooks.enter_context(layer.register_forward_hook(keep))
             self.context.network(images)
-        finally:
-            for handle in handles:
-                handle.remove()
         return statistics
 
     def privatised(self, means: Payload, cases: int) -> Payload:

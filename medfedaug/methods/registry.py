@@ -103,15 +103,10 @@ def _build(spec: Mapping[str, Any]) -> Method:
 def find_class(name: str) -> type[Method]:
     """Return the class of a method, built in or from another package."""
     plugin = plugins.find(plugins.METHODS, name, BUILT_IN_NAMES)
-    if plugin is not None:
-        return method_class(plugin)
-    if name not in _BUILT_IN:
-        raise ConfigError(f"method {name!r} {not_known(name, method_names())}")
-    return _BUILT_IN[name]
-
-
-def method_class(plugin: plugins.Plugin) -> type[Method]:
-    """Return the class of a method from another package."""
+    if plugin is None:
+        if name not in _BUILT_IN:
+            raise ConfigError(f"method {name!r} {not_known(name, method_names())}")
+        return _BUILT_IN[name]
     cls = plugin.load()
     if not isinstance(cls, type) or not issubclass(cls, Method) or cls.name != plugin.name:
         raise ConfigError(f"{plugin.what}: {cls!r} must be a `Method` whose `name` is {plugin.name!r}")

@@ -20,18 +20,17 @@ def open_model(
     *,
     limit: int | None = None,
     device: str = "auto",
-    state: str | Path | None = None,
 ) -> Iterator[tuple[SiteModel, bool]]:
     """Open a global model at one site after the other.
 
-    `medfedaug.runs.finished_run.FinishedRun.open` describes ``model`` and ``state``. The data are
-    a site's folder, or a folder with several sites' folders, with at most ``limit`` cases per site.
+    `medfedaug.runs.finished_run.FinishedRun.open` describes ``model``. The data are a site's folder, or a
+    folder with several sites' folders, with at most ``limit`` cases per site.
 
     Yields:
         The site's model, and whether it is complete: a site that did not train lacks the layers that sites
         keep. One site at a time, since a model holds the site's images.
     """
-    run = FinishedRun.open(model, state=state)
+    run = FinishedRun.open(model)
     for name in sites_of(run, Path(data)):
         opened = run.at_site(name, data, device, limit=limit)
         yield opened, opened.recall(run.local_state(name))

@@ -58,7 +58,7 @@ class FinishedRun(RecordedRun):
                 folder of the environment variable ``MEDFEDAUG_STATE``.
 
         Raises:
-            ConfigError: naming the error and its place.
+            MedFedAugError: naming the error and its place.
         """
         run = RecordedRun.open(model)
         weights, exchange = _load_weights(run.model), exchange_file(run.model)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from medfedaug.errors import ConfigError, config_errors
+from medfedaug.errors import ConfigError, config_errors, translated
 from medfedaug.federation.job_folder import (
     CARDS,
     EVENTS,
@@ -50,7 +50,6 @@ def sites_lock(out: Path) -> Path:
 def keep_fingerprint(state: Path, fingerprint: Mapping[str, str]) -> None:
     """Record the data files with which a run begins."""
     file = server_checkpoint(state).with_name(_DATA)
-    file.parent.mkdir(parents=True, exist_ok=True)
     write_versioned(file, _DATA_KIND, _DATA_VERSION, {"files": fingerprint})
 
 
@@ -208,11 +207,7 @@ def free(path: Path) -> None:
 def locked(file: Path, message: str, timeout: float = 0) -> Iterator[None]:
     """Hold the lock of a file, which the system releases when the process dies."""
     lock = FileLock(file)
-    try:
-        lock.acquire(timeout=timeout)
-    except Timeout as error:
-        raise ConfigError(message) from error
-    try:
+    with translated(Timeout, to=lambda error: ConfigError(message)):
+        held = lock.acquire(timeout=timeout)
+    with held:
         yield
-    finally:
-        lock.release()

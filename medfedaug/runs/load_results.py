@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from medfedaug._version import other_version
 from medfedaug.config.run import RunConfig, asked_settings
-from medfedaug.errors import DataError, first_line
+from medfedaug.errors import ConfigError, DataError, first_line, translated
 from medfedaug.federation.job_folder import LEVELS, RESULTS
 from medfedaug.metrics.base import mean_score
 from medfedaug.metrics.registry import GLOBAL, add_recorded, nothing_learned_in
@@ -57,7 +57,7 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
     file = Path(path)
     if file.is_dir() or file.suffix != ".json":
         file = file / RESULTS
-    content = _content(file)
+    content = read_record(file)
     test = content["test"]
     mean, untested = test["mean"], test.get("missing", {})
     if not mean:
@@ -107,14 +107,18 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
     return run.scored_by(metric) if metric else run
 
 
-def _content(file: Path) -> dict[str, Any]:
+def read_record(file: Path, *checks: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """Read the record of a finished run; further ``checks`` raise errors, as `check_finished` does."""
     content: Any = None
-    try:
-        content = parse_json(file.read_text(encoding="utf-8"))
-        check_finished(content)
-    except (OSError, ValueError) as error:
+
+    def named(error: Exception) -> DataError:
         problem = f"is no record of a finished run ({first_line(error)}{other_version(content)})"
-        raise DataError(problem, path=file, hint="Give the folder of a finished run.") from error
+        return DataError(problem, path=file, hint="Give the folder of a finished run.")
+
+    with translated(OSError, ConfigError, TypeError, ValueError, to=named):
+        content = parse_json(file.read_text(encoding="utf-8"))
+        for check in (check_finished, *checks):
+            check(content)
     return dict(content)
 
 

@@ -9,9 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from medfedaug._version import other_version
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import ConfigError, config_errors, first_line
+from medfedaug.errors import ConfigError, config_errors
 from medfedaug.federation.job_folder import (
     FINAL_MODEL,
     GLOBAL_MODEL,
@@ -22,8 +21,8 @@ from medfedaug.federation.job_folder import (
     check_unchanged,
     exchange_file,
 )
-from medfedaug.runs.load_results import check_finished
-from medfedaug.utils.files import parse_json, sha256
+from medfedaug.runs.load_results import read_record
+from medfedaug.utils.files import sha256
 from medfedaug.utils.printable import counted, html_table, printable
 from medfedaug.utils.structure import entries
 from medfedaug.utils.validation import is_number
@@ -56,20 +55,16 @@ class RecordedRun(Mapping[str, Any]):
             raise ConfigError(
                 f"{path}: no finished run; name the folder of one, in which are {GLOBAL_MODEL} and {RESULTS}"
             )
-        record: Any = None
-        try:
-            record = parse_json(results.read_text())
-            check_finished(record)
+
+        def usable(record: dict[str, Any]) -> RunConfig:
             entries({}, needed=("run", HASHES))(record, "")
-            run = cls(file, record)
-            _ = run.config
-        except (OSError, ConfigError, TypeError, ValueError) as error:
-            text = f"{results}: no record of a run ({first_line(error)}{other_version(record)})"
-            raise ConfigError(text) from error
+            return cls(file, record).config
+
+        record = read_record(results, usable)
         check_unchanged(file, record)
         if (exchange := exchange_file(file)).exists():
             check_unchanged(exchange, record)
-        return run
+        return cls(file, record)
 
     @classmethod
     def of(cls, folder: Path) -> Self:

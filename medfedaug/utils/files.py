@@ -36,9 +36,9 @@ def write_atomic(
     A process that is killed leaves an unfinished file behind, which `remove_unfinished` removes.
 
     Args:
-        path: the file; it replaces an existing one and keeps its mode.
+        path: the file; it replaces an existing one and keeps its mode. A missing folder is made.
         private: whether only the owner may read the file, from its first byte on, with any umask and any mode
-            of the file before.
+            of the file before; a new folder, too, is only for the owner.
 
     Raises:
         ConfigError: for an empty name, a folder or a pipe.
@@ -57,6 +57,7 @@ def write_atomic(
         raise ConfigError(f"{str(path)!r}: cannot be written as a file; name another one")
     temporary: Path | None = None
     try:
+        path.parent.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
         # In the same folder, since a rename is atomic within one file system only; not by `mkstemp`, which
         # ignores the umask.
         candidate = path.with_name(f".{path.name}.{secrets.token_hex(4)}")

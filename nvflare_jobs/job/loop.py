@@ -10,7 +10,7 @@ from queue import Queue
 
 from medfedaug.client import script_at
 from medfedaug.config.training_scripts import find_loop
-from medfedaug.errors import MedFedAugError, withheld
+from medfedaug.errors import MedFedAugError, translated, withheld
 from medfedaug.federation.site.local_training import LocalRound
 from medfedaug.federation.site.script_training import CustomLoop, ScriptSession
 from medfedaug.hospital.privacy.site_settings import SiteSettings
@@ -46,12 +46,12 @@ class ScriptLoop(CustomLoop):
         script = find_loop(self.loop, self.folder)
         self.end()
         self._script = _Running(script, session, self.settings)
-        try:
+
+        def cause(error: MedFedAugError) -> MedFedAugError:
+            return session.error or MedFedAugError(f"{error.marked}; it has to call medfedaug.client.join")
+
+        with translated(MedFedAugError, to=cause):
             self._await(0)
-        except MedFedAugError as error:
-            if session.error is not None:
-                raise session.error from error
-            raise MedFedAugError(f"{error.marked}; it has to call medfedaug.client.join") from error
 
     def train(self, round_: LocalRound) -> None:
         """Let the script train for a round."""

@@ -21,7 +21,7 @@ from medfedaug.data.dataset_json import unseen_note
 from medfedaug.data.sites import open_site
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, MedFedAugError, MedFedAugWarning
-from medfedaug.federation.composition import bundle_run_settings
+from medfedaug.federation.composition import bundle_module
 from medfedaug.federation.site.data_folder import resolve_data_folder
 from medfedaug.hospital.privacy.ledger import check_account, require_opacus
 from medfedaug.hospital.privacy.policy import OPEN_PROMISE, PrivacyPolicy
@@ -144,7 +144,7 @@ def _bundle(bundle: AllowedBundle) -> Check:
 
     def read() -> str:
         bundle.check()
-        bundle_run_settings(bundle)
+        bundle_module().bundle_settings(bundle)
         return f"{bundle.folder}, content {short_hash(bundle.hash)}: jobs may use it"
 
     advice = "Mend it, or allow it as it is now: site configure --allow-bundle."

@@ -6,6 +6,7 @@ Their states, and those of the kit itself, are metrics for Prometheus. None is a
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,8 +33,6 @@ _DEAD = (
 def find_events(folder: str | Path) -> Path | None:
     """Return the events of the latest job below a kit, or of a job's folder, if any."""
     folder = Path(folder)
-    if not folder.is_dir():
-        raise DataError("no such folder", path=folder)
     patterns = (EVENTS, f"{JOB_FOLDER}/{EVENTS}", f"*/{JOB_FOLDER}/{EVENTS}")
     paths = [path for pattern in patterns for path in folder.glob(pattern) if path.is_file()]
     return max(paths, key=lambda path: path.stat().st_mtime_ns, default=None)
@@ -158,13 +157,11 @@ def stored_jobs(kit: Kit) -> list[StoredJob]:
     """Return the jobs in a server's store, the newest last; a site has none."""
     folder, store, found = kit.folders().get("jobs-storage"), FilesystemStorage(), []
     for uri in store.list_objects(str(folder)) if folder is not None and folder.is_dir() else ():
-        try:
+        with suppress(OSError, ValueError, StorageException):  # it is being written, or was deleted
             meta, changed = store.get_meta(uri), Path(uri, META).stat().st_mtime
-        except (OSError, ValueError, StorageException):  # it is being written, or was deleted
-            continue
-        name, status = (str(meta.get(key.value)) for key in (JobMetaKey.JOB_NAME, JobMetaKey.STATUS))
-        submitted = float(meta.get(JobMetaKey.SUBMIT_TIME.value) or 0.0)
-        found.append(StoredJob(submitted, Path(uri).name, name, status, changed))
+            name, status = (str(meta.get(key.value)) for key in (JobMetaKey.JOB_NAME, JobMetaKey.STATUS))
+            submitted = float(meta.get(JobMetaKey.SUBMIT_TIME.value) or 0.0)
+            found.append(StoredJob(submitted, Path(uri).name, name, status, changed))
     return sorted(found)
 
 
@@ -183,13 +180,12 @@ def watched_job(kit: Path, job: str = "") -> tuple[str, Watched] | None:
     if events is None or not events.is_file():
         return None
     watched = Watched()
-    try:
+    with suppress(OSError, DataError):  # `watch` reports the error
         for event, _ in follow(events):
             watched.take(event)
         watched.look(events)
-    except (OSError, DataError):  # `watch` reports the error
-        return None
-    return events.parent.parent.name, watched
+        return events.parent.parent.name, watched
+    return None
 
 
 def job_states(kit: Kit) -> dict[str, str]:
@@ -217,11 +213,10 @@ def _of_server(kit: Kit) -> dict[str, str]:
 
 
 def _of_site(kit: Kit) -> dict[str, str]:
-    try:
+    waiting: set[str] = set()
+    with suppress(ConfigError):  # `medfedaug site jobs` reports it
         # A job that ended while it waited has no process.
         waiting = kit.job_book().waiting_jobs() & running_jobs(kit).keys()
-    except ConfigError:  # `medfedaug site jobs` reports it
-        waiting = set()
     states = dict.fromkeys(sorted(waiting), "approval")
     if (found := watched_job(kit.path)) is not None:
         job, watched = found

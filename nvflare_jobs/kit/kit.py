@@ -14,7 +14,7 @@ from typing import Any
 
 from medfedaug._version import __version__
 from medfedaug.config.options import to_json
-from medfedaug.errors import ConfigError, DataError
+from medfedaug.errors import ConfigError, DataError, config_errors
 from medfedaug.hospital.privacy import (
     JOBS_FOLDER,
     LEDGER_FILE,
@@ -298,9 +298,7 @@ def _in_force(path: Path) -> dict[str, Any] | None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        return dict(parse_json(path.read_text()))
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{path}: not readable as a JSON object ({error})") from error
+    with config_errors(f"{path}: not readable as a JSON object", ValueError, TypeError):
+        return dict(parse_json(path.read_text()))

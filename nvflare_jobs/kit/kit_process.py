@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -48,11 +49,10 @@ class ProcessRecord:
     @classmethod
     def load(cls, kit: str | Path) -> ProcessRecord | None:
         """Return the last record of a kit; ``None`` where none can be read."""
-        try:
+        with suppress(OSError, ValueError, KeyError):
             content = parse_versioned((Path(kit) / _RECORD_FILE).read_text(), *_FORMAT)
             return cls(**{field.name: content[field.name] for field in fields(cls)})
-        except (OSError, ValueError, KeyError):
-            return None
+        return None
 
     def is_alive(self) -> bool:
         """Return whether its process runs: it wrote lately, and was not asked to stop."""
@@ -109,7 +109,6 @@ def find_process(kit: str | Path) -> psutil.Process | None:
 
 def command_line(process: psutil.Process) -> list[str]:
     """Return the command line of a process; empty where it has ended or is not visible."""
-    try:
+    with suppress(psutil.Error):
         return [] if process.status() == psutil.STATUS_ZOMBIE else list(process.cmdline())
-    except psutil.Error:
-        return []
+    return []

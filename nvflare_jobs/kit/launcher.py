@@ -10,6 +10,7 @@ process, `medfedaug.nvflare_jobs.kit.rejoin.JobRejoiner` starts the job process.
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +126,8 @@ class RestartingHandle(JobHandleSpec):
         self._result = JobReturnCode.UNKNOWN
 
     def _exit_code(self) -> int:
-        try:
+        with suppress(OSError, ValueError):
             return int(self._exit_file.read_text())
-        except (OSError, ValueError):
-            # NVFlare's handle knows only success and failure; its adapter has the process's code.
-            code = getattr(self._process, "adapter", self._process).poll()
-            return int(code if code in _PERMANENT else self._process.poll())
+        # NVFlare's handle knows only success and failure; its adapter has the process's code.
+        code = getattr(self._process, "adapter", self._process).poll()
+        return int(code if code in _PERMANENT else self._process.poll())

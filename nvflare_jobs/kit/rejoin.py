@@ -64,9 +64,7 @@ class JobSession:
 
     def save(self, workspace: str | Path) -> None:
         """Write it to the job's folder, readable only by the site: the token authenticates the site."""
-        path = Path(workspace) / self.job / _FILE
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, asdict(self), private=True)
+        write_json(Path(workspace) / self.job / _FILE, asdict(self), private=True)
 
     @classmethod
     def load(cls, workspace: str | Path, job: str) -> JobSession | None:

@@ -122,13 +122,12 @@ def check_certificates(kit: str | Path) -> Iterator[Check]:
 
 
 def _is_signed(chain: list[x509.Certificate], root: x509.Certificate) -> bool:
-    try:
+    with suppress(ValueError, TypeError, InvalidSignature):
         for certificate, issuer in zip(chain, [*chain[1:], root], strict=True):
             if certificate != issuer:  # the root may end the chain itself
                 certificate.verify_directly_issued_by(issuer)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
+        return True
+    return False
 
 
 def _validity(chain: list[x509.Certificate], root: x509.Certificate, startup: _Startup) -> Check:

@@ -24,7 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import NameOID
 
-from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.errors import ConfigError, RunFailed, config_errors
 from medfedaug.utils.files import private_folder
 from medfedaug.utils.printable import printable
 
@@ -233,11 +233,10 @@ def _entries(content: bytes) -> dict[str, Any]:
 def _part(path: str | Path, name: str, parse: Callable[[bytes], _Parsed]) -> _Parsed:
     if Path(path).exists() and not Path(path).is_file():
         raise ConfigError(f"{path}: not a file")  # a pipe would wait for ever
-    try:
-        with zipfile.ZipFile(path) as opened, opened.open(name) as file:
-            return parse(file.read(_LARGEST))  # a larger one cannot be read as what it should be
-    except (KeyError, ValueError, TypeError, RuntimeError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{path}: no {name} can be read in it ({error})") from error
+    kinds = (KeyError, ValueError, TypeError, RuntimeError, zipfile.BadZipFile)
+    unreadable = config_errors(f"{path}: no {name} can be read in it", *kinds)
+    with unreadable, zipfile.ZipFile(path) as opened, opened.open(name) as file:
+        return parse(file.read(_LARGEST))  # a larger one cannot be read as what it should be
 
 
 def _nvflare(*arguments: str | Path) -> dict[str, Any]:

@@ -93,11 +93,10 @@ def _ended() -> Iterator[tuple[int, int]]:
 
 
 def _has_children() -> bool:
-    try:
+    with suppress(ChildProcessError):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _kill_all() -> None:

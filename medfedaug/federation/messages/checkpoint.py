@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import ConfigError, config_errors, storing
+from medfedaug.errors import ConfigError, config_errors
 from medfedaug.methods import build_methods
 from medfedaug.models.entries import load_tensors
 from medfedaug.utils.files import check_version, version_mark, write_atomic
@@ -19,9 +19,6 @@ CHECKPOINT_FORMAT: str = version_mark(_KIND, _VERSION)["format"]
 def save_checkpoint(path: Path, content: dict[str, Any], *, private: bool = False) -> None:
     """Write ``content``, tensors and plain Python types, atomically."""
     whole = {**version_mark(_KIND, _VERSION), **content}
-    with storing(path):
-        path.parent.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.mkdir(0o700 if private else 0o777, exist_ok=True)
     write_atomic(path, lambda file: torch.save(whole, file), private=private)
 
 

@@ -186,7 +186,6 @@ class Comparison:
         return stages
 
     def _save(self) -> None:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
         write_versioned(self.file, _KIND, _VERSION, self.record)
 
     def _stop_worse(self, rounds: int) -> None:

@@ -1,7 +1,7 @@
 """`SiteModel`: a federation's model at one site, which receives, recalls and scores it."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from medfedaug.methods.compatibility import methods_with
 from medfedaug.models.entries import evaluating
 from medfedaug.models.execution import compile_calls, lay_out, run_in_bfloat16
 from medfedaug.statistics import ChannelStatistics
-from medfedaug.tasks import EvaluationCase, Sample
+from medfedaug.tasks import EvaluationCase
 
 
 class SiteModel:
@@ -185,13 +185,10 @@ class SiteModel:
         sets = (folder.annotated_set(case, folder.classes) for case in folder.cases["training"])
         return [index for index, annotated in enumerate(sets) if annotated[place]]
 
-    def training_loss(self, what: str) -> float:
-        """Return the mean of the task's loss over the training images, in evaluation mode."""
-        return self._mean_loss(self._samples.training())
-
     @torch.no_grad()
-    def _mean_loss(self, samples: Sequence[Sample]) -> float:
-        losses = []
+    def training_loss(self) -> float:
+        """Return the mean of the task's loss over the training images, in evaluation mode."""
+        losses, samples = [], self._samples.training()
         with evaluating(self.network):
             for inputs, targets in self._samples.batches(samples):
                 loss = self.task.loss(self.network(inputs), targets).double()

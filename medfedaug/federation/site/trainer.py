@@ -362,7 +362,10 @@ class SiteTrainer(SiteModel):
 
     def enter_run(self, run: str) -> None:
         """Load the site's state of a run, if it took part before a restart."""
-        if self.memory.enter(run, self._settings_hash()):
+        # A resumed run has more rounds, an evaluation other cases and sites.
+        free = ("holdout", "limit", "rounds")
+        settings = {k: v for k, v in self.config.to_dict().items() if k not in free}
+        if self.memory.enter(run, job_hash(settings)):
             self._apply_once(self.memory.once)
 
     def _step_weights(self, steps: int) -> list[float] | None:
@@ -374,11 +377,6 @@ class SiteTrainer(SiteModel):
         momentum = config.momentum if config.optimizer == "sgd" else 0.0
         rate = learning_rate(config, self.round)
         return step_weights(steps, rate, momentum, config.weight_decay + pull)
-
-    def _settings_hash(self) -> str:
-        """Hash the run's settings; a resumed run has more rounds, an evaluation other cases and sites."""
-        settings = {k: v for k, v in self.config.to_dict().items() if k not in ("holdout", "limit", "rounds")}
-        return job_hash(settings)
 
     def recall_round(self, round_: int) -> bool:
         """Restore the site's state of a round; return whether the network is complete."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.analysis.text_table import TextTable, number
-from medfedaug.errors import DataError, first_line
+from medfedaug.errors import data_errors
 from medfedaug.federation.job_folder import EVALUATION, RESULTS
 from medfedaug.metrics.base import Metric
 from medfedaug.metrics.registry import GLOBAL, LOCAL, PERSONAL, UNSEEN, add_recorded, find_metric
@@ -90,12 +90,9 @@ def load_evaluation(path: str | Path) -> dict[str, Any]:
     """Read the results of an evaluation."""
     file = Path(path)
     file = file / EVALUATION if file.is_dir() else file
-    try:
+    with data_errors("cannot be read as the results of an evaluation", OSError, ValueError, path=file):
         content: dict[str, Any] = parse_json(file.read_text(encoding="utf-8"))
         check_evaluation(content)
-    except (OSError, ValueError) as error:
-        problem = f"cannot be read as the results of an evaluation ({first_line(error)})"
-        raise DataError(problem, path=file) from error
     return content
 
 

@@ -11,6 +11,7 @@ federation opens its own site from it by name.
 import inspect
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from importlib import import_module
@@ -24,7 +25,7 @@ from pydantic import TypeAdapter
 from medfedaug.config.options import check_value
 from medfedaug.data.base import SiteFolder, spread
 from medfedaug.data.sites import MARKER, open_folder, site_folders
-from medfedaug.errors import DataError
+from medfedaug.errors import DataError, data_errors, translated
 from medfedaug.research.datasets.published import COMMON_OPTIONS, FOLDS, Benchmark, in_fold
 from medfedaug.utils.files import parse_versioned, write_versioned
 from medfedaug.utils.validation import check_choice, check_keys
@@ -72,10 +73,9 @@ def find_root(root: str | Path, benchmark: str) -> Path:
 
 def is_available(name: str, root: str | Path) -> bool:
     """Return whether a benchmark's files exist and can be used."""
-    try:
+    with suppress(DataError):
         return bool(open_benchmark(name, find_root(root, name)))
-    except DataError:
-        return False
+    return False
 
 
 def open_benchmark(
@@ -93,14 +93,16 @@ def open_benchmark(
     """
     benchmark, root = check_options(name, options), Path(root)
     specific = [option for option in options if option in inspect.signature(benchmark.open).parameters]
-    try:
-        sites = benchmark.open(root, **{option: options.pop(option) for option in specific})
-        if not sites:
-            raise FileNotFoundError(2, "no site", str(root))
-    except (FileNotFoundError, NotADirectoryError) as error:
+
+    def missing(path: str | Path) -> DataError:
         where = f"Get the files from {benchmark.source} and put them below {root}"
         hint = f"{where}. Expected there: {benchmark.layout}."
-        raise DataError(f"is missing, and {name} needs it", path=error.filename, hint=hint) from error
+        return DataError(f"is missing, and {name} needs it", path=path, hint=hint)
+
+    with translated(FileNotFoundError, NotADirectoryError, to=lambda error: missing(error.filename)):
+        sites = benchmark.open(root, **{option: options.pop(option) for option in specific})
+    if not sites:
+        raise missing(root)
     if benchmark.in_folds:
         folds = [options.pop(option, default) for option, default in FOLDS.items()]
         sites = [in_fold(site, *folds) for site in sites]
@@ -163,10 +165,8 @@ def open_federation(folder: str | Path, limit: int | None = None) -> dict[str, S
 
 def _from_marker(folder: str | Path, parse: Callable[[Path, str], _Any]) -> _Any:
     path = Path(folder).resolve() / MARKER
-    try:
+    with data_errors("names no benchmark", OSError, ValueError, path=path):
         return parse(path, path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"names no benchmark ({error})", path=path) from error
 
 
 @lru_cache(maxsize=4)

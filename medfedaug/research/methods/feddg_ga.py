@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medfedaug.functional.means import WeightedMean
 from medfedaug.methods.arguments import Share
 from medfedaug.methods.base import (
     Aggregator,
@@ -16,7 +17,7 @@ from medfedaug.methods.base import (
     shared_parameters,
 )
 from medfedaug.methods.contexts import Payload, RoundMean, ServerContext, SiteContext, SiteUpdate
-from medfedaug.methods.exchanges import AggregatorExchange, KeptUpdates, weighted_mean
+from medfedaug.methods.exchanges import AggregatorExchange, KeptUpdates
 
 _LEAST = 1e-3
 
@@ -83,10 +84,10 @@ class FedDGGASite(SitePart, SiteExchange):
         self.received = self.trained = 0.0
 
     def start_round(self) -> None:
-        self.received = self.context.training_loss("feddg_ga/received")
+        self.received = self.context.training_loss()
 
     def end_round(self) -> None:
-        self.trained = self.context.training_loss("feddg_ga/trained")
+        self.trained = self.context.training_loss()
 
     def metrics(self) -> dict[str, float]:
         return {"loss_received": self.received, "loss_trained": self.trained}
@@ -131,7 +132,10 @@ class _Adjusted(KeptUpdates):
             self.weights.setdefault(site, 1 / max(len(self.context.weights()), 1))
         self._adjust({site: losses[site][0] for site in models}, round_.round)
         self.last.update({site: trained for site, (_, trained) in losses.items()})
-        return weighted_mean(models, self.weights)
+        mean = WeightedMean()
+        for site, model in models.items():
+            mean.add(model, self.weights[site])
+        return mean.result()
 
     def _adjust(self, received: Mapping[str, float], round_: int) -> None:
         gaps = {site: loss - self.last[site] for site, loss in received.items() if site in self.last}

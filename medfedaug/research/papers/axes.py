@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -78,10 +79,9 @@ def axis_value(text: Any) -> Any:
         return text
     if re.fullmatch(r"\d+/\d+", text):
         return float(Fraction(text))
-    try:
+    with suppress(ValueError):
         return parse_json(text)
-    except ValueError:
-        return text
+    return text
 
 
 def shown(value: Any) -> str:

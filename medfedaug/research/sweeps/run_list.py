@@ -9,6 +9,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from medfedaug.config.options import check_value
 from medfedaug.config.plan import PLAN_FIELDS, Plan, PlanningConfig
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
@@ -20,7 +23,7 @@ from medfedaug.methods.registry import canonical_name, parse_methods
 from medfedaug.research.datasets.benchmarks import check_options, find_benchmark, find_root, open_benchmark
 from medfedaug.research.papers.axes import Axis, Comparison, shown
 from medfedaug.research.papers.presets import Preset
-from medfedaug.utils.validation import check_choice
+from medfedaug.utils.validation import check_choice, check_keys
 
 BASE = "base"  # name of the preset without other settings
 
@@ -149,8 +152,7 @@ def check_axes(axes: Sequence[Axis], methods: Sequence[str], benchmark: str) -> 
     for axis in axes:
         if axis.method and axis.method not in present:
             raise ConfigError(f"--set {axis.name}: {axis.method} is not among the methods")
-        if not axis.method and axis.name not in known:
-            raise ConfigError(f"--set {axis.name}: neither METHOD.ARG nor one of {', '.join(known)}")
+    check_keys("--set: neither METHOD.ARG nor a setting:", (a.name for a in axes if not a.method), known)
 
 
 def _checked(
@@ -210,7 +212,7 @@ def _planned(
 ) -> PlannedRun:
     config, data, reduced = dict(preset.config), dict(preset.data), list[str]()
     arguments = {name: preset.arguments_of(name, held_out=bool(site)) for name in _named(methods)}
-    differing = _choose(chosen, config, data, arguments, preset.benchmark)
+    differing = _choose(chosen, config, data, arguments, find_benchmark(preset.benchmark).options)
     if planning := config.get("planning"):  # planning keeps the varied settings
         asked = PlanningConfig.from_dict(planning)
         config["planning"] = PlanningConfig.keeping((*asked.given, *chosen), asked.memory).to_dict()
@@ -245,13 +247,13 @@ def _choose(
     config: dict[str, Any],
     data: dict[str, Any],
     arguments: Mapping[str, dict[str, Any]],
-    benchmark: str,
+    options: Mapping[str, Any],
 ) -> list[tuple[str, str]]:
     """Put settings into a run, its data and its methods; return those that differ from the preset."""
     differing = []
     for name, value in chosen.items():
         method, _, key = name.rpartition(".")
-        text, place, usual = shown(value), data, find_benchmark(benchmark).options.get(key)
+        text, place, usual = shown(value), data, options.get(key)
         if method:
             place = arguments[method]
         elif key in _SETTABLE:
@@ -260,7 +262,7 @@ def _choose(
             config["plan"] = place = dict(config.get("plan", {}))
             usual = Plan().to_dict()[key]
         elif key == "fraction":
-            check_options(benchmark, {key: value})
+            check_value("fraction", value, TypeAdapter(float))
             value *= data.get(key, usual)  # of the paper's training cases, which may be a share themselves
         if place.get(key, usual) != value:
             differing.append((name, text))

@@ -28,7 +28,7 @@ import torch
 from filelock import FileLock
 
 from medfedaug.data.preparation.cache import keep_decoded
-from medfedaug.errors import ConfigError, RunFailed, first_line
+from medfedaug.errors import ConfigError, RunFailed, config_errors, first_line
 from medfedaug.federation.job_folder import STATE
 from medfedaug.research.sweeps.run_list import PlannedRun
 from medfedaug.utils.plugins import import_extra
@@ -250,10 +250,8 @@ class SlurmJobs(Cluster):
             memory = min(memory, size // 2)
         super().__init__(folder, memory, each)
         self.parallel = int(parallel)
-        try:
+        with config_errors("--workers slurm", RuntimeError):  # `srun` is missing
             self.executor = self.library.SlurmExecutor(self.folder / "cluster")
-        except RuntimeError as error:  # `srun` is missing
-            raise ConfigError(f"--workers slurm: {first_line(error)}") from error
         # By default `submitit` ends every job after five minutes; with None the partition's limit counts.
         self.executor.update_parameters(
             time=None, setup=[setup] if setup else None, additional_parameters=options
@@ -332,12 +330,8 @@ class DaskWorkers(Cluster):
 
     def outcomes(self, make: Make, runs: Sequence[PlannedRun]) -> Outcomes:
         """Submit a task for each run, and wait for their ends."""
-        try:
+        with config_errors(f"--workers: no scheduler of Dask answers at {self.address}", OSError):
             client = self.library.Client(self.address, set_as_default=False, timeout=_ANSWER)
-        except OSError as error:
-            raise ConfigError(
-                f"--workers: no scheduler of Dask answers at {self.address} ({first_line(error)})"
-            ) from error
         with client:
             futures = {}
             for run in runs:

@@ -4,11 +4,11 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from medfedaug._version import __version__
+from medfedaug._version import __version__, installed_versions
 from medfedaug.federation.server.output import write_state
 from medfedaug.runs.bundle.network import PlainInference, plain_inference
 from medfedaug.runs.finished_run import FinishedRun, Origin
@@ -119,7 +119,7 @@ def bundle_metadata(run: FinishedRun, plain: PlainInference) -> dict[str, Any]:
         "monai_version": version("monai"),
         "pytorch_version": version("torch").split("+")[0],
         "numpy_version": version("numpy"),
-        "required_packages_version": {name: _version(name) for name in _PACKAGES if _version(name)},
+        "required_packages_version": installed_versions(_PACKAGES),
         **dict.fromkeys(("name", "task"), f"Segmentation of {', '.join(config.classes[1:])}"),
         "description": (
             f"{config.network}, trained by a federation of {len(run.record.get('sites', ()))} sites that "
@@ -159,13 +159,6 @@ def bundle_metadata(run: FinishedRun, plain: PlainInference) -> dict[str, Any]:
 
 def _photographs(plain: PlainInference) -> bool:
     return bool(plain.config["pattern"] == "*.png")
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def readme(run: FinishedRun, plain: PlainInference, origin: Origin) -> str:

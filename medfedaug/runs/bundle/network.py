@@ -14,7 +14,7 @@ from medfedaug.data.base import SPLITS
 from medfedaug.data.io.formats import label_bits
 from medfedaug.data.preparation.preparation import ModalityNormalisation
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.errors import ConfigError, DataError, first_line
+from medfedaug.errors import ConfigError, DataError, config_errors
 from medfedaug.federation.composition import network_arguments
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.models.execution import is_faster_last
@@ -63,7 +63,8 @@ def plain_inference(run: FinishedRun, origin: Origin) -> PlainInference:
     pair = _pair(model)
     with run.scoring(model) as network:
         weights = {key: value.detach().cpu().clone() for key, value in network.state_dict().items()}
-        try:
+        problem = f"network {config.network}: MONAI's class makes another one"
+        with config_errors(problem, remedy=f"; {_INSTEAD}"):  # networks fail in many ways
             content = inference_config(
                 _json(network_definition(**network_arguments(config))),
                 task,
@@ -75,9 +76,6 @@ def plain_inference(run: FinishedRun, origin: Origin) -> PlainInference:
                 channels_last=is_faster_last(network, "cpu"),
             )
             plain = _plain_network(content, weights)
-        except Exception as error:  # networks fail in many ways
-            text = f"MONAI's class makes another one ({first_line(error)}); {_INSTEAD}"
-            raise ConfigError(f"network {config.network}: {text}") from error
         example = _example(network, task, config.in_channels)
         with torch.no_grad():
             ours, theirs = network(example), plain(example)

@@ -105,8 +105,7 @@ def outline(panel: Axes, labels: np.ndarray, colour: str, width: float) -> None:
 
 
 def write_picture(path: Path, figure: Figure) -> None:
-    """Write a figure as PNG, and make its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a figure as PNG."""
     write_atomic(path, lambda file: figure.savefig(file, format="png", dpi=_DPI, metadata={"Software": None}))
 
 

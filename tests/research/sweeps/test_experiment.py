@@ -140,7 +140,7 @@ def test_what_varies_of_a_plan_is_not_decided_by_the_planner(data, tmp_path):
         ("{data: data, out: x, methods: fedwrong}", "method 'fedwrong' is not known"),
         (
             "{data: data, out: x, methods: fedavg, settings: {lr: 1}}",
-            "--set lr: neither METHOD.ARG nor one of",
+            "--set: neither METHOD.ARG nor a setting: lr; known: network, network_args",
         ),
         (
             "{data: data, out: x, methods: fedavg, settings: {fedfa.prob: 1}}",

@@ -78,7 +78,10 @@ def test_scale_holdout_and_network_are_told_in_the_folder(office):
     ("options", "message"),
     [
         ({"axes": ["fedfa.prob=0.1"]}, "--set fedfa.prob: fedfa is not among the methods"),
-        ({"axes": ["speed=3"]}, "--set speed: neither METHOD.ARG nor one of network, network_args"),
+        (
+            {"axes": ["speed=3"]},
+            "--set: neither METHOD.ARG nor a setting: speed; known: network, network_args",
+        ),
         ({"methods": "fedrdn,norm"}, "cannot be combined: norm provides normalised_input"),
         ({"holdout": ["Basel"]}, "--holdout: training site 'Basel' is not known; choose from amazon"),
         ({"folds": 5}, "office_caltech_10 has no option folds"),

@@ -80,7 +80,7 @@ def test_what_cannot_be_searched_is_refused_before_a_run(office, tmp_path):
     pytest.importorskip("optuna")
     for choices, given, message in (
         ({"learning_rate": [0.1, 0.2]}, {}, "methods: a search takes one value"),
-        ({"no_setting": [1, 2]}, {"methods": ["fedavg"]}, "neither METHOD.ARG nor one of"),
+        ({"no_setting": [1, 2]}, {"methods": ["fedavg"]}, "neither METHOD.ARG nor a setting: no_setting"),
     ):
         with pytest.raises(ConfigError, match=message):
             search(experiment(office, tmp_path / "no", **given), choices, 2)
