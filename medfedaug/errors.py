@@ -213,8 +213,8 @@ def _reason(error: Exception) -> str:
         return error.marked
     if isinstance(error, OSError) and error.strerror:  # its text repeats the path
         return error.strerror
-    # Functions of this package raise these two: their texts are whole sentences.
-    whole = " ".join(str(error).split()) if isinstance(error, (TypeError, ValueError)) else ""
+    # Functions of this package raise these: their texts are whole sentences. A subclass may have a page.
+    whole = " ".join(str(error).split()) if type(error) in (TypeError, ValueError, ReaderError) else ""
     return whole or first_line(error)
 
 

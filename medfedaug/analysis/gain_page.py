@@ -119,10 +119,13 @@ def _next_step(record: Mapping[str, Any], data: str, settings: Sequence[str]) ->
         f"{counted(record['budget']['seeds'], 'seed')} on validation patients; longer trainings were not."
     )
     if not record["recommended"]:
-        first = max(record["gains"], key=lambda name: record["gains"][name]["mean"])
+        first, gain = max(record["gains"].items(), key=lambda entry: entry[1]["mean"])
+        largest = f"the largest gain is that of {first}, {_text(gain)}"
+        if gain["mean"] <= 0:
+            largest = "no method had a gain"
         return (
-            f"{measured} Nothing was distinguishable; the largest gain is that of {first}, "
-            f"{_text(record['gains'][first])}. Repeat with a larger --budget, or with more patients."
+            f"{measured} Nothing was distinguishable; {largest}. Repeat with a larger --budget, or with more "
+            "patients."
         )
     rounds = 5 * max(record["budget"]["stages"])
     if not data:

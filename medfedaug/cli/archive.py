@@ -17,17 +17,17 @@ from medfedaug.cli.finished import Images, Model, Out, finish, open_run, predict
 from medfedaug.cli.options import Config, Given, State, existing_file, takes
 from medfedaug.config.machine import Machine
 from medfedaug.errors import ConfigError
-from medfedaug.hospital.pacs.archive import Access, read_studies, require_pacs
+from medfedaug.hospital.pacs.archive import Access, read_studies
 from medfedaug.hospital.pacs.settings import ImportSettings, StudyOptions
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.utils.files import write_json
+from medfedaug.utils.plugins import import_extra
 from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import named_pairs
 
 if TYPE_CHECKING:
     from medfedaug.hospital.pacs.choice import StudyPlan
     from medfedaug.hospital.pacs.import_folder import StudyList
-    from medfedaug.hospital.pacs.importer import ImportOutcome
     from medfedaug.hospital.pacs.predict_studies import StudyPredictions
     from medfedaug.runs.finished_run import FinishedRun
     from medfedaug.runs.prediction.predictions_file import Promise
@@ -81,7 +81,7 @@ def import_(
 
     The same command continues an interrupted import.
     """
-    require_pacs("shapely")
+    import_extra("shapely", "pacs", "medfedaug import")
     from medfedaug.hospital.pacs.choice import plan_import
     from medfedaug.hospital.pacs.importer import import_studies
     from medfedaug.hospital.privacy.pseudonyms import Pseudonyms
@@ -114,7 +114,10 @@ def import_(
             outcome = import_studies(
                 source, plans, out, state_folder, settings, pseudonyms.uid, progress.show
             )
-    _print_outcome(outcome)
+    for case in sorted(outcome.taken_out):
+        say(f"taken out of the data: {case}")
+    for case, problem in sorted(outcome.problems.items()):
+        say(f"failed: {case}: {problem}", "red", err=True)
     say(f"{len(plans) - len(outcome.problems)} of {len(plans)} studies in {out}; who is who: {state_folder}")
     _print_folder(out, state_folder, settings)
     exit_if(outcome.problems)
@@ -143,13 +146,6 @@ def _withdraw(file: Path, out: Path, state: Path, cache: Path | None) -> None:
         text = f"{file}: {withdrawal.unmatched} of {len(wanted)} rows match no imported study; nothing was "
         say(f"{text}removed for them. Compare with {StudyList(state).path}", "red", err=True)
     exit_if(withdrawal.unmatched)
-
-
-def _print_outcome(outcome: ImportOutcome) -> None:
-    for case in sorted(outcome.taken_out):
-        say(f"taken out of the data: {case}")
-    for case, problem in sorted(outcome.problems.items()):
-        say(f"failed: {case}: {problem}", "red", err=True)
 
 
 def _print_folder(out: Path, state: Path, settings: ImportSettings) -> None:
@@ -287,7 +283,8 @@ class Source:
         if self.images is not None:
             return predict_files(run, self.images, out, options, promise)
         assert self.studies is not None
-        require_pacs("shapely", "highdicom")
+        for package in ("shapely", "highdicom"):
+            import_extra(package, "pacs", "a prediction of studies")
         from medfedaug.hospital.pacs.open_archive import open_archive
         from medfedaug.hospital.pacs.predict_studies import predict_studies
 

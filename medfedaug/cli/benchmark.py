@@ -76,9 +76,7 @@ def compare(
             say(event["text"])
 
     with resumable():
-        results = compare_methods(
-            request, device=device, execution=Execution(threads=threads), say=show, on_event=show
-        )
+        results = compare_methods(request, device=device, execution=Execution(threads=threads), on_event=show)
     if results["gains"]:
         out_console.print(gain_table(results))
     for sentence in results["conclusions"]:

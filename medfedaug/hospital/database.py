@@ -4,10 +4,12 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock
 
+from medfedaug.errors import translated
 from medfedaug.utils.files import PRIVATE, make_private, private_folder
 
 
@@ -47,18 +49,16 @@ class Database:
                 yield self._memory
             return
         assert self.path is not None
-        with self.held():
-            try:
-                if not self.path.exists():
-                    self._create(self.path)
-                make_private(self.path)
-                with closing(sqlite3.connect(self.path)) as connection, connection:
-                    ((version,),) = connection.execute("PRAGMA user_version")
-                    if version != self._version:  # 0 of an empty file
-                        raise sqlite3.DatabaseError(f"its version is {version}, not {self._version}")
-                    yield connection
-            except (OSError, sqlite3.Error) as error:
-                raise self._unusable(self.path, error) from error
+        unusable = partial(self._unusable, self.path)
+        with self.held(), translated(OSError, sqlite3.Error, to=unusable):
+            if not self.path.exists():
+                self._create(self.path)
+            make_private(self.path)
+            with closing(sqlite3.connect(self.path)) as connection, connection:
+                ((version,),) = connection.execute("PRAGMA user_version")
+                if version != self._version:  # 0 of an empty file
+                    raise sqlite3.DatabaseError(f"its version is {version}, not {self._version}")
+                yield connection
 
     def _create(self, path: Path) -> None:
         """Create the file whole: on a full disk, a part could be mistaken for an empty account."""

@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 from torch import Tensor
 
+from medfedaug.errors import translated
+
 Words = NDArray[np.uint64]  # numbers modulo 2^64
 
 KEY_BYTES = 32
@@ -81,10 +83,8 @@ def sealed(key: bytes, text: bytes) -> bytes:
 
 def opened(key: bytes, message: bytes, reason: str) -> bytes:
     """Decrypt a message of `sealed`; `ValueError` with a reason where it was changed or has another key."""
-    try:
+    with translated(InvalidTag, to=lambda error: ValueError(reason)):
         return ChaCha20Poly1305(key).decrypt(message[:_NONCE_BYTES], message[_NONCE_BYTES:], None)
-    except InvalidTag:
-        raise ValueError(reason) from None
 
 
 SECRET_BYTES = 32
@@ -111,7 +111,10 @@ def split(secret: bytes, count: int, threshold: int) -> list[bytes]:
 
 
 def join(shares: Mapping[int, bytes]) -> bytes:
-    """Return the secret, from at least `threshold` shares by number, from 1 on; else `ValueError`.
+    """Return the secret, from at least `threshold` shares by number, from 1 on.
+
+    Raises:
+        OverflowError: where the shares are too few, or do not belong together.
 
     Example:
         >>> shares = split(b"-" * 32, count=5, threshold=3)
@@ -127,7 +130,4 @@ def join(shares: Mapping[int, bytes]) -> bytes:
                 below = below * (other - x) % _PRIME
         # Lagrange's interpolation at 0.
         secret = (secret + int.from_bytes(share, "big") * above * pow(below, -1, _PRIME)) % _PRIME
-    try:
-        return secret.to_bytes(SECRET_BYTES, "big")
-    except OverflowError:
-        raise ValueError("the shares do not belong together") from None
+    return secret.to_bytes(SECRET_BYTES, "big")

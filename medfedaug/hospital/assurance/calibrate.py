@@ -33,6 +33,7 @@ from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.prediction.predict import Event, Predictor
 from medfedaug.tasks import EvaluationCase, Prediction
 from medfedaug.utils.files import version_mark
+from medfedaug.utils.validation import check_choice
 
 _ONE_CASE = 2**34  # bytes, enough to decode the files of a case only once
 _MARGIN = 0.25  # of the range of calibrated intensities, at both ends: `docs/results/promises` has the rates
@@ -76,8 +77,8 @@ def calibrate(
     """
     risk = options.risk if run.config.task == "segmentation" else CLASSES
     known = [*run.config.classes[1:]] if risk != CLASSES else [CLASSES]
-    if unknown := [name for name in options.structures if name not in known]:
-        raise ConfigError(f"--structure {unknown[0]}: the model's structures are {', '.join(known)}")
+    for name in options.structures:
+        check_choice("--structure", name, known)
     structures = list(options.structures or known)
     tell = on_event or (lambda event: None)
     measured = {

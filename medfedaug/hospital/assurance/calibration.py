@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from medfedaug.errors import ConfigError, first_line, warn
+from medfedaug.errors import ConfigError, config_errors, warn
 from medfedaug.hospital.assurance.options import CLASSES, LESIONS, VOLUME
 from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.prediction.input_drift import DriftReference
@@ -51,11 +51,9 @@ _CONTENT = entries(
 
 def read_calibration(path: Path, run: RecordedRun) -> dict[str, Any]:
     """Read the file, and check that it is of the run's model."""
-    try:
+    with config_errors(f"{path}: not readable as a calibration", remedy="; run medfedaug calibrate"):
         content = parse_versioned(path.read_text(encoding="utf-8"), KIND, VERSION)
         _CONTENT(content, "")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: no calibration ({first_line(error)}); run medfedaug calibrate") from error
     model = content["model"]
     if model["sha256"] != run.sha256:
         raise ConfigError(

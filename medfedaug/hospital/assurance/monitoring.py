@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import FiniteFloat, TypeAdapter, ValidationError
+from pydantic import FiniteFloat, TypeAdapter
 
-from medfedaug.errors import ConfigError, first_line
+from medfedaug.errors import ConfigError, config_errors
 from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predict import uses_given_images
@@ -180,17 +180,14 @@ class Monitor:
     @classmethod
     def read(cls, file: Path, inputs: Mapping[str, Any]) -> Monitor:
         """Read a file, and check that it is of the same model, site and statistics."""
-        try:
-            found = TypeAdapter(cls).validate_python(
-                parse_versioned(file.read_text("utf-8"), _KIND, _VERSION)
-            )
+        if not file.exists():
+            raise ConfigError(f"{file}: no reference yet; make it of accepted cases with --accept")
+        remedy = "; move it away, and accept cases anew"
+        with config_errors(f"{file}: not readable as accepted cases", remedy=remedy):
+            content = parse_versioned(file.read_text("utf-8"), _KIND, _VERSION)
+            found = TypeAdapter(cls).validate_python(content)
             if {len(case.values) for case in (*found.reference, *found.cases)} != {len(found.measures)}:
                 raise ValueError(f"expected {len(found.measures)} values of each case")
-        except FileNotFoundError as error:
-            raise ConfigError(f"{file}: no reference yet; make it of accepted cases with --accept") from error
-        except (OSError, ValueError, ValidationError) as error:
-            text = f"{file}: {first_line(error)}; move it away, and accept cases anew"
-            raise ConfigError(text) from error
         if changed := [key for key in inputs if found.inputs.get(key) != inputs[key]]:
             was, now = (str(one)[:40] for one in (found.inputs.get(changed[0]), inputs[changed[0]]))
             raise ConfigError(

@@ -1,7 +1,9 @@
-"""Refuse DICOM objects: `require`, `check_bounds` of deflated ones, and `PixelFormat` of their pixels."""
+"""Refuse DICOM objects: `require`, `reading`, `check_bounds` of deflated ones, `PixelFormat` of pixels."""
 
 import io
 import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +11,7 @@ from pydicom import Dataset
 from pydicom.filereader import read_dataset, read_preamble
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
-from medfedaug.errors import ReaderError
+from medfedaug.errors import MedFedAugError, ReaderError, first_line, translated
 
 MOST_INFLATED = 2**29  # bytes of the largest deflated object, inflated
 
@@ -20,20 +22,31 @@ def require(condition: object, fault: str) -> None:
         raise ReaderError(fault)
 
 
+def reading(
+    problem: str, *passing: type[Exception], reason: Callable[[Exception], str] = first_line
+) -> AbstractContextManager[None]:
+    """Turn any error but of a ``passing`` type into a `ReaderError`: damage fails anywhere in the parsers.
+
+    The text is the problem and a reason, by default the error's own, which may quote the header.
+    """
+
+    def refused(error: Exception) -> Exception:
+        passes = isinstance(error, (MedFedAugError, ReaderError, *passing))
+        return error if passes else ReaderError(f"{problem} ({reason(error)})")
+
+    return translated(Exception, to=refused)
+
+
 def check_bounds(source: Path | bytes) -> None:
     """Check the size of a deflated object, which parsers inflate as a whole."""
     with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
-        try:
+        with reading("a damaged DICOM file", reason=lambda error: "its header cannot be read"):
             read_preamble(file, force=True)
             meta = read_dataset(file, False, True, stop_when=lambda tag, vr, length: tag >> 16 != 2)
-        except Exception as error:  # a damaged header fails anywhere in pydicom
-            raise ReaderError("a damaged DICOM file (its header cannot be read)") from error
         if meta.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
             return
-        try:
+        with reading("a damaged DICOM file", reason=lambda error: "it cannot be inflated"):
             inflated = zlib.decompressobj(-zlib.MAX_WBITS).decompress(file.read(), MOST_INFLATED + 1)
-        except zlib.error as error:
-            raise ReaderError("a damaged DICOM file (it cannot be inflated)") from error
     require(
         len(inflated) <= MOST_INFLATED, f"a DICOM file that inflates to more than {MOST_INFLATED >> 20} MiB"
     )
@@ -125,6 +138,5 @@ class PixelFormat:
 
 def _number(header: Dataset, name: str) -> int:
     value = header.get(name)
-    if not isinstance(value, int):
-        raise ReaderError(f"its header has no {name}" if value is None else f"its header has a wrong {name}")
-    return value
+    require(isinstance(value, int), f"its header has {'no' if value is None else 'a wrong'} {name}")
+    return int(value)

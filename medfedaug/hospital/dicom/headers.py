@@ -1,10 +1,10 @@
 """Read headers of DICOM files, once and without the voxels: `DicomInstance` and its `DicomSlice`s."""
 
-import os
 import re
 import stat
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,8 +15,8 @@ import pydicom
 from pydicom.uid import UID, ImplicitVRLittleEndian
 
 from medfedaug.data.io.base import problem_of_edges
-from medfedaug.errors import ReaderError, first_line
-from medfedaug.hospital.dicom.checks import PixelFormat, check_bounds
+from medfedaug.errors import ReaderError, translated
+from medfedaug.hospital.dicom.checks import PixelFormat, check_bounds, reading, require
 
 _LARGEST_SCALE = 1e10  # factors of intensities beyond it, or below its inverse, are no scanner's
 
@@ -148,11 +148,10 @@ class DicomInstance:
 
 def is_dicom_file(path: Path) -> bool:
     """Return whether a file begins like a DICOM file, under any name."""
-    try:
+    with suppress(OSError, ValueError):
         status = path.stat()
         return stat.S_ISREG(status.st_mode) and _begins_as_dicom(path, status.st_mtime_ns, status.st_size)
-    except (OSError, ValueError):
-        return False
+    return False
 
 
 @lru_cache(maxsize=2**14)
@@ -166,13 +165,11 @@ def _begins_as_dicom(path: Path, modified: int, size: int) -> bool:
 
 def read_instance(path: Path) -> DicomInstance:
     """Read the header of a file, once for each version of the file."""
-    if not is_dicom_file(path):
-        raise ReaderError("no DICOM file" if os.access(path, os.R_OK) else "cannot be opened")
-    try:
+    with translated(OSError, to=lambda error: ReaderError(f"cannot be opened ({error.strerror or error})")):
         status = path.stat()
-        return _read_instance(path, status.st_mtime_ns, status.st_size)
-    except OSError as error:
-        raise ReaderError(f"cannot be opened ({reason_of(error)})") from error
+        version = path, status.st_mtime_ns, status.st_size
+        require(stat.S_ISREG(status.st_mode) and _begins_as_dicom(*version), "no DICOM file")
+        return _read_instance(*version)
 
 
 @lru_cache(maxsize=2**15)
@@ -180,13 +177,9 @@ def _read_instance(path: Path, modified: int, size: int) -> DicomInstance:
     check_bounds(path)  # first: nested sequences crash parsers
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of values that break the standard
-        try:
+        with reading("a damaged DICOM file", OSError):
             header = pydicom.dcmread(path, stop_before_pixels=True, force=True, specific_tags=_TAGS)
             return _instance(path, header)
-        except (OSError, ReaderError):
-            raise
-        except Exception as error:  # a damaged header fails anywhere in pydicom
-            raise ReaderError(f"a damaged DICOM file ({reason_of(error)})") from error
 
 
 def _instance(path: Path, header: pydicom.Dataset) -> DicomInstance:
@@ -250,8 +243,8 @@ def _slices(path: Path, header: pydicom.Dataset, frames: int) -> Iterator[DicomS
         # Among several frames, a position in the header would belong to one.
         yield common if frames == 1 else replace(common, position=None)
         return
-    if len(groups) != frames:
-        raise ReaderError(f"a damaged DICOM file ({frames} frames, and {len(groups)} of them described)")
+    described = f"a damaged DICOM file ({frames} frames, and {len(groups)} of them described)"
+    require(len(groups) == frames, described)
     for frame, group in enumerate(groups):
         parts = (group, *shared)  # an attribute of the frame goes before one of all frames
         measures = first_item("PixelMeasuresSequence", *parts)
@@ -357,7 +350,3 @@ def one_line(value: Any) -> str:
     """Return a header's value as one line of printable characters."""
     text = "" if value is None else str(value)
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
-def reason_of(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else first_line(error)

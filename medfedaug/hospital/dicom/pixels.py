@@ -9,6 +9,7 @@ import tempfile
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from pydicom.pixels import apply_modality_lut, get_decoder
 from pydicom.pixels.utils import get_expected_length
 from pydicom.uid import UID, ImplicitVRLittleEndian, RLELossless, SecondaryCaptureImageStorage, generate_uid
 
-from medfedaug.errors import ReaderError, first_line
-from medfedaug.hospital.dicom.checks import PixelFormat, require
+from medfedaug.errors import ReaderError, translated
+from medfedaug.hospital.dicom.checks import PixelFormat, reading, require
 from medfedaug.hospital.dicom.headers import DicomInstance, DicomSlice, units_of
 
 # Syntaxes of JPEG, lossless JPEG, JPEG-LS and JPEG 2000, which SimpleITK's GDCM decodes.
@@ -78,7 +79,7 @@ def read_slices(slices: Sequence[DicomSlice]) -> np.ndarray:
 def _intensities(file: Path, slices: Sequence[DicomSlice]) -> np.ndarray:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of values that break the standard
-        try:
+        with reading("its pixels cannot be decoded"):
             dataset = pydicom.dcmread(file, force=True)
             stored, form = stored_frames(dataset), PixelFormat.of(dataset)
             values = stored[[piece.frame for piece in slices]].astype(np.float64)
@@ -86,10 +87,6 @@ def _intensities(file: Path, slices: Sequence[DicomSlice]) -> np.ndarray:
                 values = form.lowest + form.highest - values
             if dataset.get("ModalityLUTSequence"):
                 values = _by_modality_lut(dataset, form, values)
-        except ReaderError:
-            raise
-        except Exception as error:  # a damaged object fails anywhere in pydicom
-            raise ReaderError(f"its pixels cannot be decoded ({first_line(error)})") from error
     axes = (1,) * (values.ndim - 1)
     slope, intercept = (
         np.reshape(values, (-1, *axes)) for values in zip(*(p.rescale for p in slices), strict=True)
@@ -152,10 +149,8 @@ def _compressed_frames(dataset: Dataset, form: PixelFormat, frames: int) -> list
     """Return the compressed images of an object, each whole and of the size in the header."""
     tables = dataset.get("ExtendedOffsetTable"), dataset.get("ExtendedOffsetTableLengths")
     offsets = (tables[0], tables[1]) if tables[0] and tables[1] else None
-    try:
+    with reading("its compressed pixels are damaged"):
         encoded = [*generate_frames(dataset.PixelData, number_of_frames=frames, extended_offsets=offsets)]
-    except ValueError as error:
-        raise ReaderError(f"its compressed pixels are damaged ({first_line(error)})") from error
     # Some programs store JPEG 2000 with the header of a file.
     images = [i[max(0, i.find(_J2K_START)) :] if i.startswith(_JP2_START) else i for i in encoded]
     require(
@@ -234,16 +229,12 @@ def _by_pydicom(dataset: Dataset, syntax: UID) -> np.ndarray:
 
 def _decompressed(image: bytes, form: PixelFormat, syntax: UID) -> np.ndarray:
     dataset = _image_object(image, form, syntax)
-    try:
+    problem = f"its pixels cannot be decoded as {syntax.name}"
+    with translated(RuntimeError, to=lambda error: ReaderError(problem)):
         if syntax in _BY_GDCM:
-            try:
+            with suppress(RuntimeError):
                 return _by_gdcm(dataset)
-            except RuntimeError:
-                if not get_decoder(syntax).is_available:
-                    raise
         return _by_pydicom(dataset, syntax)
-    except RuntimeError as error:
-        raise ReaderError(f"its pixels cannot be decoded as {syntax.name}") from error
 
 
 def _image_object(image: bytes, form: PixelFormat, syntax: UID) -> Dataset:

@@ -19,12 +19,13 @@ from medfedaug.data.base import Case, plain_name
 from medfedaug.data.io.base import Segments as Classes
 from medfedaug.data.io.formats import is_dicom, write_whole
 from medfedaug.hospital.dicom.identity import ModelIdentity, ObjectKind
-from medfedaug.hospital.dicom.segmentation import Segments, category, check_highdicom, save_object, writing
+from medfedaug.hospital.dicom.segmentation import Segments, category, save_object, writing
 from medfedaug.hospital.dicom.series import open_series
 from medfedaug.runs.finished_run import FinishedRun, Origin
 from medfedaug.runs.model_score import ModelScore
 from medfedaug.runs.prediction.case_writer import SeriesObjects
 from medfedaug.runs.prediction.options import PredictionOptions
+from medfedaug.utils.plugins import import_extra
 
 
 class DicomObjects(SeriesObjects):
@@ -38,7 +39,7 @@ class DicomObjects(SeriesObjects):
     def check(self, cases: Iterable[Case]) -> None:
         """Check that DICOM SEG can be written, if a case is a series."""
         if any(is_dicom(case.image) for case in cases):
-            check_highdicom()
+            import_extra("highdicom", "dicom", "a DICOM SEG of a series")
 
     def files(self, case: Case, label: str) -> list[str]:
         """Return the files of the objects of a series."""
@@ -156,9 +157,7 @@ def _report(
     from pydicom.sr.codedict import codes
 
     volume = open_series(series)
-    if volume.affine is None:
-        raise ValueError("its slices do not say where they lie")
-    millilitres = abs(float(np.linalg.det(volume.affine[:3, :3]))) / 1000
+    millilitres = abs(float(np.linalg.det(volume.stated_affine[:3, :3]))) / 1000
     model = segments.model
     device = hd.sr.ObserverContext(
         observer_type=codes.DCM.Device,

@@ -36,8 +36,6 @@ def write_rtstruct(path: Path, series: Path, voxels: np.ndarray, segments: Segme
 def _structure_set(volume: DicomSeries, source: Dataset, voxels: np.ndarray, segments: Segments) -> Dataset:
     import highdicom as hd
 
-    if volume.affine is None:
-        raise ValueError("its slices do not say where they lie")
     structure = hd.SOPClass(
         study_instance_uid=source.StudyInstanceUID,
         sop_class_uid=RTStructureSetStorage,
@@ -102,7 +100,7 @@ def _frame_of_reference(volume: DicomSeries, source: Dataset) -> Dataset:
 
 
 def _contours(volume: DicomSeries, mask: np.ndarray) -> Iterator[Dataset]:
-    to_patient = np.diag([-1.0, -1, 1, 1]) @ volume.affine
+    to_patient = np.diag([-1.0, -1, 1, 1]) @ volume.stated_affine
     for k in np.flatnonzero(mask.any(axis=(0, 1))):
         piece = volume.slices[k]
         reference = _reference(volume.first.sop_class, piece, frame=volume.first.frames > 1)

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from pydicom import Dataset
 from pydicom.valuerep import CUSTOMIZABLE_CHARSET_VR
 
 from medfedaug.data.io import base
-from medfedaug.errors import ConfigError, DataError, ReaderError, first_line
+from medfedaug.errors import DataError, ReaderError, first_line, translated
 from medfedaug.hospital.dicom.checks import require
 from medfedaug.hospital.dicom.headers import first_item, items_of
 from medfedaug.hospital.dicom.identity import ModelIdentity, ObjectKind
@@ -53,15 +52,6 @@ def category() -> Any:
     from pydicom.sr.codedict import codes
 
     return codes.SCT.SpatialAndRelationalConcept
-
-
-def check_highdicom() -> None:
-    """Check that highdicom is installed; else name the command that installs it."""
-    if find_spec("highdicom") is None:
-        raise ConfigError(
-            "a DICOM series is given, and DICOM SEG is written by highdicom, which is not installed: "
-            "pip install 'medfedaug[dicom]'"
-        )
 
 
 def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: Segments) -> None:
@@ -124,20 +114,20 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
 @contextmanager
 def writing(kind: str, series: Path, hint: str) -> Iterator[None]:
     """Turn an error of highdicom into a `DataError`, and silence its warnings about names without carets."""
-    with warnings.catch_warnings():
+
+    def refused(error: Exception) -> DataError:
+        return DataError(f"no {kind} can be written for it: {first_line(error)}", path=series, hint=hint)
+
+    with warnings.catch_warnings(), translated(AttributeError, KeyError, TypeError, ValueError, to=refused):
         warnings.simplefilter("ignore", UserWarning)
-        try:
-            yield
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            text = f"no {kind} can be written for it: {first_line(error)}"
-            raise DataError(text, path=series, hint=hint) from error
+        yield
 
 
 def save_object(made: Dataset, source: Dataset, path: Path) -> None:
     """Save an object in the character set of its image, or in UTF-8 where that lacks a character."""
     declared, texts = source.get("SpecificCharacterSet"), [*_texts(made)]
-    if any(_REPLACEMENT in text for text in texts):
-        raise ValueError("its header has a text that its character set cannot decode")
+    decoded = not any(_REPLACEMENT in text for text in texts)
+    require(decoded, "its header has a text that its character set cannot decode")
     # Without a character set, the bytes of a name are kept: nobody knows which letters they mean.
     known = declared or all(map(str.isascii, _texts(source)))
     for characters in (declared, _UTF8) if known else (None,):
@@ -165,11 +155,11 @@ def colour(number: int) -> tuple[int, int, int]:
 
 def _check(volume: DicomSeries, slices: Sequence[Any]) -> None:
     frames = volume.first.frames
-    if frames > 1 and (len(slices) > 1 or frames != len(volume.slices)):
-        raise ValueError("its frames are not one file's")
+    of_one_file = len(slices) == 1 and frames == len(volume.slices)
+    require(frames == 1 or of_one_file, "its frames are not one file's")
     needed = _NEEDED if frames > 1 else (*_NEEDED, *_PLACED)
-    if missing := [name for name in needed if name not in slices[0]]:
-        raise ValueError(f"its files have no {', '.join(missing)}")
+    missing = ", ".join(name for name in needed if name not in slices[0])
+    require(not missing, f"its files have no {missing}")
 
 
 _KINDS = ("BINARY", "FRACTIONAL", "LABELMAP")
@@ -195,10 +185,9 @@ def segment_frames(dataset: Dataset) -> Iterator[SegmentFrame]:
     kind = dataset.get("SegmentationType")
     require(kind in _KINDS, "a SEG that is neither binary, fractional nor a map of labels")
     labels = described_segments(dataset)
-    try:
+    damaged = "a SEG is damaged: {}; fetch or export it again".format
+    with translated(ReaderError, to=lambda error: ReaderError(damaged(error))):
         stored = stored_frames(dataset)
-    except ReaderError as error:
-        raise ReaderError(f"a SEG is damaged: {error}; fetch or export it again") from error
     highest = float(dataset.get("MaximumFractionalValue", 1)) if kind == "FRACTIONAL" else 1.0
     require(
         kind != "FRACTIONAL" or stored.max() <= highest,

@@ -12,13 +12,15 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from medfedaug.data.io.base import LeftOut, Scan, Selection, walk
-from medfedaug.errors import ConfigError, ReaderError
+from medfedaug.errors import ReaderError, config_errors
+from medfedaug.hospital.dicom.checks import require
 from medfedaug.hospital.dicom.headers import DicomInstance, is_dicom_file, one_line, read_instance
 from medfedaug.hospital.dicom.pixels import read_slices
 from medfedaug.hospital.dicom.volumes import DicomSeries, volumes_of
@@ -89,10 +91,8 @@ def compile_series(pattern: str | None, option: str = "--series") -> re.Pattern[
     """Compile a user's regular expression, which ignores case."""
     if pattern is None:
         return None
-    try:
+    with config_errors(f"{option} {pattern!r} is not a regular expression", re.error):
         return re.compile(pattern, re.IGNORECASE)
-    except re.error as error:
-        raise ConfigError(f"{option} {pattern!r} is not a regular expression ({error})") from error
 
 
 def select(series: Sequence[DicomSeries], pattern: str | None = None) -> Selection[DicomSeries]:
@@ -150,9 +150,8 @@ def open_series(path: Path) -> DicomSeries:
     if path.is_dir():
         content = scan(path)
         series = content.series
-        if not series:
-            reasons = "; ".join(reason for _, reason in content.left_out[:_REASONS])
-            raise ReaderError("holds no DICOM series, expected one" + (f": {reasons}" if reasons else ""))
+        reasons = "; ".join(reason for _, reason in content.left_out[:_REASONS])
+        require(series, "holds no DICOM series, expected one" + (f": {reasons}" if reasons else ""))
     else:
         series = _volumes_with(path)
     if len(series) > 1:
@@ -161,24 +160,20 @@ def open_series(path: Path) -> DicomSeries:
             if path.is_dir()
             else f"{_several(series)}; export them into files of their own"
         )
-    if series[0].problem:
-        raise ReaderError(series[0].problem)
+    require(not series[0].problem, series[0].problem)
     return series[0]
 
 
 def _volumes_with(path: Path) -> tuple[DicomSeries, ...]:
     first = read_instance(path)
-    if first.no_image:
-        raise ReaderError(f"no image: {first.no_image}")
+    require(not first.no_image, f"no image: {first.no_image}")
     instances = []
     for file in sorted(path.parent.iterdir()):
         if is_dicom_file(file) and not file.name.startswith("."):
-            try:
+            with suppress(ReaderError):
                 instance = read_instance(file)
-            except ReaderError:
-                continue
-            if instance.slices and (instance.study, instance.series) == (first.study, first.series):
-                instances.append(instance)
+                if instance.slices and (instance.study, instance.series) == (first.study, first.series):
+                    instances.append(instance)
     if path not in {instance.path for instance in instances}:
         instances.append(first)
     return tuple(volume for volume in volumes_of(instances) if path in volume.files)
@@ -200,10 +195,9 @@ def files_of_series(path: Path) -> list[Path]:
     """
     if not path.is_dir() and not is_dicom_file(path):
         return [path]
-    try:
+    with suppress(ReaderError, OSError):
         return sorted(open_series(path).files)
-    except (ReaderError, OSError):
-        return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
 def load_series(series: DicomSeries) -> sitk.Image:

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -75,6 +76,13 @@ class DicomSeries:
         affine[:3, 2], affine[:3, 3] = step, first.position
         affine[:2] *= -1
         return affine
+
+    @property
+    def stated_affine(self) -> np.ndarray:
+        """The affine; `ReaderError` where the files do not say it."""
+        if self.affine is None:
+            raise ReaderError("its slices do not say where they lie")
+        return self.affine
 
     @property
     def gap(self) -> float:
@@ -173,8 +181,8 @@ def _wrong_header(instances: Sequence[DicomInstance]) -> str:
 
 def _check_alike(instances: Sequence[DicomInstance], slices: Sequence[DicomSlice]) -> None:
     """Refuse slices that make no volume in any geometry."""
-    for fault in filter(None, map(undecodable, instances)):
-        raise ReaderError(fault)
+    fault = next(filter(None, map(undecodable, instances)), "")
+    require(not fault, fault)
     kinds = Counter(piece.pixels for piece in slices)
     listed = "; ".join(f"{count} of {kind}" for kind, count in kinds.most_common())
     rare = next(piece for piece in slices if piece.pixels == kinds.most_common()[-1][0])
@@ -255,10 +263,9 @@ def _separated(
 
 
 def _numeric(text: str) -> tuple[float, str]:
-    try:
+    with suppress(ValueError):
         return float(text), text
-    except ValueError:
-        return np.inf, text
+    return np.inf, text
 
 
 def _ordered(slices: list[DicomSlice]) -> tuple[list[DicomSlice], list[str]]:

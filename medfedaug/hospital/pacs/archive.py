@@ -14,14 +14,13 @@ import ssl
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from medfedaug.config.options import File, Settings, setting, settings
-from medfedaug.errors import ConfigError, MedFedAugError
+from medfedaug.errors import ConfigError, MedFedAugError, config_errors
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -83,11 +82,8 @@ class StudyQuery:
 
 def read_studies(path: Path) -> list[StudyQuery]:
     """Read the studies of a CSV file with a column of `STUDY_KEYS`, each once, in the order of the file."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not readable as UTF-8 text") from error
-    lines = text.splitlines()
+    with config_errors(f"{path}: not readable as UTF-8 text"):
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     delimiter = ";" if lines and ";" in lines[0] else ","
     rows = csv.DictReader(lines, delimiter=delimiter)
     columns = [name.strip() for name in rows.fieldnames or ()]
@@ -99,10 +95,8 @@ def read_studies(path: Path) -> list[StudyQuery]:
     for row in rows:
         value = (row.get(key) or "").strip()
         if value:
-            try:
+            with config_errors(f"{path}, line {rows.line_num}", ConfigError):
                 queries[StudyQuery(key, value)] = None
-            except ConfigError as error:
-                raise ConfigError(f"{path}, line {rows.line_num}: {error}") from error
     if not queries:
         raise ConfigError(f"{path}: names no study")
     return [*queries]
@@ -208,19 +202,14 @@ class Access(Settings):
     def context(self, *, server: bool = False) -> ssl.SSLContext:
         """Make the TLS context of connections, or of the receiver, which demands a certificate."""
         purpose = ssl.Purpose.CLIENT_AUTH if server else ssl.Purpose.SERVER_AUTH
-        try:
+        with config_errors(f"{self.authority}: not readable as certificates in PEM"):
             context = ssl.create_default_context(purpose, cafile=self.authority)
-        except OSError as error:  # ssl.SSLError is one
-            raise ConfigError(f"{self.authority}: not readable as certificates in PEM") from error
         if self.certificate is not None:
-            try:
+            problem = f"{self.certificate}: not usable with the private key in {self.key or self.certificate}"
+            remedy = "; give PEM files that belong together, the key without a password"
+            with config_errors(problem, remedy=remedy):
                 # Without a password argument OpenSSL would prompt for one at the terminal.
                 context.load_cert_chain(self.certificate, self.key, password="")
-            except OSError as error:
-                raise ConfigError(
-                    f"{self.certificate}: not usable with the private key in {self.key or self.certificate}; "
-                    "give PEM files that belong together, the key without a password"
-                ) from error
         if server:
             context.verify_mode = ssl.CERT_REQUIRED  # nobody but the archive sends
         return context
@@ -249,16 +238,16 @@ class Archive(ABC):
         found = (ArchiveSeries.of_values(study, row) for row in rows)
         return sorted(found, key=lambda series: (series.number.zfill(9), series.uid))
 
-    def find_objects(self, series: ArchiveSeries) -> list[str]:
-        """List the SOPInstanceUIDs of a series, sorted."""
-        return sorted(row["SOPInstanceUID"] for row in self._rows_of_objects(series))
-
-    def _rows_of_objects(self, series: ArchiveSeries, *more: str) -> Iterable[Mapping[str, str]]:
+    def _find_objects(self, series: ArchiveSeries, *more: str) -> dict[str, Mapping[str, str]]:
+        """List the objects of a series, with the values of more fields, sorted by SOPInstanceUID."""
         keys = {"StudyInstanceUID": series.study, "SeriesInstanceUID": series.uid}
-        return self._find("IMAGE", ("SOPInstanceUID", *more), MOST_OBJECTS, **keys)
+        rows = self._find("IMAGE", ("SOPInstanceUID", *more), MOST_OBJECTS, **keys)
+        if not rows:
+            raise FetchError("the archive lists no object of the series")
+        return {row["SOPInstanceUID"]: row for row in sorted(rows, key=lambda row: row["SOPInstanceUID"])}
 
     @abstractmethod
-    def _find(self, level: str, fields: Sequence[str], most: int, **keys: str) -> Iterable[Mapping[str, str]]:
+    def _find(self, level: str, fields: Sequence[str], most: int, **keys: str) -> list[dict[str, str]]:
         """Search a level of DICOM's query model by keys for the values of fields, the first of them a UID.
 
         Studies may match loosely; an answer of more than ``most`` rows is refused.
@@ -275,9 +264,14 @@ class Archive(ABC):
         are missing.
         """
 
+    def store(self, dataset: Dataset) -> None:
+        """Store an object with its ``file_meta``."""
+        if not self._store(dataset):
+            raise RequestRefused(f"{self.place} does not say that it stored an object; look for it there")
+
     @abstractmethod
-    def store(self, datasets: Iterable[Dataset]) -> None:
-        """Store objects, each with its ``file_meta``, until the archive refuses one."""
+    def _store(self, dataset: Dataset) -> bool:
+        """Send an object, and return whether the archive says that it stored it."""
 
     def close(self) -> None:
         """Close connections."""
@@ -290,14 +284,6 @@ class Archive(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def require_pacs(*modules: str) -> None:
-    """Check that packages of the extra ``pacs`` are installed; else name the command that installs them."""
-    missing = [name for name in modules if find_spec(name) is None]
-    if missing:
-        packages = ", ".join(name.replace("_", "-") for name in missing)
-        raise ConfigError(f"{packages}: not installed; pip install 'medfedaug[pacs]'")
 
 
 def valid_uid(text: str) -> bool:

@@ -23,8 +23,7 @@ from pydicom.sequence import Sequence as Items
 from pydicom.uid import PYDICOM_IMPLEMENTATION_UID, UID, ExplicitVRLittleEndian, UID_dictionary
 
 from medfedaug._version import __version__
-from medfedaug.errors import ReaderError
-from medfedaug.hospital.dicom.checks import PixelFormat
+from medfedaug.hospital.dicom.checks import PixelFormat, require
 from medfedaug.hospital.dicom.headers import SECONDARY_CAPTURES, dataset_of, items_of
 from medfedaug.hospital.dicom.pixels import stored_frames, syntax_of
 from medfedaug.utils.files import private_folder, write_atomic
@@ -156,9 +155,8 @@ _BY_CLASS: dict[str, frozenset[str]] = {
 
 def kept_attributes(sop_class: str) -> frozenset[str]:
     """Return the attributes that objects of a class keep."""
-    if sop_class not in _BY_CLASS:
-        name = UID(sop_class).name if sop_class in UID_dictionary else "unknown"
-        raise ReaderError(f"objects of the class {name} cannot be written without identity")
+    name = UID(sop_class).name if sop_class in UID_dictionary else "unknown"
+    require(sop_class in _BY_CLASS, f"objects of the class {name} cannot be written without identity")
     return _BY_CLASS[sop_class]
 
 
@@ -304,8 +302,10 @@ def _file_meta(dataset: Dataset) -> FileMetaDataset:
 def _clean_pixels(dataset: Dataset) -> None:
     """Write the values anew, uncompressed: unused bits, comments and other bytes may name the patient."""
     values, form = stored_frames(dataset), PixelFormat.of(dataset)
-    if not syntax_of(dataset).is_little_endian and "ModalityLUTSequence" in dataset:
-        raise ReaderError("a big-endian object with a table of values; have it sent in another form")
+    require(
+        syntax_of(dataset).is_little_endian or "ModalityLUTSequence" not in dataset,
+        "a big-endian object with a table of values; have it sent in another form",
+    )
     if form.allocated == 1:
         data = pack_bits(values, pad=False)
     else:

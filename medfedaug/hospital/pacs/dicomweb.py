@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from email.message import Message
 from functools import partial
@@ -217,10 +217,7 @@ class DicomWebArchive(Archive):
         self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] = lambda: None
     ) -> list[Path]:
         """Fetch a series by WADO as it is stored, in one request; then request missing objects one by one."""
-        uids = self.find_objects(series)
-        if not uids:
-            raise FetchError("the archive lists no object of the series")
-        arrival = Arrival(series, folder, uids, on_instance)
+        arrival = Arrival(series, folder, [*self._find_objects(series)], on_instance)
         address = f"{self.place}/studies/{series.study}/series/{series.uid}"
         failure, before = Failure(), arrival.missing
         if len(before) > 1:
@@ -264,20 +261,17 @@ class DicomWebArchive(Archive):
             return Failure(str(error))
         return Failure("the archive lists them and does not send them")
 
-    def store(self, datasets: Iterable[Dataset]) -> None:
-        """Store objects by STOW, one a request."""
-        for dataset in datasets:
-            with self._requesting("store"):
-                answer = self._client().store_instances([dataset])
-                failed = [item.get("FailureReason") for item in answer.get("FailedSOPSequence") or []]
-                reason = f" (reason {int(failed[0]):#06x})" if failed and failed[0] is not None else ""
-                stored = {
-                    item.get("ReferencedSOPInstanceUID") for item in answer.get("ReferencedSOPSequence") or []
-                }
-            if failed:
-                raise RequestRefused(f"{self.place} refuses to store an object{reason}")
-            if dataset.SOPInstanceUID not in stored:
-                raise RequestRefused(f"{self.place} does not say that it stored an object; look for it there")
+    def _store(self, dataset: Dataset) -> bool:
+        """Store an object by STOW."""
+        with self._requesting("store"):
+            answer = self._client().store_instances([dataset])
+            failed = [item.get("FailureReason") for item in answer.get("FailedSOPSequence") or []]
+            reason = f" (reason {int(failed[0]):#06x})" if failed and failed[0] is not None else ""
+            references = answer.get("ReferencedSOPSequence") or []
+            stored = [item.get("ReferencedSOPInstanceUID") for item in references]
+        if failed:
+            raise RequestRefused(f"{self.place} refuses to store an object{reason}")
+        return dataset.SOPInstanceUID in stored
 
     def close(self) -> None:
         """Close the connections of all threads."""

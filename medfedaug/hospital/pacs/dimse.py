@@ -2,8 +2,8 @@
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from pynetdicom.sop_class import (  # type: ignore[attr-defined]
     StudyRootQueryRetrieveInformationModelMove,
 )
 
-from medfedaug.errors import ConfigError, ReaderError
+from medfedaug.errors import ConfigError, ReaderError, config_errors
 from medfedaug.hospital.dicom.headers import dataset_of
 from medfedaug.hospital.pacs.archive import (
     ATTEMPTS,
@@ -138,11 +138,8 @@ class DimseArchive(Archive):
         self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] = lambda: None
     ) -> list[Path]:
         """Fetch a series by C-GET or C-MOVE; then request missing objects by their UIDs."""
-        rows = [*self._rows_of_objects(series, "SOPClassUID")]
-        if not rows:
-            raise FetchError("the archive lists no object of the series")
-        uids = [row["SOPInstanceUID"] for row in rows]
-        classes = sorted({row["SOPClassUID"] for row in rows} - {""})
+        rows = self._find_objects(series, "SOPClassUID")
+        uids, classes = [*rows], sorted({row["SOPClassUID"] for row in rows.values()} - {""})
         arrival = Arrival(series, folder, uids, on_instance)
         query = _query("SERIES", StudyInstanceUID=series.study, SeriesInstanceUID=series.uid)
         with self._awaiting(uids, arrival):
@@ -229,25 +226,21 @@ class DimseArchive(Archive):
         entity.network_timeout = entity.dimse_timeout = self._access.timeout
         if self._access.tls and self._access.certificate is None:
             raise ConfigError("a receiver with TLS needs --certificate and --key")
-        try:
+        with config_errors(f"the receiver cannot listen on port {port}", OSError):
             return entity.start_server(
                 ("", port),
                 block=False,
                 evt_handlers=[(evt.EVT_C_STORE, self._keep_awaited), *_Traffic(_MOST_OBJECT).handlers],
                 ssl_context=self._access.context(server=True) if self._access.tls else None,
             )
-        except OSError as error:
-            raise ConfigError(f"the receiver cannot listen on port {port} ({error.strerror})") from error
 
-    def store(self, datasets: Iterable[Dataset]) -> None:
-        """Store objects by C-STORE, each in its association."""
-        for dataset in datasets:
-            context = build_context(dataset.SOPClassUID, dataset.file_meta.TransferSyntaxUID)
-            with self._associated([context], _Traffic(_MOST_ANSWER)) as association:
-                status = association.send_c_store(dataset)
-                self._check(status, "store")
-            if int(status.Status) in (*_PENDING, _CANCELLED):
-                raise RequestRefused(f"{self.place} does not say that it stored an object; look for it there")
+    def _store(self, dataset: Dataset) -> bool:
+        """Store an object by C-STORE."""
+        context = build_context(dataset.SOPClassUID, dataset.file_meta.TransferSyntaxUID)
+        with self._associated([context], _Traffic(_MOST_ANSWER)) as association:
+            status = association.send_c_store(dataset)
+            self._check(status, "store")
+        return int(status.Status) not in (*_PENDING, _CANCELLED)
 
     def close(self) -> None:
         """Stop the receiver."""
@@ -324,8 +317,7 @@ def _contexts(classes: Sequence[str]) -> list[PresentationContext]:
 
 def _text(row: Dataset, name: str) -> str:
     """Return a value of an answer as text; empty for a missing or unreadable one."""
-    try:
+    with suppress(Exception):  # an odd value fails anywhere in pydicom
         value = row.get(name)
-    except Exception:  # an odd value fails anywhere in pydicom
-        return ""
-    return "" if value is None else str(value)[:LONGEST_VALUE].strip()
+        return "" if value is None else str(value)[:LONGEST_VALUE].strip()
+    return ""

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from medfedaug.data.base import SPLITS, Case, split_patients
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.data.preparation.cache import remove_prepared
-from medfedaug.errors import ConfigError
+from medfedaug.errors import ConfigError, config_errors, translated
 from medfedaug.hospital.pacs.archive import ArchiveSeries, ArchiveStudy, StudyQuery
 from medfedaug.hospital.pacs.choice import StudyPlan
 from medfedaug.hospital.pacs.settings import ImportSettings
@@ -116,10 +116,8 @@ def read_list(path: Path, kind: str, version: int) -> dict[str, Any]:
     """Read a site's list of studies; empty where there is none."""
     if not path.exists():
         return {}
-    try:
+    with config_errors(f"{path}: not readable as a list of studies", remedy="; restore it from a copy"):
         return parse_versioned(path.read_text(encoding="utf-8"), kind, version)
-    except ValueError as error:
-        raise ConfigError(f"{path}: not readable; restore it from a copy") from error
 
 
 def _identifiers(plan: StudyPlan) -> dict[str, str]:
@@ -210,11 +208,9 @@ class CaseFiles:
     def locked(self) -> Iterator[None]:
         """Lock the folder against other imports and withdrawals; `ConfigError` where one has the lock."""
         private_folder(self.state)
-        try:
-            with FileLock(self.state / "import.lock", timeout=0):
-                yield
-        except Timeout as error:
-            raise ConfigError(f"{self.out}: another import writes to it; wait for its end") from error
+        busy = ConfigError(f"{self.out}: another import writes to it; wait for its end")
+        with translated(Timeout, to=lambda error: busy), FileLock(self.state / "import.lock", timeout=0):
+            yield
 
     def remove(self, case: str) -> None:
         """Remove all files of a case."""

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from medfedaug.errors import ReaderError
+from medfedaug.hospital.dicom.checks import require
 from medfedaug.hospital.dicom.series import DicomSeries
-from medfedaug.hospital.pacs.archive import Archive, ArchiveError, ArchiveSeries, Patience, require_pacs
+from medfedaug.hospital.pacs.archive import Archive, ArchiveError, ArchiveSeries, Patience
 from medfedaug.hospital.pacs.choice import StudyPlan
 from medfedaug.hospital.pacs.import_folder import CaseFiles, StudyList, finish_withdrawals
 from medfedaug.hospital.pacs.label_objects import (
@@ -29,6 +30,7 @@ from medfedaug.hospital.pacs.object_check import check_references, reading_objec
 from medfedaug.hospital.pacs.settings import ImportSettings
 from medfedaug.hospital.pacs.volume import load_on_grid, open_volume, write_nifti
 from medfedaug.utils.files import private_folder
+from medfedaug.utils.plugins import import_extra
 
 if TYPE_CHECKING:
     from medfedaug.hospital.pacs.deidentify import Deidentifier
@@ -62,7 +64,7 @@ def import_studies(
     """
     deidentifier = None
     if settings.anonymise:
-        require_pacs("dicomanonymizer")
+        import_extra("dicomanonymizer", "pacs", "--anonymise")
         from medfedaug.hospital.pacs.deidentify import Deidentifier
 
         deidentifier = Deidentifier(new_uid, lambda name: class_of(name, settings.segments))
@@ -181,8 +183,7 @@ class _Import:
         shown: list[str] = []
         if settings.outlined:
             grid = next((volume for volume in volumes if volume.uid in references), grid)
-            if grid.uid not in references:
-                raise ReaderError("none of its label maps refers to its image")
+            require(grid.uid in references, "none of its label maps refers to its image")
             label = _label_map(grid, objects, settings)
             shown = [settings.classes[number] for number in np.unique(label) if number]
         self._write(plan, volumes, grid, label, files)
@@ -199,11 +200,10 @@ class _Import:
         """Write the files of a case; the same voxels give the same bytes."""
         files, case = self.files, plan.case
         images = load_on_grid(volumes, grid)
-        assert grid.affine is not None
         for path, voxels in zip(files.images(case, self.settings.channels), images, strict=True):
-            write_nifti(path, voxels, grid.affine)
+            write_nifti(path, voxels, grid.stated_affine)
         if label is not None:
-            write_nifti(files.label(case), label, grid.affine)
+            write_nifti(files.label(case), label, grid.stated_affine)
         if self.deidentifier is not None:
             shutil.rmtree(files.dicom(case), ignore_errors=True)
             study = case.removeprefix("case-")
@@ -217,11 +217,11 @@ class _Import:
 
 def _referred(images: Sequence[ArchiveSeries], references: set[str]) -> ArchiveSeries:
     referred = [series for series in images if series.uid in references]
-    if len(referred) != 1:
-        raise ReaderError(
-            f"its label maps refer to {len(referred) or 'none'} of {len(images)} possible images; choose one "
-            "with --series"
-        )
+    require(
+        len(referred) == 1,
+        f"its label maps refer to {len(referred) or 'none'} of {len(images)} possible images; choose one "
+        "with --series",
+    )
     return referred[0]
 
 

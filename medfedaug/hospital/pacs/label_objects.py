@@ -230,9 +230,8 @@ class LabelGrid:
     """Label map on the grid of a series: ``voxels``, (X, Y, Z), are the numbers of the classes."""
 
     def __init__(self, series: DicomSeries, settings: ImportSettings) -> None:
-        assert series.affine is not None
         self._series, self._settings = series, settings
-        self._inverse = np.linalg.inv(np.diag([-1.0, -1, 1, 1]) @ series.affine)
+        self._inverse = np.linalg.inv(np.diag([-1.0, -1, 1, 1]) @ series.stated_affine)
         # Rank of each class in the order of `ImportSettings.priority`.
         self._rank = np.array([settings.priority.index(name) for name in settings.classes[1:]])
         self.voxels = np.zeros(series.shape, np.uint8)
@@ -267,12 +266,10 @@ class LabelGrid:
 
     def _place(self, mask: np.ndarray, frame: SegmentFrame) -> None:
         pixels = frame.pixels
-        try:
+        with reading_objects("a SEG whose frames do not say where they lie"):
             first = np.array(first_item("PlanePositionSequence", *frame.groups).ImagePositionPatient, float)
             orientation = first_item("PlaneOrientationSequence", *frame.groups).ImageOrientationPatient
             spacing = np.array(first_item("PixelMeasuresSequence", *frame.groups).PixelSpacing, float)
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ReaderError("a SEG whose frames do not say where they lie") from error
         row, column = np.reshape(np.array(orientation, float), (2, 3))
         rows, columns = np.nonzero(pixels)
         ends = np.array([[0, 0], [0, pixels.shape[1] - 1], [pixels.shape[0] - 1, 0]])

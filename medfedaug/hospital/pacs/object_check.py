@@ -5,7 +5,7 @@ import io
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,8 @@ from pathlib import Path
 import pydicom
 from pydicom import Dataset
 
-from medfedaug.errors import MedFedAugError, ReaderError
-from medfedaug.hospital.dicom.checks import check_bounds, require
+from medfedaug.errors import ReaderError
+from medfedaug.hospital.dicom.checks import check_bounds, reading, require
 from medfedaug.hospital.dicom.headers import items_of
 from medfedaug.hospital.dicom.series import DicomSeries
 from medfedaug.hospital.pacs.archive import ArchiveSeries, FetchError
@@ -33,30 +33,22 @@ class ObjectRefused(ReaderError):
     """An object contradicts the archive's answer, so nothing of its series is used."""
 
 
-@contextmanager
-def reading_objects(problem: str = "") -> Iterator[None]:
-    """Turn any error into a `ReaderError`: a damaged object fails anywhere in the parsers.
+def reading_objects(problem: str = "") -> AbstractContextManager[None]:
+    """Turn any error into a `ReaderError` that quotes nothing of an object, which may name a patient.
 
     Without a named problem an `OSError` passes, which may come from a file that is written.
     """
-    try:
-        yield
-    except (MedFedAugError, ReaderError):
-        raise
-    except Exception as error:
-        if isinstance(error, OSError) and not problem:
-            raise
-        raise ReaderError(f"{problem or 'an object is damaged'} ({type(error).__name__})") from error
+    passing = () if problem else (OSError,)
+    return reading(problem or "an object is damaged", *passing, reason=lambda error: type(error).__name__)
 
 
-def read_values(content: bytes) -> dict[str, str]:
-    """Read the values of `OBJECT_TAGS` as text; empty for missing ones."""
+def read_values(source: Path | bytes, tags: Sequence[str] = OBJECT_TAGS) -> dict[str, str]:
+    """Read the values of attributes of an object as text; empty for missing ones."""
     with reading_objects():
-        check_bounds(content)
-        header = pydicom.dcmread(
-            io.BytesIO(content), stop_before_pixels=True, force=True, specific_tags=[*OBJECT_TAGS]
-        )
-        return {name: str(header.get(name) or "").strip() for name in OBJECT_TAGS}
+        check_bounds(source)
+        file = source if isinstance(source, Path) else io.BytesIO(source)
+        header = pydicom.dcmread(file, stop_before_pixels=True, force=True, specific_tags=[*tags])
+        return {name: str(header.get(name) or "").strip() for name in tags}
 
 
 class SeriesBounds:

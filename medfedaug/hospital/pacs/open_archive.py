@@ -3,15 +3,14 @@
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import pydicom
 from pydicom import Dataset
 
-from medfedaug.errors import ConfigError
-from medfedaug.hospital.dicom.checks import check_bounds
+from medfedaug.errors import ConfigError, ReaderError
 from medfedaug.hospital.dicom.headers import is_dicom_file
 from medfedaug.hospital.pacs.archive import (
     SERIES_FIELDS,
@@ -20,11 +19,10 @@ from medfedaug.hospital.pacs.archive import (
     Archive,
     ArchiveError,
     ArchiveSeries,
-    FetchError,
-    require_pacs,
     valid_uid,
 )
-from medfedaug.hospital.pacs.object_check import OBJECT_TAGS, SeriesBounds
+from medfedaug.hospital.pacs.object_check import OBJECT_TAGS, SeriesBounds, read_values
+from medfedaug.utils.plugins import import_extra
 
 _TAGS = [*STUDY_FIELDS, *SERIES_FIELDS, *OBJECT_TAGS, "ImageType"]
 
@@ -60,7 +58,8 @@ class FolderArchive(Archive):
         for (study, series), files in index.items():
             if level == "STUDY" or study == keys["StudyInstanceUID"]:
                 number = {"NumberOfSeriesRelatedInstances": str(len(files))}
-                rows.setdefault((study, "" if level == "STUDY" else series), {**_first(files), **number})
+                first = next(iter(files.values())).values
+                rows.setdefault((study, "" if level == "STUDY" else series), {**first, **number})
         return [*rows.values()]
 
     def fetch(
@@ -69,11 +68,9 @@ class FolderArchive(Archive):
         """Link the files of a series into a folder, without copies."""
         bounds = SeriesBounds(series)
         folder.mkdir(parents=True, exist_ok=True)
-        files = self._indexed().get((series.study, series.uid), {})
-        if not files:
-            raise FetchError("the folder holds no file of the series")
+        uids, files = self._find_objects(series), self._indexed()[series.study, series.uid]
         linked = []
-        for index, uid in enumerate(sorted(files)):
+        for index, uid in enumerate(uids):
             bounds.check(files[uid].values, files[uid].path.stat().st_size)
             target = folder / f"{index:06d}.dcm"
             target.unlink(missing_ok=True)
@@ -82,8 +79,7 @@ class FolderArchive(Archive):
             on_instance()
         return linked
 
-    def store(self, datasets: Iterable[Dataset]) -> None:
-        """Raise `ArchiveError`: a folder is only read."""
+    def _store(self, dataset: Dataset) -> bool:
         raise ArchiveError(f"{self.place} is a folder, which stores nothing; name an archive instead")
 
     def close(self) -> None:
@@ -101,23 +97,13 @@ def _read_folder(folder: Path) -> _Index:
     index: _Index = defaultdict(dict)
     for root, folders, names in os.walk(folder):
         folders.sort()
-        for path in (Path(root) / name for name in sorted(names)):
-            if not is_dicom_file(path):
-                continue
-            try:
-                check_bounds(path)
-                header = pydicom.dcmread(path, stop_before_pixels=True, force=True, specific_tags=_TAGS)
-                values = {name: str(header.get(name) or "").strip() for name in _TAGS}
-            except Exception:  # a damaged header fails anywhere in pydicom
-                continue
-            study, series, uid = (values[f"{name}InstanceUID"] for name in ("Study", "Series", "SOP"))
-            if valid_uid(study) and valid_uid(series) and valid_uid(uid):
-                index[study, series].setdefault(uid, _File(path, values))  # a copy is the same object
+        for path in filter(is_dicom_file, (Path(root) / name for name in sorted(names))):
+            with suppress(ReaderError, OSError):
+                values = read_values(path, _TAGS)
+                study, series, uid = (values[f"{name}InstanceUID"] for name in ("Study", "Series", "SOP"))
+                if valid_uid(study) and valid_uid(series) and valid_uid(uid):
+                    index[study, series].setdefault(uid, _File(path, values))  # a copy is the same object
     return index
-
-
-def _first(files: dict[str, _File]) -> dict[str, str]:
-    return next(iter(files.values())).values
 
 
 def open_archive(
@@ -135,12 +121,12 @@ def open_archive(
         raise ConfigError(f"{text} given; give one of --dicomweb URL, --dimse AET@HOST:PORT or --folder DIR")
     access = access or Access()
     if dicomweb:
-        require_pacs("dicomweb_client")
+        import_extra("dicomweb_client", "pacs", "--dicomweb")
         from medfedaug.hospital.pacs.dicomweb import DicomWebArchive
 
         return DicomWebArchive(dicomweb, access)
     if dimse:
-        require_pacs("pynetdicom")
+        import_extra("pynetdicom", "pacs", "--dimse")
         from medfedaug.hospital.pacs.dimse import DimseArchive
 
         return DimseArchive(dimse, access)

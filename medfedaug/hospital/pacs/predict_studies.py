@@ -15,6 +15,7 @@ import pydicom
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import plain_name
 from medfedaug.errors import ConfigError, ReaderError
+from medfedaug.hospital.dicom.checks import require
 from medfedaug.hospital.dicom.identity import ModelIdentity, ObjectKind
 from medfedaug.hospital.dicom.prediction_objects import (
     channel_keys,
@@ -242,8 +243,7 @@ class _Job:
         volumes = scan(folder).series
         chosen = choose_volume(volumes, rule, self.studies.volume)
         others = {file for one in volumes if one is not chosen for file in one.files}
-        if not others.isdisjoint(chosen.files):
-            raise ReaderError("its volumes share a file; `medfedaug import` can read one")
+        require(others.isdisjoint(chosen.files), "its volumes share a file; `medfedaug import` can read one")
         for file in others:
             file.unlink()
 
@@ -256,9 +256,8 @@ class _Job:
             for part, rule in zip(parts, channels.values(), strict=True)
         ]
         grid = volumes[0]
-        assert grid.affine is not None
         for part, voxels in zip(parts[1:], load_on_grid(volumes, grid)[1:], strict=True):
-            write_nifti(part.with_name(f"{part.name}.nii.gz"), voxels, grid.affine)
+            write_nifti(part.with_name(f"{part.name}.nii.gz"), voxels, grid.stated_affine)
         for part in parts[1:]:
             shutil.rmtree(part)
         self._keep_volume(parts[0], next(iter(channels.values())))
@@ -279,7 +278,7 @@ class _Job:
         try:
             for kind in [*self.missing[case]]:
                 dataset = pydicom.dcmread(files[kind])
-                self.archive.store([dataset])
+                self.archive.store(dataset)
                 self.missing[case].remove(kind)
                 self.result.stored.setdefault(case, []).append(kind.word)
                 self.book.stored(case, kind, dataset)

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from medfedaug.config.options import Settings, setting, settings
 from medfedaug.errors import ConfigError
+from medfedaug.utils.validation import check_choice
 
 BACKGROUND = "background"  # class of voxels without a segment
 LABELS = {"seg": "SEG", "rtstruct": "RTSTRUCT"}  # modalities of label objects, by kind
@@ -100,8 +101,7 @@ class ImportSettings(Settings):
         if self.labelled and not self.outlined:
             raise ConfigError("--labelled goes with --labels seg or --labels rtstruct")
         for name in self.labelled:
-            if name not in self.classes[1:]:
-                raise ConfigError(f"--labelled names {name!r}; the classes are {', '.join(self.classes[1:])}")
+            check_choice("--labelled", name, self.classes[1:])
 
     def _classes(self) -> tuple[str, ...]:
         names = [*dict.fromkeys(name for name in self.segments.values() if name != BACKGROUND)]

@@ -10,7 +10,7 @@ import numpy as np
 import SimpleITK as sitk
 
 from medfedaug.data.io.base import pack_nifti
-from medfedaug.errors import ReaderError
+from medfedaug.errors import ReaderError, translated
 from medfedaug.hospital.dicom.checks import require
 from medfedaug.hospital.dicom.series import compile_series, load_series, scan, select
 from medfedaug.hospital.dicom.volumes import DicomSeries
@@ -74,11 +74,9 @@ def load_on_grid(channels: Sequence[DicomSeries], grid: DicomSeries) -> list[np.
     """
     frames = {series.first.frame_of_reference for series in channels} - {""}
     require(len(frames) <= 1, "its channels lie in different frames of reference; register them first")
-    try:
+    with translated(ReaderError, to=lambda error: ReaderError(_unnamed(str(error)))):
         target = load_series(grid)
         images = [target if series is grid else load_series(series) for series in channels]
-    except ReaderError as error:
-        raise ReaderError(_unnamed(str(error))) from error
     grey = all(image.GetNumberOfComponentsPerPixel() == 1 for image in images)
     require(grey or len(images) == 1, "a channel is in colour; import it by itself")
     arrays = []

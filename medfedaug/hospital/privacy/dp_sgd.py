@@ -82,14 +82,16 @@ class PrivateTraining(LocalTraining):
         super().__init__(model)
         self.clip, self.noise, self.spend = clip, noise, spend
         self.random: random.Random = secrets.SystemRandom()
-        self._check(model.composition.methods)
+        for reason in self._unbounded(model.composition.methods):
+            raise self._refused(reason)
 
-    def _check(self, methods: Sequence[Method]) -> None:
+    def _unbounded(self, methods: Sequence[Method]) -> Iterator[str]:
+        """Yield the reasons why one case may change more than its own gradient."""
         for name, module in self.network.named_modules():
             if isinstance(module, _BatchNorm) or (
                 isinstance(module, _NormBase) and module.track_running_stats
             ):
-                raise self._refused(
+                yield (
                     f"the network has batch norm ({name}), which mixes the images of a batch: take instance "
                     'or group norm, for instance --network-args \'{"norm": "instance"}\''
                 )
@@ -97,16 +99,14 @@ class PrivateTraining(LocalTraining):
             part = self.parts[method.name]
             layers = type(method).prepare_network is not Method.prepare_network
             if overridden(part, _HOOKS) or layers or method.epochs_before_test:
-                raise self._refused(
-                    f"nothing bounds what one case changes in the local training of {method.name}"
-                )
+                yield f"nothing bounds what one case changes in the local training of {method.name}"
             if part.uses_unsent_statistics:  # one case moves the gradients of all others
-                raise self._refused(
+                yield (
                     f"{method.name} normalises with statistics of all the site's images, which one case "
                     "changes: take fedrdn, whose statistics get noise, or leave it out"
                 )
         if self.config.precision == "bfloat16":
-            raise self._refused("precision is bfloat16, and float32 is needed")
+            yield "precision is bfloat16, and float32 is needed"
 
     def _refused(self, reason: str) -> ConfigError:
         return ConfigError(

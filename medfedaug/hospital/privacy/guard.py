@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from medfedaug.config.kinds import HISTOGRAM
-from medfedaug.errors import ConfigError, PrivacyRefused, withheld
+from medfedaug.errors import PrivacyRefused, withheld
 from medfedaug.federation.site.guard import Guard, Privacy
 from medfedaug.federation.site.local_training import LocalTraining
 from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.federation.site.script_training import CustomLoop
 from medfedaug.hospital.privacy.ledger import PrivacyLedger, require_opacus
 from medfedaug.hospital.privacy.policy import PrivacyPolicy
-from medfedaug.hospital.privacy.release_log import case_identities, spend_budget
+from medfedaug.hospital.privacy.release_log import case_identities, refusing, spend_budget
 from medfedaug.methods.base import Contributions, Payload, SiteExchange
 from medfedaug.methods.census import Census, Contributors
 
@@ -107,13 +107,9 @@ class PrivacyGuard(Guard):
 
     def training(self, model: SiteModel, script: ScriptComponents, loop: CustomLoop | None) -> LocalTraining:
         """Return the local training: DP-SGD where the policy asks for it."""
+        self.policy.check_loop(self.site, loop)
         if not self.policy.sgd_noise_multiplier:
             return super().training(model, script, loop)
-        if loop is not None:
-            raise ConfigError(
-                f"site {self.site}: it trains with differential privacy (sgd_noise_multiplier of its "
-                "privacy policy), and nothing bounds what one case changes in a custom loop"
-            )
         # Imported here: Opacus is an extra, and its import takes seconds.
         from medfedaug.hospital.privacy.dp_sgd import PrivateTraining
 
@@ -154,13 +150,11 @@ class PrivacyGuard(Guard):
         return self._epsilon
 
     def _contributions(self, name: str, exchange: SiteExchange) -> Contributions:
-        try:
+        with refusing(self.site, f"{name}: "):
             contributions = exchange.contributions(self.policy.bounds)
             for kind in contributions.kinds.values():
                 if kind != HISTOGRAM:
                     self.policy.bounds(kind)
-        except ConfigError as error:
-            raise self._refused(f"{name}: {error}") from error
         if contributions.through_network and self.unsent_state:
             raise self._refused(
                 f"{name}: noise would not cover its statistics, since layers or normalisation that stay at "

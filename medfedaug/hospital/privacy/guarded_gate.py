@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from medfedaug.config.bundle_reference import find, known
 from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.errors import ConfigError, DataError, JobRefused, MedFedAugError, PrivacyRefused
+from medfedaug.errors import ConfigError, DataError, JobRefused, MedFedAugError, PrivacyRefused, translated
 from medfedaug.federation.messages.messages import (
     NUMBER_OF_SAMPLES,
     TRAIN,
@@ -88,10 +89,8 @@ class GuardedGate(Gate):
         if config in self._admitted:
             return
         if config.bundle:
-            try:
+            with translated(ConfigError, to=lambda error: JobRefused(self.site, error.marked)):
                 find(config.bundle)
-            except ConfigError as error:
-                raise JobRefused(self.site, error.marked) from error
         self.rules.check(self.site, config)
         comparison = self.comparison
         one_of_it = comparison is not None and config in comparison.configs().values()
@@ -225,7 +224,6 @@ def _data(site: str, trainer: SiteTrainer) -> SiteFolder | Path | None:
     data = getattr(trainer, "folder", trainer.data)
     if isinstance(data, SiteFolder):
         return data
-    try:
+    with suppress(DataError):
         return resolve_data_folder(site, data)
-    except DataError:
-        return None
+    return None

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from medfedaug.config.comparison import REFERENCE, ComparisonConfig
 from medfedaug.config.run import RunConfig, job_hash
-from medfedaug.errors import ConfigError, JobRefused, MedFedAugError
+from medfedaug.errors import ConfigError, MedFedAugError, config_errors
 from medfedaug.hospital.privacy.policy import OPEN_PROMISE
 from medfedaug.hospital.privacy.site_settings import SiteSettings
 from medfedaug.utils.files import parse_versioned, private_folder, remove_unfinished, write_versioned
@@ -167,7 +167,7 @@ class JobBook:
         return self.folder / f"{digest}.json"
 
     def _read(self, path: Path) -> JobEntry:
-        try:
+        with config_errors(f"{path}: not an entry of the book of jobs", remedy="; remove it"):
             values = parse_versioned(path.read_text(encoding="utf-8"), _KIND, _VERSION)
             entry = JobEntry(
                 path.stem,
@@ -182,8 +182,6 @@ class JobBook:
             # The approval is for the hash in the file's name.
             if job_hash(entry.config) != entry.hash:
                 raise ValueError("its content does not match its name")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path}: not an entry of the book of jobs ({error}); remove it") from error
         return entry
 
     def _write(self, entry: JobEntry) -> None:
@@ -292,8 +290,7 @@ def withheld_here(config: RunConfig, settings: SiteSettings) -> Iterator[str]:
     try:
         settings.jobs.check("this kit", config)
         check_counted(config)
-        if config.loop is not None and policy.sgd_noise_multiplier:
-            raise JobRefused("this kit", "nothing bounds what one case changes in its training loop")
+        policy.check_loop("this kit", config.loop)
     except MedFedAugError as error:
         yield f"everything, since it refuses the job: {error}"
         return

@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from medfedaug.errors import ConfigError, MedFedAugError, StorageError, own
+from medfedaug.errors import ConfigError, MedFedAugError, StorageError, config_errors, own
 from medfedaug.hospital.database import Database
 from medfedaug.utils.files import parse_versioned, version_mark, write_atomic
 from medfedaug.utils.plugins import import_extra
@@ -281,20 +281,14 @@ class AccountMark:
     def read(cls, folder: Path) -> AccountMark | None:
         """Read the mark of a data folder; ``None`` for none."""
         path = folder / ACCOUNT_MARK
-        try:
-            text = path.read_text(encoding="utf-8")
-            if not text:  # a process was killed before it wrote
+        # The images may have an account already.
+        remedy = "; restore it, or remove it where nothing has left about these images"
+        with config_errors(f"{own(path)}: does not name an account of releases", remedy=remedy):
+            # A process that was killed before it wrote leaves an empty file.
+            if not path.exists() or not (text := path.read_text(encoding="utf-8")):
                 return None
             content = parse_versioned(text, *_MARK_KIND)
             return cls(content["account"], int(content["entries"]), content["ledger"])
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            # The images may have an account already.
-            raise ConfigError(
-                f"{own(path)} does not name an account of releases ({error}); restore it, or remove it where "
-                "nothing has left about these images"
-            ) from error
 
     @classmethod
     def of(cls, ledger: PrivacyLedger) -> AccountMark:

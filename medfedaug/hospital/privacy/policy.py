@@ -10,6 +10,7 @@ from pydantic import Strict
 from medfedaug.config.kinds import FEATURE_MEAN, FEATURE_STD, INTENSITY_MEAN, INTENSITY_STD
 from medfedaug.config.options import Settings, setting, settings
 from medfedaug.errors import ConfigError, JobRefused, withheld
+from medfedaug.utils.validation import check_keys
 
 OPEN_PROMISE = (
     "whoever chooses the weights of a job can reconstruct your images from what it sends; approve a job "
@@ -108,6 +109,7 @@ class PrivacyPolicy(Settings):
         if self.epsilon is not None and not self.adds_noise:
             for name, multiplier in _NOISE.items():
                 object.__setattr__(self, name, multiplier)
+        check_keys("privacy: clip: unknown", self.clip, _BOUNDED)
         for kind, bounds in self.clip.items():
             _check_bounds(kind, *bounds)
 
@@ -131,6 +133,15 @@ class PrivacyPolicy(Settings):
                 f"{self.min_images}",
             )
 
+    def check_loop(self, site: str, loop: object) -> None:
+        """Check that a job brings no training loop, ``None``, where the site trains by DP-SGD."""
+        if loop is not None and self.sgd_noise_multiplier:
+            raise JobRefused(
+                site,
+                "nothing bounds what one case changes in its training loop, and the site trains with "
+                "differential privacy (sgd_noise_multiplier of its privacy policy)",
+            )
+
     @property
     def adds_noise(self) -> bool:
         """Return whether statistics, the steps of training, or scores get noise."""
@@ -149,8 +160,6 @@ class PrivacyPolicy(Settings):
 
 
 def _check_bounds(kind: str, low: float, high: float) -> None:
-    if kind not in _BOUNDED:
-        raise ConfigError(f"privacy: no kind {kind!r} to clip; there are {', '.join(_BOUNDED)}")
     if not low < high:
         raise ConfigError(f"privacy: clip of {kind} must be [low, high], got {[low, high]}")
     if (kind == FEATURE_STD and low < 0) or (kind == INTENSITY_STD and low <= 0):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import ConfigError, MedFedAugError, StorageError, replace_own
+from medfedaug.errors import MedFedAugError, config_errors, own, replace_own
 from medfedaug.utils import plugins
 from medfedaug.utils.files import private_folder, remove_unfinished, write_atomic
 from medfedaug.utils.printable import printable
@@ -61,7 +61,7 @@ class Pseudonyms:
     def of_site(cls, folder: str | Path) -> Pseudonyms:
         """Return the pseudonyms of a site from the key in its state folder, which is made if missing."""
         path = Path(folder) / PSEUDONYM_KEY
-        try:
+        with config_errors(f"{own(path)}: the site's key of pseudonyms cannot be used"):
             private_folder(path.parent)
             with FileLock(path.with_name(f"{path.name}.lock")):
                 remove_unfinished(path.parent)
@@ -72,8 +72,6 @@ class Pseudonyms:
                 key = bytes.fromhex(path.read_text().strip())
             if len(key) != _KEY_BYTES:
                 raise ValueError(f"not a key of {_KEY_BYTES} bytes")
-        except (OSError, StorageError, ValueError) as error:
-            raise ConfigError(f"{path}: the site's key of pseudonyms cannot be used ({error})") from error
         return cls(key)
 
     def of(self, name: str, kind: str = "case") -> str:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.data.io.formats import voxel_files
-from medfedaug.errors import ConfigError, MedFedAugError, PrivacyRefused
+from medfedaug.errors import ConfigError, MedFedAugError, PrivacyRefused, translated
 from medfedaug.federation.messages.messages import (
     FINGERPRINT,
     MASK_TASKS,
@@ -46,6 +47,11 @@ def enter_message(ledger: PrivacyLedger, site: str, job: str, text: str) -> None
     ledger.enter([Release(job, "task", "message", text, digest=_hash(text), site=site)])
 
 
+def refusing(site: str, about: str = "") -> AbstractContextManager[None]:
+    """Turn a `ConfigError` into a refusal by the site's policy; ``about`` begins its reason."""
+    return translated(ConfigError, to=lambda error: PrivacyRefused(site, f"{about}{error.marked}"))
+
+
 def spend_budget(
     site: str,
     policy: PrivacyPolicy,
@@ -59,10 +65,8 @@ def spend_budget(
 ) -> float:
     """Enter releases with noise in a site's ledger; return ε of all its releases, or refuse them."""
     assert policy.epsilon is not None
-    try:
+    with refusing(site):
         epsilon = ledger.spend(noise, policy.delta, policy.epsilon, identities(), releases, rate)
-    except ConfigError as error:
-        raise PrivacyRefused(site, str(error)) from error
     if epsilon is None:
         limit = f"ε = {policy.epsilon:g} (δ = {policy.delta:g})"
         raise PrivacyRefused(site, f"privacy budget spent: {what} would exceed {limit}")
@@ -82,10 +86,8 @@ class Account:
 
     def bind(self) -> None:
         """Bind the site's images to the ledger, unless they belong to another one, or to a newer copy."""
-        try:
+        with refusing(self.site):
             bind_account(self.ledger, self.folder)
-        except ConfigError as error:
-            raise PrivacyRefused(self.site, error.marked) from error
 
     def enter(self, reply: Reply) -> None:
         """Enter an answer, except for its scores, before it leaves."""

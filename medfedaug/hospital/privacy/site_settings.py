@@ -21,7 +21,7 @@ from medfedaug.config.bundle_reference import AllowedBundle
 from medfedaug.config.machine import KIT_STATE, Folder, Machine, read_environment
 from medfedaug.config.options import Settings, setting, settings
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import ConfigError, JobRefused, withheld
+from medfedaug.errors import ConfigError, JobRefused, config_errors, own, withheld
 from medfedaug.hospital.privacy.policy import PrivacyPolicy
 from medfedaug.utils.files import parse_json
 
@@ -274,12 +274,10 @@ class SiteSettings(Machine, Place):
     @classmethod
     def from_dict(cls, values: Any, source: object = "") -> SiteSettings:
         """Read settings from JSON; an error names the source."""
-        try:
+        with config_errors(str(source), ConfigError):
             settings = super().from_dict(values)
             settings.privacy.check_everything_is_private()
             return settings
-        except ConfigError as error:
-            raise ConfigError(f"{source}: {error}") from error
 
     @classmethod
     def load(
@@ -302,13 +300,10 @@ class SiteSettings(Machine, Place):
     @classmethod
     def _from_kit(cls, kit: Path, content: Mapping[str, Any] | None) -> SiteSettings:
         file = kit / SETTINGS_FILE
-        try:
-            values = parse_json(file.read_text()) if content is None else content
-        except FileNotFoundError:
-            values = {}
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{file}: not readable as JSON ({error})") from error
-        settings = cls.from_dict(values, file)
+        if content is None:
+            with config_errors(f"{own(file)}: not readable as JSON"):
+                content = parse_json(file.read_text()) if file.exists() else {}
+        settings = cls.from_dict(content, file)
         if settings.simulation and any((kit / name).exists() for name in _KIT_FILES):
             raise ConfigError(f"{file}: simulation is true, and in a kit it suspends all rules; take it out")
         return dataclasses.replace(

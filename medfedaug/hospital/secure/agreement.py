@@ -94,9 +94,10 @@ class Training:
     @staticmethod
     def read(masks: Mapping[str, Any]) -> tuple[bytes, dict[str, float]]:
         """Return the server's announcement of a training: the hash of its request, and the weights."""
-        request, weights = masks.get("request"), masks.get("weights")
-        if not isinstance(request, bytes) or len(request) != _DIGEST_BYTES or not isinstance(weights, dict):
-            raise ValueError("the server announced no training")
+        request: Any = masks.get("request")
+        weights: Any = masks.get("weights")
+        announced = isinstance(request, bytes) and len(request) == _DIGEST_BYTES
+        require(announced and isinstance(weights, dict), "the server announced no training")
         for site, weight in weights.items():
             sound = isinstance(site, str) and type(weight) is float and 0 < weight < 2.0**53
             require(sound, "the server announced no weights")

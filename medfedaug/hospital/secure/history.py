@@ -20,6 +20,7 @@ from torch import Tensor
 from medfedaug.errors import ConfigError, own
 from medfedaug.hospital.database import Database
 from medfedaug.hospital.primitives import KEY_BYTES, stream
+from medfedaug.hospital.secure.agreement import require
 from medfedaug.utils.printable import counted
 
 HISTORY_FILE = "sums.sqlite"  # file of a site's history of sums, below its state folder
@@ -153,18 +154,18 @@ def _check(connection: sqlite3.Connection, new: OpenedSum, rules: SumRules) -> N
     near = [opened for opened in before if opened.is_near(new)]
     few = _smallest_part([*(opened.sites for opened in near), new.sites])
     # Sums over the same set have no difference; the size of the set is checked elsewhere.
-    if any(opened.sites != new.sites for opened in near) and few < rules.least:
-        raise ValueError(
-            "the sum of nearly the same model was opened for other sites before "
-            f"({counted(len(near), 'time')}), and the difference would be of {few} of them, where "
-            f"{rules.least} are needed; ask the same sites again"
-        )
+    require(
+        few >= rules.least or all(opened.sites == new.sites for opened in near),
+        f"the sum of nearly the same model was opened for other sites before ({counted(len(near), 'time')}), "
+        f"and the difference would be of {few} of them, where {rules.least} are needed; ask the same sites "
+        "again",
+    )
     sets = {new.sites, *(opened.sites for opened in before if opened.job == new.job)}
-    if rules.most_sets is not None and len(sets) > rules.most_sets:
-        raise ValueError(
-            f"the sums of this job would be over {len(sets)} different sets of sites, and its rule "
-            f"max_sum_sets is {rules.most_sets}"
-        )
+    require(
+        rules.most_sets is None or len(sets) <= rules.most_sets,
+        f"the sums of this job would be over {len(sets)} different sets of sites, and its rule max_sum_sets "
+        f"is {rules.most_sets}",
+    )
 
 
 def _smallest_part(sets: Sequence[Collection[str]]) -> int:

@@ -1,6 +1,7 @@
 """Signatures with the certificates of the sites' kits, which prove the owner of public keys."""
 
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import NameOID
 
-from medfedaug.errors import ConfigError, first_line, own
+from medfedaug.errors import config_errors, own, translated
 from medfedaug.hospital.secure.agreement import require
 
 _PADDING = PSS(mgf=MGF1(SHA256()), salt_length=PSS.DIGEST_LENGTH)
@@ -43,16 +44,13 @@ class Certificates(Identity):
 
     def __init__(self, certificate: Path, key: Path, root: Path, strangers: Collection[str] = ()) -> None:
         self.strangers = frozenset(strangers)
-        self._certificate = _read(certificate)
-        try:
+        with _kit_file(certificate):
+            self._certificate = certificate.read_bytes()
             x509.load_pem_x509_certificate(self._certificate)
-            self._root = x509.load_pem_x509_certificate(_read(root))
-            signing = load_pem_private_key(_read(key), password=None)
-        except (ValueError, TypeError) as error:
-            raise ConfigError(
-                f"{own(certificate.parent)}: its certificates cannot be used ({first_line(error)}); "
-                "provision the kit again"
-            ) from error
+        with _kit_file(root):
+            self._root = x509.load_pem_x509_certificate(root.read_bytes())
+        with _kit_file(key):
+            signing = load_pem_private_key(key.read_bytes(), password=None)
         assert isinstance(signing, RSAPrivateKey)  # as NVFlare provisions them
         self._key = signing
         self.project = self._root.fingerprint(SHA256()).hex()
@@ -63,16 +61,15 @@ class Certificates(Identity):
 
     def check(self, site: str, message: bytes, signed: Mapping[str, Any], what: str = "keys") -> None:
         """Check certificate and signature; `ValueError` says why they are not that site's."""
-        pem, signature = signed.get("certificate"), signed.get("signature")
-        if not isinstance(pem, bytes) or not isinstance(signature, bytes):
-            raise ValueError(f"the {what} of site {site} are not signed")
-        try:
+        pem: Any = signed.get("certificate")
+        signature: Any = signed.get("signature")
+        both = isinstance(pem, bytes) and isinstance(signature, bytes)
+        require(both, f"the {what} of site {site} are not signed")
+        with _proving(
+            f"the {what} of site {site} came with a certificate that the project's root has not issued"
+        ):
             certificate = x509.load_pem_x509_certificate(pem)
             certificate.verify_directly_issued_by(self._root)
-        except (ValueError, TypeError, InvalidSignature) as error:
-            raise ValueError(
-                f"the {what} of site {site} came with a certificate that the project's root has not issued"
-            ) from error
         now = datetime.now(timezone.utc)
         valid = certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
         require(valid, f"the certificate of site {site} has expired, or is not valid yet")
@@ -85,16 +82,14 @@ class Certificates(Identity):
             f"the {what} of site {site} came with a certificate that names another site",
         )
         public: Any = certificate.public_key()
-        try:
+        with _proving(f"the {what} of site {site} have a signature that is not theirs"):
             public.verify(signature, message, _PADDING, SHA256())
-        except (InvalidSignature, TypeError) as error:  # a key of another kind takes other arguments
-            raise ValueError(f"the {what} of site {site} have a signature that is not theirs") from error
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"{own(path)}: cannot be read ({error.strerror}); provision the kit again"
-        ) from error
+def _kit_file(path: Path) -> AbstractContextManager[None]:
+    return config_errors(f"{own(path)}: cannot be read", remedy="; provision the kit again")
+
+
+def _proving(otherwise: str) -> AbstractContextManager[None]:
+    # `TypeError`: a key of another kind takes other arguments.
+    return translated(InvalidSignature, TypeError, ValueError, to=lambda error: ValueError(otherwise))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.config.run import MAX_SHARE
-from medfedaug.errors import ConfigError, MedFedAugError
+from medfedaug.errors import ConfigError, MedFedAugError, config_errors
 from medfedaug.federation.messages.messages import own_entries
 from medfedaug.hospital.primitives import Words
 from medfedaug.methods.base import Aggregator, Method, Payload, ServerContext, ServerExchange, zeros
@@ -20,6 +20,7 @@ LARGEST_TERM = 2.0**26
 """The largest magnitude of a number that is added up. A mean of such numbers fits into 64 bits."""
 
 _LARGEST_WORD = LARGEST_TERM * 2.0**FRACTION_BITS
+_SUMS = "and the server learns only sums"
 
 
 @dataclass(frozen=True)
@@ -55,19 +56,13 @@ class SumLayout:
         sent: Sequence[str],
         max_share: float = MAX_SHARE,
     ) -> None:
-        if max_share not in (MAX_SHARE, 1):
-            raise ConfigError("secure aggregation: max_share limits what single sites add, which nobody sees")
+        for reason in _unsummable(methods, context, max_share):
+            raise ConfigError(f"secure aggregation: {reason}")
         self._exchanges: dict[str, ServerExchange] = {}
         state = context.network.state_dict()
         self.entries = [_Entry(key, tuple(state[key].shape), True) for key in sent]
         self.shapes = {entry.key: entry.shape for entry in self.entries}
         for method in methods:
-            if method.before_training(context) is not None:
-                raise ConfigError(
-                    f"secure aggregation: what {method.name} exchanges before training is each site's own, "
-                    "and the server learns only sums"
-                )
-            _check_aggregator(method, context)
             exchange = method.every_round(context)
             if exchange is not None:
                 self._exchanges[method.name] = exchange
@@ -77,10 +72,8 @@ class SumLayout:
             raise ConfigError("secure aggregation: these methods send nothing that is added up")
 
     def _terms(self, name: str, exchange: ServerExchange) -> Iterator[_Entry]:
-        try:
+        with config_errors(f"secure aggregation: {name}", ConfigError):
             terms = exchange.terms(zeros(exchange.shapes))
-        except ConfigError as error:
-            raise ConfigError(f"secure aggregation: {name}: {error}") from error
         for key, value in sorted(terms.items()):
             yield _Entry(f"{name}/{key}", tuple(value.shape), exchange.weighted, fine=True)
 
@@ -144,13 +137,14 @@ def _largest(values: Tensor) -> float:
     return float(values.abs().max()) if values.numel() else 0.0
 
 
-def _check_aggregator(method: Method, context: ServerContext) -> None:
-    aggregator = method.aggregator(context)
-    if aggregator is None:
-        return
-    kind = type(aggregator)
-    if kind.accept is not Aggregator.accept or kind.weigh is not Aggregator.weigh:
-        raise ConfigError(
-            f"secure aggregation: {method.name} makes the global model from each site's own, and the server "
-            "learns only sums"
-        )
+def _unsummable(methods: Sequence[Method], context: ServerContext, max_share: float) -> Iterator[str]:
+    """Yield the reasons why sums do not suffice for a job."""
+    if max_share not in (MAX_SHARE, 1):
+        yield "max_share limits what single sites add, which nobody sees"
+    for method in methods:
+        if method.before_training(context) is not None:
+            yield f"what {method.name} exchanges before training is each site's own, {_SUMS}"
+        aggregator = method.aggregator(context)
+        kind = Aggregator if aggregator is None else type(aggregator)
+        if kind.accept is not Aggregator.accept or kind.weigh is not Aggregator.weigh:
+            yield f"{method.name} makes the global model from each site's own, {_SUMS}"

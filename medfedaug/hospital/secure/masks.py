@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
-from medfedaug.errors import MedFedAugError
+from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.messages.messages import CONFIRM, KEYS, OPEN, SHARES, Request
 from medfedaug.hospital.primitives import (
     SECRET_BYTES,
@@ -119,18 +120,12 @@ class SiteMasks:
         self.site, self.job = site, job
         self.rules, self.history = rules or SumRules(), history or SumHistory()
         self._identity = identity
-        self._signer: Identity | None = None
         self._round: _Round | None = None
 
-    @property
+    @cached_property
     def signer(self) -> Identity:
         """The site's identity, opened at the first use."""
-        if self._signer is None:
-            try:
-                self._signer = self._identity()
-            except MedFedAugError as error:
-                raise MedFedAugError(f"site {self.site}: secure aggregation: {error.marked}") from error
-        return self._signer
+        return self._identity()
 
     def void(self) -> None:
         """Forget the keys of the round."""
@@ -148,12 +143,12 @@ class SiteMasks:
         """Forget the keys of the round where a step is refused, and name the site."""
         try:
             yield
-        except OutOfTurn:
-            raise
         except BaseException as error:
-            self.void()
-            if isinstance(error, ValueError):
-                raise MedFedAugError(f"site {self.site}: secure aggregation: {error}") from error
+            if not isinstance(error, OutOfTurn):
+                self.void()
+            if isinstance(error, ValueError | ConfigError):
+                text = error.marked if isinstance(error, ConfigError) else error
+                raise MedFedAugError(f"site {self.site}: secure aggregation: {text}") from error
             raise
 
     def _send_keys(self, request: Request, member: Member) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from medfedaug.errors import RunFailed, UpdateRefused
+from medfedaug.errors import RunFailed, UpdateRefused, translated
 from medfedaug.federation.messages.messages import CONFIRM, KEYS, OPEN, SHARES, Reply, Request, raise_error
 from medfedaug.hospital.primitives import SHARE_BYTES, KeyPair, Words, derived, join, stream
 from medfedaug.hospital.secure.agreement import (
@@ -53,12 +54,10 @@ class ServerMasks:
         """Accept a site's keys."""
         raise_error(reply)
         sent = {key: value for key, value in reply.masks.items() if isinstance(value, bytes)}
-        try:
+        refused = partial(UpdateRefused, site, "keys", expected="two public keys for this training")
+        with translated(ValueError, to=lambda error: refused(got=str(error))):
             PublicKeys.of(site, sent)
             require(sent.get("agreed") == self._training.digest, "of another training or configuration")
-        except ValueError as error:
-            expected = "two public keys for this training"
-            raise UpdateRefused(site, "keys", expected=expected, got=str(error)) from None
         self._keys[site] = sent
         self.bytes_up += _size(sent)
 
@@ -160,13 +159,12 @@ class ServerMasks:
     def _secret(self, site: str, what: str) -> bytes:
         numbers = {name: number for number, name in enumerate(self._agreement.names, start=1)}
         chosen = sorted(self._opened)[: self._agreement.threshold]
-        try:
+        failed = RunFailed(
+            f"round {self._training.round}: secure aggregation: {what} of site {site} cannot be put "
+            f"together, since one of {', '.join(chosen)} sent a false share"
+        )
+        with translated(OverflowError, to=lambda error: failed):
             return join({numbers[name]: self._opened[name][site] for name in chosen})
-        except ValueError as error:
-            raise RunFailed(
-                f"round {self._training.round}: secure aggregation: {what} of site {site} cannot be put "
-                f"together, since one of {', '.join(chosen)} sent a false share"
-            ) from error
 
     @property
     def least_answers(self) -> int:

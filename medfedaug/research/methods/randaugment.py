@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
-from annotated_types import Interval
+from annotated_types import Interval, MinLen
 from monai.transforms import (
     AdjustContrast,
     Affine,
@@ -24,9 +24,9 @@ from monai.utils import CommonKeys as Keys
 from monai.utils import convert_to_tensor
 from torch import Tensor
 
-from medfedaug.errors import ConfigError
 from medfedaug.methods.arguments import Count
 from medfedaug.methods.base import Method, SiteContext, SitePart
+from medfedaug.utils.validation import check_choice
 
 LARGEST = 10.0  # the magnitude for the strengths in the table
 
@@ -141,15 +141,12 @@ class RandAugment(Method):
         self,
         num_ops: Count = 2,
         magnitude: Annotated[float, Interval(ge=0, le=LARGEST)] = 9.0,
-        operations: Sequence[str] | None = None,
+        operations: Annotated[Sequence[str], MinLen(1)] | None = None,
     ) -> None:
         self.num_ops, self.magnitude = num_ops, magnitude
         self.operations = tuple(_DEFAULT if operations is None else operations)
-        known = (*_GEOMETRIC, *_FLIPS, *_INTENSITY)
-        if not self.operations or not set(self.operations) <= set(known):
-            raise ConfigError(
-                f"randaugment: operations {operations!r}: choose a list from {', '.join(known)}"
-            )
+        for operation in self.operations:
+            check_choice("randaugment: operation", operation, (*_GEOMETRIC, *_FLIPS, *_INTENSITY))
 
     def at_site(self, context: SiteContext) -> SitePart:
         assert context.task is not None

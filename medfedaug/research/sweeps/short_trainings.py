@@ -137,9 +137,9 @@ def _check(config: RunConfig, sites: Sequence[SiteFolder]) -> None:
             composition.check_annotated(labelled)
 
 
-def time_rounds(trainings: Trainings, device: str = "auto", execution: Execution | None = None) -> Timing:
+def time_rounds(trainings: Trainings, device: str, execution: Execution) -> Timing:
     """Measure a round of FedAvg, after a round in which all images are read."""
-    run, execution = trainings.config.run, replace(execution or Execution(), tested=False)
+    run, execution = trainings.config.run, replace(execution, tested=False)
     begun = started = time.monotonic()
     for rounds in (1, 2):
         started = time.monotonic()
@@ -168,30 +168,28 @@ def planned_rounds(timing: Timing, trainings: Trainings, budget: float) -> int:
 def compare_methods(
     request: Request,
     *,
-    device: str = "auto",
-    execution: Execution | None = None,
-    say: OnEvent | None = None,
-    on_event: OnEvent | None = None,
+    device: str,
+    execution: Execution,
+    on_event: OnEvent,
 ) -> dict[str, Any]:
     """Compare methods by short trainings, or continue; write ``compare.json`` and a page.
 
     Args:
-        say: called with ``{"event": "stage", "text": ...}`` for what is said before the trainings.
-        on_event: see `medfedaug.federation.FederationServer`.
+        on_event: see `medfedaug.federation.FederationServer`; also called with
+            ``{"event": "stage", "text": ...}`` before the trainings.
 
     Returns:
         The content of ``compare.json``: that of
         `medfedaug.federation.server.comparison.Comparison.results`, with ``left_out`` and ``conclusions``.
     """
-    tell = say or (lambda event: None)
     trainings = make_trainings(request)
     out, state = request.out, request.out / STATE
     with only_process(out), keep_decoded(_MEMORY):
         plan = _earlier_plan(out, trainings, request)
         for name, reason in trainings.left_out.items():
-            tell({"event": "stage", "text": f"without {name}: {reason}"})
+            on_event({"event": "stage", "text": f"without {name}: {reason}"})
         if plan is None:
-            tell({"event": "stage", "text": f"measuring a round of {REFERENCE}"})
+            on_event({"event": "stage", "text": f"measuring a round of {REFERENCE}"})
             timing = time_rounds(trainings, device, execution)
             rounds = planned_rounds(timing, trainings, request.budget)
             plan = {"rounds": rounds, "budget": request.budget - timing.spent, "round": timing.round}
@@ -206,7 +204,7 @@ def compare_methods(
             f"{config.seeds} seeds) of up to {plan['rounds']} rounds; a round of {REFERENCE} took "
             f"{plan['round']:.2g} s"
         )
-        tell({"event": "stage", "text": text})
+        on_event({"event": "stage", "text": text})
         results = compare_in_process(config, trainings.sites, state, device, on_event, execution)
         budget = results["budget"]
         budget["spent"] = round(budget["spent"] + request.budget - plan["budget"], 1)

@@ -181,7 +181,7 @@ def test_a_calibration_of_another_site_is_refused(place, new_images, tmp_path):
 def test_a_damaged_calibration_is_refused(place, new_images, tmp_path):
     (tmp_path / "c.json").write_text((place / "calibration.json").read_text()[:200])
     call = ("predict", "--model", place / "run", "--images", new_images, "--out", tmp_path / "out")
-    assert "no calibration" in command.refused(*call, "--calibration", tmp_path / "c.json")
+    assert "not readable as a calibration" in command.refused(*call, "--calibration", tmp_path / "c.json")
 
 
 def test_too_few_patients_promise_nothing(place, tmp_path):
@@ -267,7 +267,7 @@ def test_an_unknown_structure_is_refused(place):
     err = command.refused(
         "calibrate", place / "run", "--data", place / "data/site_A", "--structure", "tumour"
     )
-    assert "--structure tumour: the model's structures are lesion" in err
+    assert "--structure 'tumour' is not known; choose from lesion" in err
 
 
 def test_a_file_that_is_no_calibration_is_not_replaced(place, tmp_path):

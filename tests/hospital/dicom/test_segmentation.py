@@ -1,6 +1,7 @@
 """`medfedaug predict` on DICOM series: DICOM SEG, which lies on the series."""
 
 import json
+import sys
 
 import numpy as np
 import pydicom
@@ -135,7 +136,7 @@ def test_a_series_without_a_patient_is_named_and_the_others_go_on(run, model, vo
 
 def test_without_highdicom_one_line_says_how_to_install_it(run, model, voxels, tmp_path, monkeypatch):
     folder = series(tmp_path / "knee", voxels, AFFINE, "1.2.3")
-    monkeypatch.setattr(dicom_segmentation, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "highdicom", None)
     err = run.refused("predict", "--model", model, "--images", folder, "--out", tmp_path / "out")
     assert err.count("\n") == 1
     assert "pip install 'medfedaug[dicom]'" in err

@@ -426,7 +426,7 @@ def test_nothing_is_stored_but_what_the_archive_says(source, lie):
             open_archive(dicomweb=archive.url, access=Access(timeout=5, token="THE-TOKEN")) as opened,
             pytest.raises(ArchiveError, match=re.escape(text)) as raised,
         ):
-            opened.store([dataset])
+            opened.store(dataset)
         assert other.asked == []
     assert "\x1b" not in str(raised.value)
     assert "THE-TOKEN" not in str(raised.value)

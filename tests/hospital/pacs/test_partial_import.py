@@ -47,7 +47,7 @@ def test_the_option_says_which_classes_were_looked_for(site, tmp_path):
     site.load(["P1"], *OPTIONS, "--labelled", "kidney")
     assert listing(site)["labelled"] == ["kidney"]
     said = site.load(["P1"], *OPTIONS, "--labelled", "spleen", code=2)
-    assert "--labelled names 'spleen'; the classes are kidney, liver" in said
+    assert "--labelled 'spleen' is not known; choose from kidney, liver" in said
 
 
 def test_fields_that_a_person_wrote_survive_the_next_import(site, tmp_path):

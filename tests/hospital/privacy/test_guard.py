@@ -90,7 +90,7 @@ def test_a_policy_survives_json_and_unknown_settings_are_errors():
         ({"delta": 1.0}, "delta"),
         ({"epsilon": None}, "epsilon"),
         ({"epsilon": math.inf}, "epsilon"),
-        ({"clip": {"colour": [0, 1]}}, "no kind 'colour'"),
+        ({"clip": {"colour": [0, 1]}}, "clip: unknown colour"),
         ({"clip": {"feature_mean": [1, 1]}}, "feature_mean"),
         ({"clip": {"feature_mean": [1]}}, "feature_mean"),
         ({"clip": {"feature_mean": [0, "1"]}}, "feature_mean"),

@@ -10,7 +10,7 @@ import pytest
 from benchmark_files import write_volume
 from hospitals import Deployment, Hospital
 
-from medfedaug.errors import ConfigError, DataError, RunFailed, own, withheld
+from medfedaug.errors import ConfigError, DataError, RunFailed, StorageError, own, withheld
 from medfedaug.federation import run_in_process
 from medfedaug.hospital.privacy import Pseudonyms, public_text
 
@@ -164,7 +164,7 @@ def test_simulations_keep_names(phantom_dir, tiny_config):
 
 
 def test_a_full_disk_leaves_no_half_a_key(tmp_path, full_disk, monkeypatch):
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with pytest.raises(StorageError, match=r"pseudonyms\.key: cannot be written"):
         Pseudonyms.of_site(tmp_path)
     monkeypatch.undo()
     assert Pseudonyms.of_site(tmp_path).of("a") == Pseudonyms.of_site(tmp_path).of("a")

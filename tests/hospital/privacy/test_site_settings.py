@@ -83,7 +83,7 @@ def test_a_mistake_is_one_line_that_names_the_file(kit, content, words):
 )
 def test_a_file_that_is_no_json_or_says_something_twice_is_named(kit, text, reason):
     (kit / SETTINGS_FILE).write_text(text)
-    with pytest.raises(ConfigError, match=rf"medfedaug\.json: not readable as JSON \({reason}"):
+    with pytest.raises(ConfigError, match=rf"medfedaug\.json: not readable as JSON: {reason}"):
         SiteSettings.load(kit, {})
 
 
