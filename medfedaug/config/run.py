@@ -422,6 +422,9 @@ class RunConfig(Settings):
         return self.plan
 
 
+Speed = Annotated[float, Interval(ge=1e-6, le=1e6)]
+
+
 @settings
 class Execution(Settings):
     """Settings of a run's execution: none changes what a round computes from the sites' updates."""
@@ -449,7 +452,7 @@ class Execution(Settings):
         at_least=0,
         rare=True,
     )
-    site_speed: dict[str, Annotated[float, Interval(ge=1e-6, le=1e6)]] = setting(
+    site_speed: dict[str, Speed] = setting(
         dict,
         "Speed of sites in a simulation, as SITE=FACTOR, separated by commas. A site of speed 1 trains one "
         "simulated hour for a round, and one of speed 0.1 ten; grace and round_timeout then count simulated "
@@ -565,5 +568,5 @@ class RunKeywords(TypedDict, total=False):
     min_sites: int
     round_timeout: float
     grace: float | None
-    site_speed: Mapping[str, float]
+    site_speed: Mapping[str, Speed]
     tested: bool

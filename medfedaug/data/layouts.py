@@ -9,6 +9,7 @@ module needs no PyTorch, and a folder without DICOM needs no pydicom.
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -291,10 +292,8 @@ def _named(content: Mapping[str, Any]) -> dict[int, str]:
     if not isinstance(labels, dict):
         return {}
     for pairs in (labels.items(), ((value, text) for text, value in labels.items())):
-        try:
+        with suppress(TypeError, ValueError):  # the reverse, or nnU-Net's regions
             return dict(sorted((int(value), str(text)) for value, text in pairs))
-        except (TypeError, ValueError):  # the reverse, or nnU-Net's regions
-            continue
     return {}
 
 

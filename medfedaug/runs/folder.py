@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -91,12 +92,10 @@ def _is_checkpoint(path: Path) -> bool:
 
     if _UNFINISHED.fullmatch(path.name):
         return True
-    try:
-        with zipfile.ZipFile(path) as archive:  # without its tensors, which may be large
-            content = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
-            return CHECKPOINT_FORMAT.encode() in archive.read(content)
-    except (OSError, StopIteration, zipfile.BadZipFile):
-        return False
+    with suppress(OSError, StopIteration, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+        content = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+        return CHECKPOINT_FORMAT.encode() in archive.read(content)  # without tensors, which may be large
+    return False
 
 
 def _delete(files: Sequence[Path], root: Path) -> None:
@@ -155,10 +154,9 @@ def only_process(out: Path) -> Iterator[None]:
 
 def is_json_with(path: Path, *keys: str) -> bool:
     """Return whether a file holds a JSON object with these keys."""
-    try:
+    content: Any = None
+    with suppress(OSError, ValueError):
         content = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
     return isinstance(content, dict) and set(keys) <= set(content)
 
 

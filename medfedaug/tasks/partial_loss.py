@@ -1,5 +1,7 @@
 """Losses of partially annotated cases: marginal loss and exclusion loss."""
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 
@@ -105,11 +107,9 @@ class PartialLoss(Loss):
 
     def _can_take_fewer(self) -> bool:
         """Return whether the loss takes fewer classes: it does not with a weight for each class."""
-        try:
-            with torch.no_grad():
-                return bool(super().__call__(torch.zeros(1, 2, 8, 8), torch.zeros(1, 1, 8, 8)).isfinite())
-        except Exception:  # losses have different errors
-            return False
+        with torch.no_grad(), suppress(Exception):  # losses have different errors
+            return bool(super().__call__(torch.zeros(1, 2, 8, 8), torch.zeros(1, 1, 8, 8)).isfinite())
+        return False
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         r"""Compute the loss of logits, (B, K, \*spatial), and coded label maps, (B, 1, \*spatial)."""

@@ -92,6 +92,7 @@ SHAPES = {
         [{"name": "fedfa", EVIL: {}}],
     ],
     "Plan": [{"orientation": EVIL}, {EVIL: 1}],
+    "PlanningConfig | None": [{"given": [EVIL]}, {EVIL: 1}],
 }
 NO_TEXT = {
     *("int", "float", "bool", "int | None", "float | None"),
@@ -104,6 +105,7 @@ def evil_settings(cls: type) -> list[tuple[str, object]]:
         entry.name: entry.type.__name__ if isinstance(entry.type, type) else str(entry.type)
         for entry in dataclasses.fields(cls)
     }
+    types = {name: re.sub(r"Annotated\[(\w+), .*?\)\]", r"\1", kind) for name, kind in types.items()}
     return [(name, value) for name, kind in types.items() if kind not in NO_TEXT for value in SHAPES[kind]]
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -315,13 +316,12 @@ def _network(config: RunConfig, args: dict[str, Any], dims: int, patch: Sequence
     if key in _built:
         return _built[key]
     _built.clear()
-    try:
+    with suppress(ConfigError):
         _built[key] = _build(config, args, dims)
         return _built[key]
-    except ConfigError:
-        # Some networks have a fixed image size.
-        multiple = [-(-n // _USUAL_MULTIPLE) * _USUAL_MULTIPLE for n in patch]
-        return _build(config, args, dims, image_size=tuple(multiple))
+    # Some networks have a fixed image size.
+    multiple = [-(-n // _USUAL_MULTIPLE) * _USUAL_MULTIPLE for n in patch]
+    return _build(config, args, dims, image_size=tuple(multiple))
 
 
 def _build(config: RunConfig, args: dict[str, Any], dims: int, **more: Any) -> torch.nn.Module:

@@ -40,12 +40,12 @@ def reading(
 def check_bounds(source: Path | bytes) -> None:
     """Check the size of a deflated object, which parsers inflate as a whole."""
     with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
-        with reading("a damaged DICOM file"):
+        with reading("a damaged DICOM file", reason=lambda error: "its header cannot be read"):
             read_preamble(file, force=True)
             meta = read_dataset(file, False, True, stop_when=lambda tag, vr, length: tag >> 16 != 2)
         if meta.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
             return
-        with reading("a damaged DICOM file that cannot be inflated"):
+        with reading("a damaged DICOM file", reason=lambda error: "it cannot be inflated"):
             inflated = zlib.decompressobj(-zlib.MAX_WBITS).decompress(file.read(), MOST_INFLATED + 1)
     require(
         len(inflated) <= MOST_INFLATED, f"a DICOM file that inflates to more than {MOST_INFLATED >> 20} MiB"

@@ -7,6 +7,7 @@ import bundles
 import nibabel
 import numpy as np
 import pytest
+import reconstruction
 import reference
 import torch
 from hospitals import Hospital
@@ -348,3 +349,14 @@ def test_a_round_that_was_stopped_has_been_spent(photographs, tmp_path):
     reply = again.ask()
     assert not reply.error
     assert reply.metrics["privacy/epsilon"] == pytest.approx(epsilon((2.0, 1.0, 8)))
+
+
+@pytest.mark.slow  # 24 photographs through 514 channels
+def test_a_photograph_comes_back_from_one_update(tmp_path):
+    """The number of docs/threats.md."""
+    assert reconstruction.correlations(tmp_path)[0] > 0.9
+
+
+def test_with_epsilon_nothing_of_such_a_network_leaves(tmp_path):
+    with pytest.raises(RuntimeError, match="it trains with differential privacy"):
+        reconstruction.correlations(tmp_path, privacy={"epsilon": 8})
