@@ -47,7 +47,7 @@ class ScriptLoop(CustomLoop):
         self.end()
         self._script = _Running(script, session, self.settings)
 
-        def cause(error: MedFedAugError) -> MedFedAugError:
+        def cause(error: MedFedAugError) -> Exception:
             return session.error or MedFedAugError(f"{error.marked}; it has to call medfedaug.client.join")
 
         with translated(MedFedAugError, to=cause):

@@ -8,6 +8,7 @@ import copy
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -298,7 +299,7 @@ def _in_force(path: Path) -> dict[str, Any] | None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    with config_errors(f"{path}: not readable as a JSON object", ValueError, TypeError):
+    problem = config_errors(f"{path}: not readable as a JSON object", ValueError, TypeError)
+    with problem, suppress(FileNotFoundError):
         return dict(parse_json(path.read_text()))
+    return None

@@ -14,6 +14,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -284,8 +285,10 @@ class AccountMark:
         # The images may have an account already.
         remedy = "; restore it, or remove it where nothing has left about these images"
         with config_errors(f"{own(path)}: does not name an account of releases", remedy=remedy):
-            # A process that was killed before it wrote leaves an empty file.
-            if not path.exists() or not (text := path.read_text(encoding="utf-8")):
+            text = ""
+            with suppress(FileNotFoundError):  # and nothing else: a mark that cannot be read counts
+                text = path.read_text(encoding="utf-8")
+            if not text:  # a process that was killed before it wrote leaves an empty file
                 return None
             content = parse_versioned(text, *_MARK_KIND)
             return cls(content["account"], int(content["entries"]), content["ledger"])

@@ -11,6 +11,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
 
@@ -301,8 +302,9 @@ class SiteSettings(Machine, Place):
     def _from_kit(cls, kit: Path, content: Mapping[str, Any] | None) -> SiteSettings:
         file = kit / SETTINGS_FILE
         if content is None:
-            with config_errors(f"{own(file)}: not readable as JSON"):
-                content = parse_json(file.read_text()) if file.exists() else {}
+            content = {}
+            with config_errors(f"{own(file)}: not readable as JSON"), suppress(FileNotFoundError):
+                content = parse_json(file.read_text())
         settings = cls.from_dict(content, file)
         if settings.simulation and any((kit / name).exists() for name in _KIT_FILES):
             raise ConfigError(f"{file}: simulation is true, and in a kit it suspends all rules; take it out")
