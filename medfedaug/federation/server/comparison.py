@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from medfedaug.config.comparison import REFERENCE, ComparisonConfig, Training
+from medfedaug.config.comparison import ALONE, REFERENCE, ComparisonConfig, Training
 from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.composition import Composition
@@ -337,17 +337,27 @@ class Comparison:
 def recommended(gains: Mapping[str, Gain]) -> list[str]:
     """Return the methods with a gain over FedAvg, the best first; FedAvg if there are losses only.
 
+    Each site by itself comes after the methods whose intervals are not wholly below its own: single models
+    learn fastest, and are overtaken in longer trainings.
+
     Example:
         >>> recommended({"ditto": Gain(0.1, 0.02, 0.2), "single": Gain(-0.2, -0.3, -0.1)})
         ['ditto']
         >>> recommended({"single": Gain(-0.2, -0.3, -0.1)}), recommended({"single": Gain(-0.2, -0.5, 0.1)})
         (['fedavg'], [])
+        >>> recommended({"single": Gain(0.3, 0.2, 0.4), "ditto": Gain(0.2, 0.1, 0.3)})
+        ['ditto', 'single']
     """
     better = [name for name, gain in gains.items() if gain.low is not None and gain.low > 0]
     worse = [name for name, gain in gains.items() if gain.high is not None and gain.high < 0]
     if not better and worse:
         return [REFERENCE]
-    return sorted(better, key=lambda name: -gains[name].mean)
+    order = sorted(better, key=lambda name: -gains[name].mean)
+    if ALONE in order:
+        low, order = gains[ALONE].low or 0.0, [name for name in order if name != ALONE]
+        rivals = [name for name in order if (gains[name].high or 0.0) >= low]
+        order.insert(order.index(rivals[-1]) + 1 if rivals else 0, ALONE)
+    return order
 
 
 def accepted_difference(metric: str, values: Any) -> dict[str, Any]:
