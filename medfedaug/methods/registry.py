@@ -63,7 +63,10 @@ def parse_methods(text: str, settings: Mapping[str, Mapping[str, Any]] | None = 
             find_class(name)
     specs = [spec for name in chosen for spec in COMBINATIONS.get(name, [{"name": name}])]
     names = [spec["name"] for spec in specs]
-    check_keys("arguments for what is not among the methods:", settings, names)
+    if stray := sorted(settings.keys() - {*names}):
+        raise ConfigError(
+            f"arguments for {', '.join(stray)}, which is not among the methods {', '.join(names)}"
+        )
     return [
         {"name": spec["name"], "args": {**spec.get("args", {}), **settings.get(spec["name"], {})}}
         for spec in specs
