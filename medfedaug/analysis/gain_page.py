@@ -119,10 +119,12 @@ def _next_step(record: Mapping[str, Any], data: str, settings: Sequence[str]) ->
         f"{counted(record['budget']['seeds'], 'seed')} on validation patients; longer trainings were not."
     )
     if not record["recommended"]:
-        first, gain = max(record["gains"].items(), key=lambda entry: entry[1]["mean"])
-        largest = f"the largest gain is that of {first}, {_text(gain)}"
-        if gain["mean"] <= 0:
-            largest = "no method had a gain"
+        # Single models learn fastest (`medfedaug.federation.server.comparison.recommended`).
+        joint = {n: gain for n, gain in record["gains"].items() if n != ALONE and gain["mean"] > 0}
+        largest = "no joint training had a gain"
+        if joint:
+            first = max(joint, key=lambda name: joint[name]["mean"])
+            largest = f"of joint trainings, {first} has the largest gain, {_text(joint[first])}"
         return (
             f"{measured} Nothing was distinguishable; {largest}. Repeat with a larger --budget, or with more "
             "patients."
