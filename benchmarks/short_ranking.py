@@ -20,69 +20,80 @@ from typing import Any
 
 import torch
 
-from medfedaug.config.comparison import ComparisonConfig
+from medfedaug.config.comparison import ALONE, REFERENCE, ComparisonConfig
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.phantom import Structure, make_phantom
 from medfedaug.data.preparation.cache import keep_decoded
 from medfedaug.data.sites import arrange, find_sites
 from medfedaug.federation.in_process import compare_in_process, run_in_process
+from medfedaug.federation.server.comparison import recommended
 from medfedaug.methods import parse_methods
+from medfedaug.metrics.significance import Gain
 from medfedaug.research.datasets.benchmarks import open_benchmark
 from medfedaug.simulate import configure
 from medfedaug.utils.files import write_json
 
 METHODS = ("fedavg", "single", "fedrdn", "fedbn", "ditto", "fedfa")
-ROUNDS, LONGER, SEEDS = 8, 5, (10, 11, 12)
+ROUNDS, LONGER, SEEDS = 20, 5, (10, 11, 12)
 SETTINGS = {
     "network": "unet",
-    "network_args": {"channels": [8, 16, 32], "strides": [2, 2], "norm": "batch"},
+    "network_args": {"channels": [8, 16], "strides": [2], "norm": "batch"},
     "learning_rate": 1e-2,
+    "schedule": "cosine",
     "batch_size": 6,
-    "local_steps": 6,
+    "local_steps": 12,
     "augmentation": "none",
 }
+_SIZES = {"lgg_multisite": 32, "retina_vessels": 64}
 
-_OUTLINES = (Structure(outline=7.0), Structure(outline=-4.0))
-_LESIONS = (Structure(lesions=3, size=0.6), Structure(size=1.6))
+_SPLITS = {"training": 12, "validation": 12, "test": 24}  # patients of a phantom's site
+_OUTLINES = (Structure(outline=7.0), Structure(outline=-4.0), Structure())
 
 
 def _phantom(seed: int, **arguments: Any) -> Callable[[Path, Path | None], list[SiteFolder]]:
     def opened(folder: Path, _data: Path | None) -> list[SiteFolder]:
-        usual: dict[str, Any] = {"sites": 2, "patients": 20, "shape": (32, 32, 2)}
-        make_phantom(folder, seed=seed, **{**usual, **arguments})
+        for site in make_phantom(folder, seed=seed, sites=3, patients=48, shape=(32, 32, 2), **arguments):
+            file = site / "dataset.json"
+            content = json.loads(file.read_text())
+            rows = [row for split in _SPLITS for row in content[split]]
+            write_json(
+                file, content | {split: [rows.pop() for _ in range(n)] for split, n in _SPLITS.items()}
+            )
         return find_sites(folder)
 
     return opened
 
 
-def _real(name: str, folder: str, limit: int) -> Callable[[Path, Path | None], list[SiteFolder]]:
+def _real(name: str, limit: int | None = None) -> Callable[[Path, Path | None], list[SiteFolder]]:
     def opened(_folder: Path, data: Path | None) -> list[SiteFolder]:
         if data is None:
-            raise SystemExit(f"{name} needs --data, the folder that holds {folder}")
-        return arrange([site for site in open_benchmark(name, data / folder, limit=limit) if site.trains])
+            raise SystemExit(f"{name} needs --data, the folder that holds {name}")
+        return arrange([site for site in open_benchmark(name, data / name, limit=limit) if site.trains])
 
     return opened
 
 
 FEDERATIONS: dict[str, Callable[[Path, Path | None], list[SiteFolder]]] = {
-    "different_scanners": _phantom(201),
-    "very_different_scanners": _phantom(202, shift=2.0),
-    "alike_scanners": _phantom(203, shift=0.0),
-    "one_odd_scanner": _phantom(204, sites=3, shift=(3.0, 0.3, 0.3)),
-    "one_site_inverted": _phantom(205, inverted=(False, True)),
-    "inverted_and_different": _phantom(206, sites=3, shift=1.5, inverted=(False, True, False)),
-    "outlines": _phantom(207, structures=_OUTLINES),
-    "lesions": _phantom(208, structures=_LESIONS, shape=(40, 40, 2)),
-    "outlines_and_scanners": _phantom(209, shift=1.5, structures=_OUTLINES),
-    "lgg": _real("lgg_multisite", "lgg_multisite", 3),
+    "one_inverted": _phantom(801, inverted=(False, True, False)),
+    "inverted_and_odd_scanner": _phantom(802, shift=(0.3, 0.3, 3.0), inverted=(False, True, False)),
+    "inverted_and_different": _phantom(803, shift=1.5, inverted=(False, True, False)),
+    "outlines": _phantom(804, structures=_OUTLINES),
+    "outlines_and_different": _phantom(805, shift=1.5, structures=_OUTLINES),
+    "odd_scanner": _phantom(806, shift=(3.0, 0.3, 0.3)),
+    "very_different_scanners": _phantom(807, shift=2.5),
+    "different_scanners": _phantom(808),
+    "lgg_multisite": _real("lgg_multisite", 8),
+    "retina_vessels": _real("retina_vessels"),
 }
 
 
 def base_settings(name: str, sites: Sequence[SiteFolder]) -> RunConfig:
     """Return the settings of all trainings of a federation."""
-    size = {"image_size": 32} if name == "lgg" else {}
-    return configure(sites, methods=parse_methods("fedavg"), rounds=ROUNDS, **SETTINGS, **size)
+    size = {"image_size": _SIZES[name]} if name in _SIZES else {}
+    return configure(
+        sites, methods=parse_methods("fedavg"), rounds=ROUNDS, validate_every=5, **SETTINGS, **size
+    )
 
 
 def measure(name: str, out: Path, data: Path | None) -> None:
@@ -114,10 +125,20 @@ def measure(name: str, out: Path, data: Path | None) -> None:
                 write_json(file, record)
 
 
+def named_method(record: dict[str, Any]) -> tuple[str, bool]:
+    """Return the method that a comparison names, and whether it was distinguishable from FedAvg."""
+    gains = {name: Gain(**gain) for name, gain in record["gains"].items()}
+    if names := recommended(gains):
+        return names[0], True
+    joint = {name: gain.mean for name, gain in gains.items() if name != ALONE and gain.mean > 0}
+    return max(joint, key=lambda name: joint[name], default=REFERENCE), False
+
+
 def table(out: Path) -> str:
     """Return the table of the page, and the sums below it."""
-    lines = ["| federation | named | largest gain | long trainings, best first |", "|---|---|---|---|"]
-    hits = largest_hits = total = inside = intervals = repeated = 0
+    lines = ["| federation | named | long trainings, best first | behind the best |", "|---|---|---|---:|"]
+    hits, behind, inside, repeated = list[str](), list[float](), list[bool](), list[bool]()
+    always: dict[str, list[tuple[bool, float]]] = {method: [] for method in METHODS}
     for name in FEDERATIONS:
         file = out / f"{name}.json"
         record = json.loads(file.read_text()) if file.exists() else {"long": {}}
@@ -125,30 +146,35 @@ def table(out: Path) -> str:
             continue
         means = {method: fmean(scores) for method, scores in record["long"].items()}
         order = sorted(means, key=lambda method: -means[method])
-        gains = record["short"]["gains"]
-        named = next(iter(record["short"]["recommended"]), "none")
-        largest = max(["fedavg", *gains], key=lambda m: gains[m]["mean"] if m in gains else 0.0)
-        marks = ["" if method in order[:2] else " (miss)" for method in (named, largest)]
-        hits, largest_hits, total = hits + (not marks[0]), largest_hits + (not marks[1]), total + 1
+        named, shown = named_method(record["short"])
+        behind.append(means[order[0]] - means[named])
+        if named in order[:2]:
+            hits.append(name)
+        for method in METHODS:
+            always[method].append((method in order[:2], means[order[0]] - means[method]))
         for seed in range(len(SEEDS)):
             first = max(METHODS, key=lambda method: record["long"][method][seed])
             others = {m: fmean(s for n, s in enumerate(record["long"][m]) if n != seed) for m in METHODS}
-            repeated += first in sorted(others, key=lambda method: -others[method])[:2]
-        for method, gain in gains.items():
+            repeated.append(first in sorted(others, key=lambda method: -others[method])[:2])
+        for method, gain in record["short"]["gains"].items():
             if gain["low"] is not None:
-                intervals += 1
-                inside += gain["low"] <= means[method] - means["fedavg"] <= gain["high"]
-        ranking = ", ".join(f"{method} {means[method]:.2f}" for method in order)
-        lines.append(f"| {name} | {named}{marks[0]} | {largest}{marks[1]} | {ranking} |")
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"named: {hits} of {total}; largest gain: {largest_hits} of {total}; "
-            f"{inside} of {intervals} intervals contain the gain of the long trainings; the best of one "
-            f"seed's long trainings is among the others' first two in {repeated} of {total * len(SEEDS)}",
-        ]
+                inside.append(gain["low"] <= means[method] - means["fedavg"] <= gain["high"])
+        ranking = ", ".join(f"{method} {means[method]:.3f}" for method in order)
+        words = f"{named}{'' if shown else ', not distinguishable'}{'' if name in hits else ' (miss)'}"
+        lines.append(f"| {name} | {words} | {ranking} | {behind[-1]:.3f} |")
+    constant = ", ".join(
+        f"{method} {sum(hit for hit, _ in found)} and {fmean(lost for _, lost in found):.3f}"
+        for method, found in always.items()
+        if found
     )
+    sums = (
+        f"named: {len(hits)} of {len(behind)}, on average {fmean(behind or [0.0]):.3f} behind the best",
+        f"always the same method: {constant}",
+        f"{sum(inside)} of {len(inside)} intervals contain the gain of the long trainings",
+        "the best of one seed's long trainings is among the others' first two in "
+        f"{sum(repeated)} of {len(repeated)}",
+    )
+    return "\n".join([*lines, "", *sums])
 
 
 def main() -> None:

@@ -88,7 +88,7 @@ def every_command():
 @pytest.mark.parametrize("name", every_command())
 def test_help_ends_with_an_example_that_the_command_takes(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for folder in ("data/site_A", "hospitals", "runs/fedrdn"):  # which the examples name
+    for folder in ("data/site_A", "hospitals", "hospital-a", "runs/fedrdn"):  # which the examples name
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "runs/fedrdn/results.json").touch()
     command = every_command()[name]

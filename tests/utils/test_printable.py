@@ -84,7 +84,7 @@ SHAPES = {
     "tuple[str, ...]": [[EVIL], ["a", EVIL]],
     "tuple[str, ...] | None": [[EVIL]],
     "dict[str, Any]": [{EVIL: 1}, {"a": EVIL}, {"a": [1, {"b": [EVIL]}]}, {"name": EVIL, "hash": "0" * 64}],
-    "dict[str, float]": [{EVIL: 1.0}, {"a": EVIL}],
+    "dict[str, Speed]": [{EVIL: 1.0}, {"a": EVIL}],
     "tuple[dict[str, Any], ...]": [
         [{"name": EVIL}],
         [{"name": "fedfa", "args": {"stages": [EVIL]}}],
@@ -105,7 +105,6 @@ def evil_settings(cls: type) -> list[tuple[str, object]]:
         entry.name: entry.type.__name__ if isinstance(entry.type, type) else str(entry.type)
         for entry in dataclasses.fields(cls)
     }
-    types = {name: re.sub(r"Annotated\[(\w+), .*?\)\]", r"\1", kind) for name, kind in types.items()}
     return [(name, value) for name, kind in types.items() if kind not in NO_TEXT for value in SHAPES[kind]]
 
 
