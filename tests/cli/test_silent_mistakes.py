@@ -1,6 +1,7 @@
-"""Commands that were asked for something else than what they would do say so."""
+"""Commands that were asked for something else than what they would do, or for files of odd kinds, say so."""
 
 import json
+import os
 
 import pytest
 from running import TINY_OPTIONS
@@ -37,3 +38,20 @@ def test_batches_of_one_image_are_named_where_a_method_needs_more(run, make_site
         assert said.count("FFA layers do nothing with a batch of one image") == 1
         sites = json.loads((out / "results.json").read_text())["rounds"][0]["sites"].values()
         assert all(site["fedfa/negative_std"] == 0 for site in sites)
+
+
+def test_files_that_cannot_be_read_end_a_command_with_one_line_and_not_never(run, kits, tmp_path):
+    deep, nul, pipe = (tmp_path / name for name in ("deep.json", "nul.json", "pipe"))
+    deep.write_text('{"privacy":' * 5000 + "1" + "}" * 5000)
+    nul.write_text(json.dumps({"state": "a\0b"}))
+    os.mkfifo(pipe)
+    configure = ("site", "configure", kits / "hospital-a", "--config")
+    for command, words in (
+        ((*configure, deep), "not readable as YAML or JSON"),
+        ((*configure, nul), "state must name a folder without a NUL"),
+        ((*configure, pipe), "not a file"),
+        (("enrol", "sign", pipe), "not a file"),
+    ):
+        err = run.refused(*command)
+        assert words in " ".join(err.split())
+        assert "Traceback" not in err
