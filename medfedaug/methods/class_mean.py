@@ -76,7 +76,8 @@ class ClassMeanSite(SitePart, SiteExchange):
         """Return 1 for the background and each class annotated in enough training cases, 0 for others."""
         task, cases_with = self.context.task, self.context.cases_with
         assert task is not None
-        members = [cases_with(name) for name in task.scored_classes]
+        # The task of a Bundle names no class, and its sites have annotated everything.
+        members = [cases_with(name) for name in task.scored_classes] or [None] * (task.num_classes - 1)
         return {"annotated": self.context.census.flags([None, *members])}
 
     def apply(self, payload: Payload) -> None:

@@ -16,7 +16,7 @@ REFUSED = {
     **dict.fromkeys(CLASSIFYING, "is defined only for classification"),
     **dict.fromkeys(("feddg", "randaugment"), "in 2D"),
     "fedharmo": "patches",
-    "fedmix": "fedmix mixes labels",
+    "fedmix": "fedmix provides soft_labels",
     "fedfd_prompt": "prompts go into MONAI's ViT",
 }
 
