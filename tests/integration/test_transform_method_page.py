@@ -9,7 +9,7 @@ from running import TINY_OPTIONS
 
 pytestmark = pytest.mark.slow  # pip, in processes
 
-HEADING = "## The commonest method of your own: a transform"
+HEADING = "## The most common case: a transform"
 
 
 @pytest.fixture
