@@ -157,7 +157,7 @@ def phantom(
     out: Annotated[Path, Option(help="A new or empty folder.")],
     sites: Annotated[int, Option(min=1, help="Number of sites, each with its own scanner.")] = 4,
     patients: Annotated[int, Option(min=3, help="Patients per site.")] = 10,
-    seed: Annotated[int, Option(help="The same seed gives the same voxels.")] = 0,
+    seed: Annotated[int, Option(min=0, max=2**32 - 1, help="The same seed gives the same voxels.")] = 0,
     classes: Annotated[int, Option(min=2, max=5, help="Classes, with the background.")] = 2,
     spacing_varies: Annotated[bool, Option("--spacing-varies", help="Vary voxel sizes by site.")] = False,
     shift: Annotated[float, Option(min=0, max=3, help="Distance between scanners; 0 for none.")] = 1.0,

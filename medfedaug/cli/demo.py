@@ -37,7 +37,7 @@ _NEXT = (
 
 def demo(
     out: Annotated[Path, Option(help="A new or empty folder.")] = Path("demo"),
-    seed: Annotated[int, Option(min=0, help="Seed of patients and training.")] = 0,
+    seed: Annotated[int, Option(min=0, max=2**32 - 1, help="Seed of patients and training.")] = 0,
     quick: Annotated[bool, Option("--quick", help="Three patients per site, one round.")] = False,
     json_: JsonFile = None,
 ) -> None:

@@ -67,6 +67,9 @@ def test_its_page_says_what_differs_and_shows_pictures(shown):
 
 def test_a_folder_with_something_in_it_is_left_alone(shown, run):
     folder, _ = shown
-    code, _, err = run("demo", "--out", folder / "demo")
-    assert code == 2
-    assert "not an empty folder" in err
+    assert "not an empty folder" in run.refused("demo", "--out", folder / "demo")
+
+
+def test_a_seed_that_numpy_cannot_take_is_refused_in_one_line(run, tmp_path):
+    for command in ("phantom", "demo"):
+        assert "Traceback" not in run.refused(command, "--out", tmp_path / "out", "--seed", 2**32)
