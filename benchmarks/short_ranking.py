@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from medfedaug.config.comparison import ALONE, REFERENCE, ComparisonConfig
+from medfedaug.analysis.gain_page import largest_joint_gain
+from medfedaug.config.comparison import REFERENCE, ComparisonConfig
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.phantom import Structure, make_phantom
@@ -130,8 +131,7 @@ def named_method(record: dict[str, Any]) -> tuple[str, bool]:
     gains = {name: Gain(**gain) for name, gain in record["gains"].items()}
     if names := recommended(gains):
         return names[0], True
-    joint = {name: gain.mean for name, gain in gains.items() if name != ALONE and gain.mean > 0}
-    return max(joint, key=lambda name: joint[name], default=REFERENCE), False
+    return largest_joint_gain(record["gains"]) or REFERENCE, False
 
 
 def table(out: Path) -> str:

@@ -119,12 +119,9 @@ def _next_step(record: Mapping[str, Any], data: str, settings: Sequence[str]) ->
         f"{counted(record['budget']['seeds'], 'seed')} on validation patients; longer trainings were not."
     )
     if not record["recommended"]:
-        # Single models learn fastest (`medfedaug.federation.server.comparison.recommended`).
-        joint = {n: gain for n, gain in record["gains"].items() if n != ALONE and gain["mean"] > 0}
         largest = "no joint training had a gain"
-        if joint:
-            first = max(joint, key=lambda name: joint[name]["mean"])
-            largest = f"of joint trainings, {first} has the largest gain, {_text(joint[first])}"
+        if first := largest_joint_gain(record["gains"]):
+            largest = f"of joint trainings, {first} has the largest gain, {_text(record['gains'][first])}"
         return (
             f"{measured} Nothing was distinguishable; {largest}. Repeat with a larger --budget, or with more "
             "patients."
@@ -136,6 +133,15 @@ def _next_step(record: Mapping[str, Any], data: str, settings: Sequence[str]) ->
     chosen = " ".join([f"rounds={rounds}", *map(quote, settings)])
     options = f"--methods {methods} --seeds 5 --set {chosen} --out benchmark"
     return f"{measured} Next: medfedaug benchmark --data {quote(data)} {options}"
+
+
+def largest_joint_gain(gains: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the joint training with the largest gain over FedAvg; empty if none has one.
+
+    Single models learn fastest (`medfedaug.federation.server.comparison.recommended`).
+    """
+    joint = {name: gain["mean"] for name, gain in gains.items() if name != ALONE and gain["mean"] > 0}
+    return max(joint, key=lambda name: joint[name], default="")
 
 
 def write_gain_page(record: Mapping[str, Any], path: Path, sentences: list[str]) -> None:
