@@ -1,7 +1,7 @@
-"""Does the ranking of `medfedaug compare` hold after five times the rounds? Ten federations, one record each.
+"""Do the rankings of `medfedaug compare` hold after five times the rounds? Two sets of ten federations.
 
 Each federation is compared by short trainings, as by `medfedaug compare`, and then trained five times as long
-with three other seeds. A later call continues from the records::
+with three other seeds. It has one record. A later call continues from the records::
 
     OMP_NUM_THREADS=1 nice python benchmarks/short_ranking.py --out docs/results/short_ranking --data DATA
     python benchmarks/short_ranking.py --out docs/results/short_ranking --table
@@ -11,7 +11,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from medfedaug.federation.in_process import compare_in_process, run_in_process
 from medfedaug.federation.server.comparison import recommended
 from medfedaug.methods import parse_methods
 from medfedaug.metrics.significance import Gain
-from medfedaug.research.datasets.benchmarks import open_benchmark
+from medfedaug.research.datasets.benchmarks import find_root, open_benchmark
 from medfedaug.simulate import configure
 from medfedaug.utils.files import write_json
 
@@ -46,7 +46,21 @@ SETTINGS = {
     "local_steps": 12,
     "augmentation": "none",
 }
-_SIZES = {"lgg_multisite": 32, "retina_vessels": 64}
+# Of real data: other settings, and how many cases of each split and site are used.
+_PHOTOGRAPHS = {
+    "network": "densenet100",
+    "network_args": {"block_config": [4, 4, 4]},
+    "optimizer": "adam",
+    "learning_rate": 3e-3,
+    "batch_size": 8,
+    "image_size": 32,
+}
+_REAL: dict[str, tuple[dict[str, Any], int | None]] = {
+    "lgg_multisite": ({"image_size": 32}, 8),
+    "retina_vessels": ({"image_size": 64}, None),
+    "office_caltech_10": (_PHOTOGRAPHS, None),
+    "pacs": (_PHOTOGRAPHS, 200),
+}
 
 _SPLITS = {"training": 12, "validation": 12, "test": 24}  # patients of a phantom's site
 _OUTLINES = (Structure(outline=7.0), Structure(outline=-4.0), Structure())
@@ -66,35 +80,46 @@ def _phantom(seed: int, **arguments: Any) -> Callable[[Path, Path | None], list[
     return opened
 
 
-def _real(name: str, limit: int | None = None) -> Callable[[Path, Path | None], list[SiteFolder]]:
+def _real(name: str) -> Callable[[Path, Path | None], list[SiteFolder]]:
     def opened(_folder: Path, data: Path | None) -> list[SiteFolder]:
         if data is None:
             raise SystemExit(f"{name} needs --data, the folder that holds {name}")
-        return arrange([site for site in open_benchmark(name, data / name, limit=limit) if site.trains])
+        sites = open_benchmark(name, find_root(data, name), limit=_REAL[name][1])
+        return arrange([site for site in sites if site.trains])
 
     return opened
 
 
-FEDERATIONS: dict[str, Callable[[Path, Path | None], list[SiteFolder]]] = {
-    "one_inverted": _phantom(801, inverted=(False, True, False)),
-    "inverted_and_odd_scanner": _phantom(802, shift=(0.3, 0.3, 3.0), inverted=(False, True, False)),
-    "inverted_and_different": _phantom(803, shift=1.5, inverted=(False, True, False)),
-    "outlines": _phantom(804, structures=_OUTLINES),
-    "outlines_and_different": _phantom(805, shift=1.5, structures=_OUTLINES),
-    "odd_scanner": _phantom(806, shift=(3.0, 0.3, 0.3)),
-    "very_different_scanners": _phantom(807, shift=2.5),
-    "different_scanners": _phantom(808),
-    "lgg_multisite": _real("lgg_multisite", 8),
-    "retina_vessels": _real("retina_vessels"),
+_INVERTED = (False, True, False)
+_PHANTOMS: dict[str, dict[str, Any]] = {
+    "one_inverted": {"inverted": _INVERTED},
+    "inverted_and_odd_scanner": {"shift": (0.3, 0.3, 3.0), "inverted": _INVERTED},
+    "inverted_and_different": {"shift": 1.5, "inverted": _INVERTED},
+    "outlines": {"structures": _OUTLINES},
+    "outlines_and_different": {"shift": 1.5, "structures": _OUTLINES},
+    "odd_scanner": {"shift": (3.0, 0.3, 0.3)},
+    "very_different_scanners": {"shift": 2.5},
+    "different_scanners": {},
 }
+Federation = Callable[[Path, Path | None], list[SiteFolder]]
+SETS: tuple[dict[str, Federation], ...] = tuple(
+    {
+        **{f"{name}{suffix}": _phantom(seed + n, **a) for n, (name, a) in enumerate(_PHANTOMS.items())},
+        **{name: _real(name) for name in real},
+    }
+    for suffix, seed, real in (
+        ("", 801, ("lgg_multisite", "retina_vessels")),
+        ("_2", 901, ("office_caltech_10", "pacs")),
+    )
+)
+FEDERATIONS = SETS[0] | SETS[1]
 
 
 def base_settings(name: str, sites: Sequence[SiteFolder]) -> RunConfig:
     """Return the settings of all trainings of a federation."""
-    size = {"image_size": _SIZES[name]} if name in _SIZES else {}
-    return configure(
-        sites, methods=parse_methods("fedavg"), rounds=ROUNDS, validate_every=5, **SETTINGS, **size
-    )
+    own, _ = _REAL.get(name, ({}, None))
+    fixed: dict[str, Any] = {**SETTINGS, **own}
+    return configure(sites, methods=parse_methods("fedavg"), rounds=ROUNDS, validate_every=5, **fixed)
 
 
 def measure(name: str, out: Path, data: Path | None) -> None:
@@ -134,12 +159,12 @@ def named_method(record: dict[str, Any]) -> tuple[str, bool]:
     return largest_joint_gain(record["gains"]) or REFERENCE, False
 
 
-def table(out: Path) -> str:
-    """Return the table of the page, and the sums below it."""
+def table(out: Path, names: Iterable[str]) -> str:
+    """Return the table of a set of federations, and the sums below it."""
     lines = ["| federation | named | long trainings, best first | behind the best |", "|---|---|---|---:|"]
     hits, behind, inside, repeated = list[str](), list[float](), list[bool](), list[bool]()
     always: dict[str, list[tuple[bool, float]]] = {method: [] for method in METHODS}
-    for name in FEDERATIONS:
+    for name in names:
         file = out / f"{name}.json"
         record = json.loads(file.read_text()) if file.exists() else {"long": {}}
         if any(len(record["long"].get(method, [])) < len(SEEDS) for method in METHODS):
@@ -190,7 +215,7 @@ def main() -> None:
     if not args.table:
         for name in args.names or FEDERATIONS:
             measure(name, args.out, args.data)
-    print(table(args.out))
+    print(*(table(args.out, names) for names in SETS), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -119,12 +119,12 @@ def _next_step(record: Mapping[str, Any], data: str, settings: Sequence[str]) ->
         f"{counted(record['budget']['seeds'], 'seed')} on validation patients; longer trainings were not."
     )
     if not record["recommended"]:
-        largest = "no joint training had a gain"
+        largest = "no joint training has one"
         if first := largest_joint_gain(record["gains"]):
-            largest = f"of joint trainings, {first} has the largest gain, {_text(record['gains'][first])}"
+            largest = f"of joint trainings, {first} has the largest, {_text(record['gains'][first])}"
         return (
-            f"{measured} Nothing was distinguishable; {largest}. Repeat with a larger --budget, or with more "
-            "patients."
+            f"{measured} No gain was distinguishable from 0; {largest}. Repeat with a larger --budget, or "
+            "with more patients."
         )
     rounds = 5 * max(record["budget"]["stages"])
     if not data:
@@ -207,7 +207,7 @@ def _explained(record: Mapping[str, Any]) -> Iterator[str]:
     )
     yield (
         f"After rounds {', '.join(map(str, budget['stages']))}, each training's best model so far is "
-        "scored. A method stops if its whole interval lies below that of the best one."
+        "scored. A method stops if its interval lies below that of the best one twice in a row."
     )
     limit = f" of {budget['seconds']:.0f}" if budget["seconds"] else ""
     patients = ", ".join(f"{site} {entry['patients']}" for site, entry in record["sites"].items())

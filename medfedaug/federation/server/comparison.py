@@ -261,7 +261,7 @@ class Comparison:
 
         ``gains`` has the mean gain of each method over FedAvg after its last round, with its 90% interval,
         positive where the method is better; ``recommended`` the methods whose interval lies above 0, the best
-        first, or FedAvg if some interval lies below 0 and none above. Both are empty if no method learned
+        first, or FedAvg if no joint method has a gain (`recommended`). Both are empty if no method learned
         anything.
         """
         nothing, order = self.nothing_learned, self.config.order
@@ -335,7 +335,10 @@ class Comparison:
 
 
 def recommended(gains: Mapping[str, Gain]) -> list[str]:
-    """Return the methods with a gain over FedAvg, the best first; FedAvg if there are losses only.
+    """Return the methods with a gain over FedAvg, the best first; FedAvg if joint methods have none at all.
+
+    A gain counts if its interval lies above 0. FedAvg needs a loss whose interval lies below 0, too. Without
+    both the list is empty.
 
     Each site by itself comes after the methods whose intervals are not wholly below its own: single models
     learn fastest, and are overtaken in longer trainings.
@@ -345,13 +348,16 @@ def recommended(gains: Mapping[str, Gain]) -> list[str]:
         ['ditto']
         >>> recommended({"single": Gain(-0.2, -0.3, -0.1)}), recommended({"single": Gain(-0.2, -0.5, 0.1)})
         (['fedavg'], [])
+        >>> recommended({"single": Gain(-0.2, -0.3, -0.1), "ditto": Gain(0.1, -0.1, 0.3)})
+        []
         >>> recommended({"single": Gain(0.3, 0.2, 0.4), "ditto": Gain(0.2, 0.1, 0.3)})
         ['ditto', 'single']
     """
     better = [name for name, gain in gains.items() if gain.low is not None and gain.low > 0]
     worse = [name for name, gain in gains.items() if gain.high is not None and gain.high < 0]
-    if not better and worse:
-        return [REFERENCE]
+    if not better:
+        gained = any(gain.mean > 0 for name, gain in gains.items() if name != ALONE)
+        return [REFERENCE] if worse and not gained else []
     order = sorted(better, key=lambda name: -gains[name].mean)
     if ALONE in order:
         low, order = gains[ALONE].low or 0.0, [name for name in order if name != ALONE]
