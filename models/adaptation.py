@@ -45,7 +45,7 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
     override: Interpolation | None
     global_mean: Tensor | None
     global_var: Tensor | None
-    adapter: InstanceAdapter  # only where one was inserted
+    adapter: InstanceAdapter  #: only where one was inserted
 
     def set_global_statistics(self, mean: Tensor, var: Tensor) -> None:
         """Set the federation's mean and variance, (C,) each."""

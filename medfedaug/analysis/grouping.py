@@ -85,16 +85,16 @@ class Tested:
     """Test scores of one seed: of its single run, or of its runs with different folds and held-out sites."""
 
     seed: int
-    # Fold and held-out site of each run; `{(None, "")}` for a single run.
+    #: Fold and held-out site of each run; `{(None, "")}` for a single run.
     parts: frozenset[tuple[str | None, str]]
-    # Score of each training site over the cases of all folds, each tested once; or of each site when it was
-    # left out, with all its cases in every fold if the data have it so.
+    #: Score of each training site over the cases of all folds, each tested once; or of each site when it was
+    #: left out, with all its cases in every fold if the data have it so.
     sites: dict[str, float | None]
-    # Score of each unseen site; a case of several runs counts with the mean of its scores.
+    #: Score of each unseen site; a case of several runs counts with the mean of its scores.
     unseen: dict[str, float | None]
-    mean: float | None  # mean over `sites`, unweighted
-    untested: dict[str, str]  # sites of `sites` that could not be tested in some run, with the reason
-    whole: bool = True  # has all folds and held-out sites (`whole_seeds`); otherwise `mean` is `None`
+    mean: float | None  #: mean over `sites`, unweighted
+    untested: dict[str, str]  #: sites of `sites` that could not be tested in some run, with the reason
+    whole: bool = True  #: has all folds and held-out sites (`whole_seeds`); otherwise `mean` is `None`
 
 
 def pool_runs(runs: Sequence[Run]) -> list[Tested]:

@@ -63,17 +63,17 @@ class Row:
 
     label: str
     seeds: tuple[int, ...]
-    sites: dict[str, Score]  # score by site, including unseen sites
-    mean: Score  # mean over the training sites, for the seeds in which all of them were tested
-    folds: int = 1  # the number of folds over which the patients of a seed are pooled
-    held_out: int = 0  # the number of sites that were left out in turn
-    difference: float | None = None  # `mean` minus the reference's, over the common seeds; `None` without any
-    baseline: bool = False  # marks the reference of other rows
-    test: PairedTest | None = None  # comparison of `mean` with the reference's, with enough common seeds
-    verdict: Any = None  # `medfedaug.research.comparison.verdict.Verdict`; `None` without a reference
+    sites: dict[str, Score]  #: score by site, including unseen sites
+    mean: Score  #: mean over the training sites, for the seeds in which all of them were tested
+    folds: int = 1  #: the number of folds over which the patients of a seed are pooled
+    held_out: int = 0  #: the number of sites that were left out in turn
+    difference: float | None = None  #: `mean` minus the reference's, over common seeds; `None` without any
+    baseline: bool = False  #: marks the reference of other rows
+    test: PairedTest | None = None  #: comparison of `mean` with the reference's, with enough common seeds
+    verdict: Any = None  #: `medfedaug.research.comparison.verdict.Verdict`; `None` without a reference
     input: Input = SCALED
-    other_input: bool = False  # marks an input that is scaled differently from the reference's
-    model: str = NOT_RECORDED  # owner of the model behind the scores, except at unseen sites
+    other_input: bool = False  #: marks an input that is scaled differently from the reference's
+    model: str = NOT_RECORDED  #: owner of the model behind the scores, except at unseen sites
 
     @property
     def compared(self) -> str:
@@ -90,11 +90,11 @@ class Table(TextTable):
     """Test scores, one `Row` per method."""
 
     metric: str
-    sites: tuple[str, ...] = ()  # the training sites, or the sites that were left out in turn
-    unseen: tuple[str, ...] = ()  # sites that trained in none of the runs
-    nothing_learned: str = ""  # the reason why no method learned anything; empty if one did
-    reference: str = BASELINE  # the methods that all others are compared with
-    untrained: str = ""  # a sentence on a reference that learned nothing while another method did
+    sites: tuple[str, ...] = ()  #: the training sites, or the sites that were left out in turn
+    unseen: tuple[str, ...] = ()  #: sites that trained in none of the runs
+    nothing_learned: str = ""  #: the reason why no method learned anything; empty if one did
+    reference: str = BASELINE  #: the methods that all others are compared with
+    untrained: str = ""  #: a sentence on a reference that learned nothing while another method did
 
 
 def _lines(

@@ -33,50 +33,50 @@ def _nothing(*_args: Any) -> Any:
 class SiteContext:
     """Context of a method at its site."""
 
-    name: str  # in the federation
-    network: nn.Module  # the site's network, with every method's layers
-    # The site's channel statistics, over "image" (the default) or "foreground"
-    # (`medfedaug.data.preparation.preparation.Preparation.moments`).
+    name: str  #: in the federation
+    network: nn.Module  #: the site's network, with every method's layers
+    #: The site's channel statistics, over "image" (the default) or "foreground"
+    #: (`medfedaug.data.preparation.preparation.Preparation.moments`).
     statistics: Callable[..., ChannelStatistics] = _nothing
-    num_samples: Callable[[], int] = _nothing  # the number of training samples
-    # The number of training samples of each training case, in their order.
+    num_samples: Callable[[], int] = _nothing  #: the number of training samples
+    #: The number of training samples of each training case, in their order.
     samples_by_case: Callable[[], Sequence[int]] = tuple
-    # Makes what the method sends, and knows the patients behind it.
+    #: Makes what the method sends, and knows the patients behind it.
     census: Census = field(default_factory=lambda: Census(()))
-    # The training cases, by index, that have annotated a class; `None` for all.
+    #: The training cases, by index, that have annotated a class; `None` for all.
     cases_with: Callable[[str], Sequence[int] | None] = lambda name: None
-    # Batches of all training images as the network's input in evaluation: normalised, not augmented, on the
-    # network's device. Volumes that are cut give the same patches each time.
+    #: Batches of all training images as the network's input in evaluation: normalised, not augmented, on the
+    #: network's device. Volumes that are cut give the same patches each time.
     training_images: Callable[[], Iterable[Tensor]] = _nothing
-    # `mean` and `std`, (C,) each, of every training image, prepared, whole and not normalised; over the same
-    # voxels as `statistics`.
+    #: `mean` and `std`, (C,) each, of every training image, prepared, whole and not normalised; over the same
+    #: voxels as `statistics`.
     case_moments: Callable[..., Iterable[dict[str, Tensor]]] = _nothing
-    # For each training case its batches of `training_images`; none for a case without training samples.
+    #: For each training case its batches of `training_images`; none for a case without training samples.
     case_batches: Callable[[], Iterable[Iterable[Tensor]]] = _nothing
-    # Batches of `training_images` with the targets.
+    #: Batches of `training_images` with the targets.
     training_batches: Callable[[], Iterable[tuple[Tensor, Tensor]]] = _nothing
-    # The mean of the task's loss over the training images, in evaluation mode, in the form that a method may
-    # send: `medfedaug.federation.site.model.SiteModel.training_loss`.
+    #: The mean of the task's loss over the training images, in evaluation mode, in the form that a method may
+    #: send: `medfedaug.federation.site.model.SiteModel.training_loss`.
     training_loss: Callable[[], float] = _nothing
-    local_entries: frozenset[str] = frozenset()  # the state-dict entries that stay at the site
-    # The state-dict entries that are not trained (`medfedaug.models.entries`).
+    local_entries: frozenset[str] = frozenset()  #: the state-dict entries that stay at the site
+    #: The state-dict entries that are not trained (`medfedaug.models.entries`).
     frozen: frozenset[str] = frozenset()
-    # The channels that the site lacks by its own list, 0 in all of its images.
+    #: The channels that the site lacks by its own list, 0 in all of its images.
     missing_channels: tuple[int, ...] = ()
-    # The classes, without the background, that some training case of the site has annotated.
+    #: The classes, without the background, that some training case of the site has annotated.
     annotated: Callable[[], Sequence[str]] = _nothing
-    task: Task | None = None  # loss and form of the targets
-    momentum: float = 0.0  # of the main optimiser; 0 if it has none
-    # Makes another optimiser like the main one, with the learning rate of the round, for the parameters of a
-    # method.
+    task: Task | None = None  #: loss and form of the targets
+    momentum: float = 0.0  #: of the main optimiser; 0 if it has none
+    #: Makes another optimiser like the main one, with the learning rate of the round, for the parameters of a
+    #: method.
     optimiser: Callable[[Iterable[Tensor]], torch.optim.Optimizer] = _nothing
-    # Notes parameters that a method trains with an optimiser of its own, in each step alike: without a pull,
-    # and not by class. Others leave in simulations only.
+    #: Notes parameters that a method trains with an optimiser of its own, in each step alike: without a pull,
+    #: and not by class. Others leave in simulations only.
     trained: Callable[[Iterable[Tensor]], Sequence[Tensor]] = list
-    # The number of the current or next round of training, from 1. A site may have missed earlier rounds.
-    # Fine-tuning before the test counts as the round after the model's.
+    #: The number of the current or next round of training, from 1. A site may have missed earlier rounds.
+    #: Fine-tuning before the test counts as the round after the model's.
     round: Callable[[], int] = lambda: 1
-    rounds: int = 1  # the number of rounds in the run's configuration
+    rounds: int = 1  #: the number of rounds in the run's configuration
 
     @property
     def device(self) -> torch.device:
@@ -88,27 +88,27 @@ class SiteContext:
 class ServerContext:
     """Context of a method at the server."""
 
-    network: nn.Module  # the global network with every method's layers, only for names and shapes
-    in_channels: int  # channels of an image
-    local_entries: frozenset[str] = frozenset()  # the state-dict entries that stay at the sites
-    # The weight in the mean of each training site, also of absent ones.
+    network: nn.Module  #: the global network with every method's layers, only for names and shapes
+    in_channels: int  #: channels of an image
+    local_entries: frozenset[str] = frozenset()  #: the state-dict entries that stay at the sites
+    #: The weight in the mean of each training site, also of absent ones.
     weights: Callable[[], Mapping[str, float]] = _nothing
-    task: Task | None = None  # form of the targets
-    rounds: int = 1  # the number of rounds in the run's configuration
+    task: Task | None = None  #: form of the targets
+    rounds: int = 1  #: the number of rounds in the run's configuration
 
 
 @dataclass
 class Step:
     """Context of a method in one local training step."""
 
-    network: nn.Module  # the network in training mode
-    inputs: Tensor  # the batch of images, (B, C, *spatial), after `SitePart.mix`
-    targets: Tensor  # the task's targets, before any mixing
-    outputs: Tensor  # the network's output for `inputs`
-    criterion: Callable[[Tensor, Tensor], Tensor] = _nothing  # the task's loss, of outputs and targets
-    mixed: Targets = field(default_factory=list)  # the targets of `inputs`, each with its weight
-    # The patient of each image, (B,), for `medfedaug.methods.census.Census.by_class`; `None` where the site
-    # does not know.
+    network: nn.Module  #: the network in training mode
+    inputs: Tensor  #: the batch of images, (B, C, *spatial), after `SitePart.mix`
+    targets: Tensor  #: the task's targets, before any mixing
+    outputs: Tensor  #: the network's output for `inputs`
+    criterion: Callable[[Tensor, Tensor], Tensor] = _nothing  #: the task's loss, of outputs and targets
+    mixed: Targets = field(default_factory=list)  #: the targets of `inputs`, each with its weight
+    #: The patient of each image, (B,), for `medfedaug.methods.census.Census.by_class`; `None` where the site
+    #: does not know.
     patients: Tensor | None = None
 
     @cached_property

@@ -31,14 +31,14 @@ Pipeline = Callable[[dict[str, Any]], dict[str, Any]]
 class EvaluationCase:
     """A case for scoring or prediction."""
 
-    name: str  # unique within the site
-    image: Tensor  # (C, *spatial), before the transforms of the methods
-    # The target; a label map, (1, *spatial), lies on the grid of its file. Empty, (0,), for prediction.
+    name: str  #: unique within the site
+    image: Tensor  #: (C, *spatial), before the transforms of the methods
+    #: The target; a label map, (1, *spatial), lies on the grid of its file. Empty, (0,), for prediction.
     label: Tensor
-    affine: Tensor | None = None  # (4, 4), from the voxels of the label map to millimetres, if known
-    # Place of the image in the grid of its file; `None` for an image as stored.
+    affine: Tensor | None = None  #: (4, 4), from the voxels of the label map to millimetres, if known
+    #: Place of the image in the grid of its file; `None` for an image as stored.
     placement: Placement | None = None
-    # The patient (`medfedaug.data.base.Case.owner`); `None` for a case that stands for itself.
+    #: The patient (`medfedaug.data.base.Case.owner`); `None` for a case that stands for itself.
     owner: tuple[str, str] | None = None
 
 
@@ -46,11 +46,11 @@ class EvaluationCase:
 class Prediction:
     """Prediction of a network for a case, on the CPU."""
 
-    # The class, (), of an image; of a volume the label map, (1, X, Y, Z), on the grid of its file.
+    #: The class, (), of an image; of a volume the label map, (1, X, Y, Z), on the grid of its file.
     label: Tensor
-    # Probabilities of the classes, (K,) or (K, X, Y, Z), float32, if requested.
+    #: Probabilities of the classes, (K,) or (K, X, Y, Z), float32, if requested.
     probabilities: Tensor | None = None
-    # `soft_dice_confidence` of each class of a label map but the background, (K - 1,).
+    #: `soft_dice_confidence` of each class of a label map but the background, (K - 1,).
     confidence: Tensor | None = None
 
 

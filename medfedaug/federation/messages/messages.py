@@ -42,23 +42,23 @@ _LONGEST_REASON = 1_000
 class Request:
     """From the server to a site."""
 
-    task: str  # one of `TASKS`
-    # The number of the beginning round, from 1; 0 before training. For `validate` and `test`, the round of
-    # the model in this request.
+    task: str  #: one of `TASKS`
+    #: The number of the beginning round, from 1; 0 before training. For `validate` and `test`, the round of
+    #: the model in this request.
     round: int = 0
-    # The shared entries of the global model that sites train.
+    #: The shared entries of the global model that sites train.
     weights: dict[str, Tensor] = field(default_factory=dict)
-    # A hash (`entries_hash`) of the other shared entries, which are in `once`; empty without any.
+    #: A hash (`entries_hash`) of the other shared entries, which are in `once`; empty without any.
     frozen: str = ""
-    # The exchange before training, with keys `<method>/<key>`; not repeated in every round.
+    #: The exchange before training, with keys `<method>/<key>`; not repeated in every round.
     once: Payload = field(default_factory=dict)
-    payload: Payload = field(default_factory=dict)  # the exchange of every round, with the same kind of keys
-    selected_round: int = 0  # the best round so far, 0 before the first; sites keep their state of this round
-    run: str = ""  # the identity of the run, which a resumed run keeps; sites find their state by it
-    # Settings of the run from the sites' fingerprints, as JSON types.
+    payload: Payload = field(default_factory=dict)  #: the exchange of every round, with the same kind of keys
+    selected_round: int = 0  #: the best round so far, 0 before the first; sites keep its state
+    run: str = ""  #: the identity of the run, which a resumed run keeps; sites find their state by it
+    #: Settings of the run from the sites' fingerprints, as JSON types.
     planned: dict[str, Any] = field(default_factory=dict)
-    training: str = ""  # in a comparison, the name of the training to which the request belongs
-    # In rounds with masks, the messages of the round's sites to each other.
+    training: str = ""  #: in a comparison, the name of the training to which the request belongs
+    #: In rounds with masks, the messages of the round's sites to each other.
     masks: dict[str, Any] = field(default_factory=dict)
 
 
@@ -68,18 +68,18 @@ class Reply:
 
     task: str
     round: int = 0
-    weights: dict[str, Tensor] = field(default_factory=dict)  # the shared entries of the local model
-    payload: Payload = field(default_factory=dict)  # the methods' exchange, with keys `<method>/<key>`
-    num_samples: int = 0  # the number of training samples of the site, which is the weight of its update
-    # Numbers by name, e.g. `train_loss`, `val_dice`, `seconds`; for `test`, one entry per case below `cases`.
-    # `medfedaug.hospital.privacy.score_release` lists those that leave a real site.
+    weights: dict[str, Tensor] = field(default_factory=dict)  #: the shared entries of the local model
+    payload: Payload = field(default_factory=dict)  #: the methods' exchange, with keys `<method>/<key>`
+    num_samples: int = 0  #: the number of training samples of the site, which is the weight of its update
+    #: Numbers by name, e.g. `train_loss`, `val_dice`, `seconds`; for `test`, an entry per case below `cases`.
+    #: `medfedaug.hospital.privacy.score_release` lists those that leave a real site.
     metrics: dict[str, Any] = field(default_factory=dict)
-    error: str = ""  # one line, if the request failed; the server then ignores all other fields
-    # The site's messages to other sites about masks; in an update the masked numbers of weights and payload,
-    # below `MASKED`.
+    error: str = ""  #: one line, if the request failed; the server then ignores all other fields
+    #: The site's messages to other sites about masks; in an update the masked numbers of weights and payload,
+    #: below `MASKED`.
     masks: dict[str, Any] = field(default_factory=dict)
-    # The patients behind each entry of weights and payload, and behind `num_samples`; empty once it leaves
-    # the site.
+    #: The patients behind each entry of weights and payload, and behind `num_samples`; empty once it leaves
+    #: the site.
     contributors: dict[str, Contributors | None] = field(default_factory=dict)
 
 

@@ -28,11 +28,11 @@ from medfedaug.sampling import TrainingDataset, on_device, prefetch
 class LocalRound:
     """Settings of one round of a site's training."""
 
-    number: int  # the number of the round, from 1
-    epochs: int  # passes over the site's batches; without effect if `steps` is given
+    number: int  #: the number of the round, from 1
+    epochs: int  #: passes over the site's batches; without effect if `steps` is given
     steps: int
     seed: int
-    learning_rate: float  # the learning rate of the run's optimiser in this round
+    learning_rate: float  #: the learning rate of the run's optimiser in this round
 
     @classmethod
     def of(cls, config: RunConfig, number: int, seed: int, epochs: int | None = None) -> LocalRound:

@@ -110,14 +110,14 @@ class Release:
     """Release of a site: values that leave it."""
 
     job: str
-    method: str  # or "model" for weights, "task" for scores and counts, "masks" for keys and shares
-    kind: str  # such as "weights", "statistics", "scores"
-    shape: str  # short description of the content
-    split: str = ""  # of its cases
-    count: int = 0  # of these cases
-    noise: float = 0.0  # noise multiplier
-    digest: str = ""  # SHA-256 of the content
-    site: str = ""  # its name in the job
+    method: str  #: or "model" for weights, "task" for scores and counts, "masks" for keys and shares
+    kind: str  #: such as "weights", "statistics", "scores"
+    shape: str  #: short description of the content
+    split: str = ""  #: of its cases
+    count: int = 0  #: of these cases
+    noise: float = 0.0  #: noise multiplier
+    digest: str = ""  #: SHA-256 of the content
+    site: str = ""  #: its name in the job
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,7 @@ class SiteSettings(Machine, Place):
 
     PANEL: ClassVar[str] = "The site"
     OPEN: ClassVar[str] = "the kit's value"
-    VARIABLES: ClassVar[str] = ""  # `load` reads variables, after a kit's file
+    VARIABLES: ClassVar[str] = ""  #: `load` reads variables, after a kit's file
 
     privacy: PrivacyPolicy = setting(PrivacyPolicy, "The limits of what may leave the site.", flags=None)
     plugins: tuple[Name, ...] = setting(

@@ -32,12 +32,12 @@ OPTION_TEXTS = {
 class Benchmark:
     """A published data set."""
 
-    # Function of folder and options that returns the sites; raises `FileNotFoundError`.
+    #: Function of folder and options that returns the sites; raises `FileNotFoundError`.
     open: Callable[..., list[SiteFolder]]
     description: str
-    source: str  # address at which its owners publish it
-    layout: str  # content of the folder, in one line
-    in_folds: bool = False  # whether it has the options `FOLDS`, too
+    source: str  #: address at which its owners publish it
+    layout: str  #: content of the folder, in one line
+    in_folds: bool = False  #: whether it has the options `FOLDS`, too
 
     @property
     def options(self) -> dict[str, Any]:
