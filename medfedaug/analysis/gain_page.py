@@ -105,8 +105,8 @@ def _conclusions(record: Mapping[str, Any], data: str, settings: Sequence[str]) 
             yield f"At {site}, most: {best} {_text(helped[best])}."
         if entry["nothing_learned"]:
             yield f"{REFERENCE} learned nothing at {site}: {title} 0.000."
-    for name, entry in record["stopped"].items():
-        yield f"{name} stopped after round {entry['rounds']}: {entry['reason']}."
+    for name, entry in record["failed"].items():
+        yield f"{name} failed after {counted(entry['rounds'], 'round')}: {entry['reason']}."
     if record["rising"]:
         yield f"{REFERENCE} still improved after {rounds}: a longer training may rank methods differently."
     yield _next_step(record, data, settings)
@@ -198,17 +198,14 @@ def gain_picture(record: Mapping[str, Any]) -> Figure:
 
 
 def _explained(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the notes of the table: the interval, the rule that stops a method, and the budget."""
+    """Yield the notes of the table: the interval and the budget."""
     budget = record["budget"]
     yield (
         "Gain: the mean difference on the validation patients of each site, positive where the method is "
         "better; sites count alike, test cases are not read. The interval covers other seeds and other "
         "patients of these sites, each method by itself (medfedaug.metrics.significance)."
     )
-    yield (
-        f"After rounds {', '.join(map(str, budget['stages']))}, each training's best model so far is "
-        "scored. A method stops if its interval lies below that of the best one twice in a row."
-    )
+    yield f"Scored: each training's best model of {counted(max(budget['stages'], default=0), 'round')}."
     limit = f" of {budget['seconds']:.0f}" if budget["seconds"] else ""
     patients = ", ".join(f"{site} {entry['patients']}" for site, entry in record["sites"].items())
     yield f"{budget['spent']:.0f}{limit} seconds. Validation patients: {patients or 'none'}."

@@ -48,8 +48,8 @@ def compare(
     """Measure what training together and a few methods bring on your data, by short trainings.
 
     Each site by itself, all sites by plain averaging, and each method are trained with two seeds, for as many
-    rounds as the budget allows, and compared on validation patients. A method that is clearly worse stops
-    early. The same command continues an interrupted comparison.
+    rounds as the budget allows, and compared on validation patients. The same command continues an
+    interrupted comparison.
     """
     seconds = parse_budget(budget)
     for text in methods or ():

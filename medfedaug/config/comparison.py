@@ -17,7 +17,7 @@ REFERENCE, ALONE = "fedavg", "single"
 REMEDIES = ("fedrdn", "fedbn", "ditto", "fedfa")
 """A method for each cause of differences: intensities, norm layers, what sites cannot share, features."""
 SEEDS = 2  # trainings of each method, by default
-CHECKED_AT = (0.25, 0.5, 1.0)  # shares of the rounds after which methods are compared
+SCORED_AT = (0.5, 1.0)  # shares of the rounds after which the models are scored
 
 _UNITS = {"s": 1, "min": 60, "h": 3600}
 
@@ -90,14 +90,14 @@ class ComparisonConfig(Settings):
         return {str(training): self.config(training) for training in self.trainings()}
 
     def stages(self) -> list[int]:
-        """Return the rounds after which the trainings are compared.
+        """Return the rounds after which the models are scored.
 
         Example:
             >>> methods = {"fedavg": [{"name": "fedavg"}], "single": [{"name": "single"}]}
             >>> ComparisonConfig(run=RunConfig(rounds=10), methods=methods).stages()
-            [3, 5, 10]
+            [5, 10]
         """
-        return sorted({ceil(share * self.run.rounds) for share in CHECKED_AT})
+        return sorted({ceil(share * self.run.rounds) for share in SCORED_AT})
 
 
 def choose_methods(

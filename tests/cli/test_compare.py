@@ -33,9 +33,9 @@ def result(**gains) -> dict:
         "recommended": sorted(better, key=lambda name: -ends[name]["mean"]),
         "gains": ends,
         "sites": {"A": {"patients": 4, "gains": ends, "nothing_learned": False}},
-        "budget": {"seconds": 600.0, "spent": 300.0, "rounds": 8, "seeds": 2, "stages": [4, 6, 8]},
+        "budget": {"seconds": 600.0, "spent": 300.0, "rounds": 8, "seeds": 2, "stages": [4, 8]},
         "trainings": [],
-        "stopped": {},
+        "failed": {},
         "nothing_learned": "",
         "rising": False,
     }

@@ -38,18 +38,15 @@ class Turn:
 
 
 class Comparison:
-    """The server of a comparison: makes the trainings, stops clearly worse methods, and compares.
+    """The server of a comparison: makes the trainings, and compares them.
 
     `medfedaug.federation.protocol.compare` defines the order of the calls. All trainings reach the first of
-    `ComparisonConfig.stages`, then those that are left reach the next one. After each stage the sites score
+    `ComparisonConfig.stages`, then the next one. After each stage the sites score
     the best model of each training on their validation cases, and compare it patient by patient with the
     model of FedAvg of the same seed. Test cases are not read.
 
-    A method is clearly worse if the upper end of its gain over FedAvg
-    (`medfedaug.metrics.significance.mean_gain`) lies below the lower end of the method with the largest gain;
-    FedAvg's own gain is 0. It stops if it is clearly worse after two stages in a row: single models learn
-    fast and are overtaken later. A later stage is shortened for all methods alike, or left out, if the budget
-    does not suffice for it.
+    A later stage is shortened for all methods alike, or left out, if the budget does not suffice for it. No
+    method stops early for its scores: FedBN learns slowly, and overtakes others at the end.
 
     A new object with the same folder continues: a training from its last round, with the same results.
 
@@ -77,7 +74,7 @@ class Comparison:
             "config": config.to_dict(),
             "stages": [],
             "seconds": 0.0,
-            "stopped": {},
+            "failed": {},
             "trainings": {},
         }
         if self.file.exists():
@@ -93,13 +90,11 @@ class Comparison:
             if rounds is None:
                 return
             for training in self.config.trainings():
-                if training.method in self.record["stopped"] or str(rounds) in self._stages_of(training):
+                if training.method in self.record["failed"] or str(rounds) in self._stages_of(training):
                     continue
                 self._tell({"event": "stage", "text": f"{training}: to round {rounds}"})
                 yield self._open(training, rounds)
-            if rounds < self.config.run.rounds:
-                self._stop_worse(rounds)
-            if rounds < last or len(self.record["stopped"]) == len(self.config.methods) - 1:
+            if rounds < last:
                 return
 
     def _rounds_of_stage(self, index: int, last: int) -> int | None:
@@ -109,7 +104,7 @@ class Comparison:
             rounds = last
             if stages and self.config.budget:
                 done = stages[-1]
-                left = [t for t in self.config.trainings() if t.method not in self.record["stopped"]]
+                left = [t for t in self.config.trainings() if t.method not in self.record["failed"]]
                 each = sum(self._entry(t)["seconds"] / max(1, self._entry(t)["rounds"]) for t in left)
                 room = max(0.0, self.config.budget - self.record["seconds"])
                 rounds = min(last, done + int(room / max(each, 1e-9)))
@@ -167,7 +162,9 @@ class Comparison:
         """Leave out a method whose training failed."""
         if turn.training.method == REFERENCE:
             raise error
-        self._stop(turn.training.method, turn.server.round, f"failed: {error}")
+        name, rounds = turn.training.method, turn.server.round
+        self.record["failed"][name] = {"rounds": rounds, "reason": str(error)}
+        self._tell({"event": "stage", "text": f"{name} failed in round {rounds + 1}: {error}"})
         self._end(turn)
 
     def _end(self, turn: Turn) -> None:
@@ -187,27 +184,6 @@ class Comparison:
 
     def _save(self) -> None:
         write_versioned(self.file, _KIND, _VERSION, self.record)
-
-    def _stop_worse(self, rounds: int) -> None:
-        stages = self.record["stages"]
-        earlier = self._clearly_worse(stages[-2])[1] if len(stages) > 1 else set()
-        best, worse = self._clearly_worse(rounds)
-        for name in sorted((worse & earlier) - self.record["stopped"].keys()):
-            self._stop(name, rounds, f"clearly worse than {best}")
-        self._save()
-
-    def _clearly_worse(self, rounds: int) -> tuple[str, set[str]]:
-        """Return the method with the largest gain after a stage, and the methods clearly worse than it."""
-        gains = {REFERENCE: Gain(0.0, 0.0, 0.0), **self._gains(rounds)}
-        best = max(gains, key=lambda name: gains[name].mean)
-        low = gains.pop(best).low
-        gains.pop(REFERENCE, None)
-        highs = {name: gain.high for name, gain in gains.items() if gain.high is not None}
-        return best, {name for name, high in highs.items() if low is not None and high < low}
-
-    def _stop(self, method: str, rounds: int, reason: str) -> None:
-        self.record["stopped"][method] = {"rounds": rounds, "reason": reason}
-        self._tell({"event": "stage", "text": f"{method} stops after round {rounds}: {reason}"})
 
     def _differences(self, method: str, rounds: int) -> list[dict[str, Difference]]:
         """Return the differences of a method by seed, at the sites that scored both models after a round."""
@@ -245,11 +221,6 @@ class Comparison:
             for name, by_seed in compared.items()
         }
 
-    def _last_stage(self, method: str) -> int:
-        """Return the last round after which a method has scores of all seeds; 0 for none."""
-        stages = [set(self._stages_of(Training(method, seed))) for seed in range(self.config.seeds)]
-        return max(map(int, set.intersection(*stages)), default=0)
-
     @property
     def nothing_learned(self) -> str:
         """The reason why no method learned anything in any training; empty if some did."""
@@ -259,36 +230,30 @@ class Comparison:
     def results(self) -> dict[str, Any]:
         """Return the content of ``compare.json``.
 
-        ``gains`` has the mean gain of each method over FedAvg after its last round, with its 90% interval,
+        ``gains`` has the mean gain of each method over FedAvg after the last stage, with its 90% interval,
         positive where the method is better; ``recommended`` the methods whose interval lies above 0, the best
         first, or FedAvg if no joint method has a gain (`recommended`). Both are empty if no method learned
         anything.
         """
-        nothing, order = self.nothing_learned, self.config.order
-        after = {} if nothing else {name: self._last_stage(name) for name in order}
-        by_stage = {rounds: self._gains(rounds) for rounds in {*after.values()} - {0}}
-        gains = {
-            name: by_stage[rounds][name]
-            for name, rounds in after.items()
-            if rounds and name in by_stage[rounds]
-        }
+        nothing, stages = self.nothing_learned, self.record["stages"]
+        gains = {} if nothing or not stages else self._gains(stages[-1])
         reference = [self._entry(Training(REFERENCE, seed)) for seed in range(self.config.seeds)]
         curves = [entry["validation"] for entry in reference]
         return {
             "metric": self.task.metric,
-            "methods": order,
+            "methods": self.config.order,
             "recommended": recommended(gains),
             "gains": {name: asdict(gain) for name, gain in gains.items()},
-            "sites": self._of_sites(after),
+            "sites": self._of_sites(stages[-1]) if gains else {},
             "budget": {
                 "seconds": self.config.budget,
                 "spent": round(self.record["seconds"], 1),
                 "rounds": self.config.run.rounds,
                 "seeds": self.config.seeds,
-                "stages": self.record["stages"],
+                "stages": stages,
             },
             "trainings": [self._of_training(training) for training in self.config.trainings()],
-            "stopped": self.record["stopped"],
+            "failed": self.record["failed"],
             "nothing_learned": nothing,
             "rising": not is_converged([fmean(scores) for scores in zip(*curves, strict=False)]),
         }
@@ -308,30 +273,28 @@ class Comparison:
             "validation": entry["validation"],
         }
 
-    def _of_sites(self, after: Mapping[str, int]) -> dict[str, Any]:
+    def _of_sites(self, rounds: int) -> dict[str, Any]:
         """Return the gains at each site, and the sites at which FedAvg learned nothing."""
         sites: dict[str, dict[str, Any]] = {}
-        for name, rounds in after.items():
-            compared = self._compared(rounds) if rounds else {}
-            for site in sorted({site for by_site in compared.get(name, []) for site in by_site}):
-                by_method = {
-                    key: [{site: by_site[site]} for by_site in by_seed if site in by_site]
-                    for key, by_seed in compared.items()
-                }
-                alone = {key: only for key, only in by_method.items() if len(only) > 1}
-                if name not in alone:
-                    continue
-                gain = mean_gain(alone[name], [only for key, only in alone.items() if key != name])
-                if all(by_site[site].error is None for by_site in alone[name]):
+        compared = self._compared(rounds)
+        for site in sorted({site for seeds in compared.values() for found in seeds for site in found}):
+            by_method = {
+                name: [{site: found[site]} for found in by_seed if site in found]
+                for name, by_seed in compared.items()
+            }
+            alone = {name: only for name, only in by_method.items() if len(only) > 1}
+            scores = self._stages_of(Training(REFERENCE, 0)).get(str(rounds), {})
+            nothing = nothing_learned_at(self.task.metric, {site: scores.get(site, {}).get("score")})
+            entry: dict[str, Any] = {"patients": 0, "gains": {}, "nothing_learned": bool(nothing)}
+            for name, only in alone.items():
+                gain = mean_gain(only, [other for key, other in alone.items() if key != name])
+                if all(found[site].error is None for found in only):
                     gain = Gain(gain.mean)  # nothing shows the chance of its patients
-                entry = sites.setdefault(site, {"patients": 0, "gains": {}})
                 entry["gains"][name] = asdict(gain)
-                entry["patients"] = max(entry["patients"], *(d[site].patients for d in alone[name]))
-        for site, entry in sites.items():
-            scores = self._stages_of(Training(REFERENCE, 0)).get(str(after[REFERENCE]), {})
-            found = nothing_learned_at(self.task.metric, {site: scores.get(site, {}).get("score")})
-            entry["nothing_learned"] = bool(found)
-        return dict(sorted(sites.items()))
+                entry["patients"] = max(entry["patients"], *(found[site].patients for found in only))
+            if entry["gains"]:
+                sites[site] = entry
+        return sites
 
 
 def recommended(gains: Mapping[str, Gain]) -> list[str]:

@@ -274,7 +274,7 @@ def summary(entry: JobEntry, settings: SiteSettings) -> list[str]:
 
 
 def _of_comparison(compared: ComparisonConfig) -> Iterator[str]:
-    stages = ", ".join(map(str, compared.stages()))
+    stages = " and ".join(map(str, compared.stages()))
     yield (
         f"  after the rounds {stages} at most: the validation score of the best model, and its mean "
         f"difference from that of {REFERENCE}, with standard error, interval and p"

@@ -9,9 +9,9 @@ from typing import Any
 from medfedaug.analysis.gain_page import conclusions, write_gain_page
 from medfedaug.config.comparison import (
     ALONE,
-    CHECKED_AT,
     REFERENCE,
     REMEDIES,
+    SCORED_AT,
     SEEDS,
     ComparisonConfig,
     choose_methods,
@@ -85,12 +85,12 @@ class Timing:
             >>> Timing(opening=1, round=2, spent=10).rounds(600, trainings=12)
             15
         """
-        each = (budget - self.spent) / trainings - len(CHECKED_AT) * self.opening
+        each = (budget - self.spent) / trainings - len(SCORED_AT) * self.opening
         return max(0, int(each / (_COST * self.round)))
 
     def needed(self, rounds: int, trainings: int) -> float:
         """Return the budget that suffices for a number of rounds."""
-        return self.spent + trainings * (len(CHECKED_AT) * self.opening + rounds * _COST * self.round)
+        return self.spent + trainings * (len(SCORED_AT) * self.opening + rounds * _COST * self.round)
 
 
 def make_trainings(request: Request) -> Trainings:

@@ -140,7 +140,7 @@ def test_the_page_for_approval_names_all_methods_and_what_leaves(config, tmp_pat
     assert "purpose: to try" in page
     assert "a comparison of fedavg, single, ditto: 2 trainings of each" in page
     assert "in each of 6 trainings:" in page
-    assert "after the rounds 1, 2 at most: the validation score" in page
+    assert "after the rounds 1 and 2 at most: the validation score" in page
     assert "scores of the test cases" not in page
 
 
@@ -154,7 +154,7 @@ def test_the_job_in_nvflares_simulator_gives_what_is_had_in_process(data, config
     )
     record = json.loads((out / COMPARED).read_text())
     assert (out / "compare.html").exists()
-    for name in ("recommended", "stopped", "methods"):
+    for name in ("recommended", "failed", "methods"):
         assert record[name] == plain[name]
     assert record["budget"]["stages"] == plain["budget"]["stages"]
     for training, other in zip(record["trainings"], plain["trainings"], strict=True):
