@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from medfedaug.analysis.gain_page import largest_joint_gain
 from medfedaug.config.comparison import REFERENCE, ComparisonConfig
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
@@ -156,7 +155,7 @@ def named_method(record: dict[str, Any]) -> tuple[str, bool]:
     gains = {name: Gain(**gain) for name, gain in record["gains"].items()}
     if names := recommended(gains):
         return names[0], True
-    return largest_joint_gain(record["gains"]) or REFERENCE, False
+    return max([REFERENCE, *gains], key=lambda name: gains[name].mean if name in gains else 0.0), False
 
 
 def table(out: Path, names: Iterable[str]) -> str:

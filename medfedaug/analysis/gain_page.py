@@ -119,29 +119,22 @@ def _next_step(record: Mapping[str, Any], data: str, settings: Sequence[str]) ->
         f"{counted(record['budget']['seeds'], 'seed')} on validation patients; longer trainings were not."
     )
     if not record["recommended"]:
-        largest = "no joint training has one"
-        if first := largest_joint_gain(record["gains"]):
-            largest = f"of joint trainings, {first} has the largest, {_text(record['gains'][first])}"
+        first = max(record["gains"], key=lambda name: record["gains"][name]["mean"])
+        largest = f"{first} has the largest, {_text(record['gains'][first])}"
         return (
             f"{measured} No gain was distinguishable from 0; {largest}. Repeat with a larger --budget, or "
             "with more patients."
         )
     rounds = 5 * max(record["budget"]["stages"])
     if not data:
-        return f"{measured} Next: medfedaug export --methods {(rest or [REFERENCE])[0]} --rounds {rounds} ..."
+        if rest == [ALONE]:
+            return measured
+        joint = next((name for name in rest if name != ALONE), REFERENCE)
+        return f"{measured} Next: medfedaug export --methods {joint} --rounds {rounds} ..."
     methods = " ".join([REFERENCE, *rest[:2]])
     chosen = " ".join([f"rounds={rounds}", *map(quote, settings)])
     options = f"--methods {methods} --seeds 5 --set {chosen} --out benchmark"
     return f"{measured} Next: medfedaug benchmark --data {quote(data)} {options}"
-
-
-def largest_joint_gain(gains: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the joint training with the largest gain over FedAvg; empty if none has one.
-
-    Single models learn fastest (`medfedaug.federation.server.comparison.recommended`).
-    """
-    joint = {name: gain["mean"] for name, gain in gains.items() if name != ALONE and gain["mean"] > 0}
-    return max(joint, key=lambda name: joint[name], default="")
 
 
 def write_gain_page(record: Mapping[str, Any], path: Path, sentences: list[str]) -> None:

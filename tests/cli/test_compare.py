@@ -109,13 +109,15 @@ def test_the_conclusions_name_whom_a_method_helped_by_how_much():
     assert "medfedaug benchmark --data data --methods fedavg ditto --seeds 5" in said[-1]
     assert """--set rounds=40 'network_args={"a": 1}' --out""" in said[-1]
     assert "medfedaug export --methods ditto --rounds 40" in conclusions(shown)[-1]
+    both = result(single=(0.3, 0.2, 0.4), ditto=(0.1, 0.02, 0.2))
+    assert "medfedaug export --methods ditto" in conclusions(both)[-1]
+    assert "Next" not in conclusions(result(single=(0.3, 0.2, 0.4)))[-1]
 
 
 def test_nothing_is_recommended_where_nothing_shows():
     said = conclusions(result(single=(-0.1, -0.3, 0.1), ditto=(0.1, -0.02, 0.2)), "data")
     assert said[0].startswith("Separate or joint training: not distinguishable: ")
-    assert "from 0; of joint trainings, ditto has the largest, +0.100 [-0.020" in said[-1]
-    assert "from 0; no joint training has one" in conclusions(result(single=(0.1, -0.1, 0.3)))[-1]
+    assert "from 0; ditto has the largest, +0.100 [-0.020" in said[-1]
     assert conclusions(result(single=(-0.1, -0.3, 0.1), ditto=(0.1, 0.02, 0.2)))[0].startswith("Better than")
     assert not any("medfedaug benchmark" in sentence for sentence in said)
 

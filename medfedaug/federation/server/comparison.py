@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from medfedaug.config.comparison import ALONE, REFERENCE, ComparisonConfig, Training
+from medfedaug.config.comparison import REFERENCE, ComparisonConfig, Training
 from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.composition import Composition
@@ -232,8 +232,7 @@ class Comparison:
 
         ``gains`` has the mean gain of each method over FedAvg after the last stage, with its 90% interval,
         positive where the method is better; ``recommended`` the methods whose interval lies above 0, the best
-        first, or FedAvg if no joint method has a gain (`recommended`). Both are empty if no method learned
-        anything.
+        first, or FedAvg (`recommended`). Both are empty if no method learned anything.
         """
         nothing, stages = self.nothing_learned, self.record["stages"]
         gains = {} if nothing or not stages else self._gains(stages[-1])
@@ -298,13 +297,9 @@ class Comparison:
 
 
 def recommended(gains: Mapping[str, Gain]) -> list[str]:
-    """Return the methods with a gain over FedAvg, the best first; FedAvg if joint methods have none at all.
+    """Return the methods with a gain over FedAvg, the best first; FedAvg if none has any and some lose.
 
-    A gain counts if its interval lies above 0. FedAvg needs a loss whose interval lies below 0, too. Without
-    both the list is empty.
-
-    Each site by itself comes after the methods whose intervals are not wholly below its own: single models
-    learn fastest, and are overtaken in longer trainings.
+    A gain or loss counts if its interval lies above or below 0.
 
     Example:
         >>> recommended({"ditto": Gain(0.1, 0.02, 0.2), "single": Gain(-0.2, -0.3, -0.1)})
@@ -313,20 +308,12 @@ def recommended(gains: Mapping[str, Gain]) -> list[str]:
         (['fedavg'], [])
         >>> recommended({"single": Gain(-0.2, -0.3, -0.1), "ditto": Gain(0.1, -0.1, 0.3)})
         []
-        >>> recommended({"single": Gain(0.3, 0.2, 0.4), "ditto": Gain(0.2, 0.1, 0.3)})
-        ['ditto', 'single']
     """
     better = [name for name, gain in gains.items() if gain.low is not None and gain.low > 0]
-    worse = [name for name, gain in gains.items() if gain.high is not None and gain.high < 0]
-    if not better:
-        gained = any(gain.mean > 0 for name, gain in gains.items() if name != ALONE)
-        return [REFERENCE] if worse and not gained else []
-    order = sorted(better, key=lambda name: -gains[name].mean)
-    if ALONE in order:
-        low, order = gains[ALONE].low or 0.0, [name for name in order if name != ALONE]
-        rivals = [name for name in order if (gains[name].high or 0.0) >= low]
-        order.insert(order.index(rivals[-1]) + 1 if rivals else 0, ALONE)
-    return order
+    loses = any(gain.high is not None and gain.high < 0 for gain in gains.values())
+    if loses and all(gain.mean <= 0 for gain in gains.values()):
+        return [REFERENCE]
+    return sorted(better, key=lambda name: -gains[name].mean)
 
 
 def accepted_difference(metric: str, values: Any) -> dict[str, Any]:
