@@ -120,7 +120,8 @@ def _next_step(record: Mapping[str, Any], data: str, settings: Sequence[str]) ->
     )
     if not record["recommended"]:
         first = max(record["gains"], key=lambda name: record["gains"][name]["mean"])
-        largest = f"{first} has the largest, {_text(record['gains'][first])}"
+        found = record["gains"][first]
+        largest = f"{first} has the largest, {_text(found)}" if found["mean"] > 0 else "no method has one"
         return (
             f"{measured} No gain was distinguishable from 0; {largest}. Repeat with a larger --budget, or "
             "with more patients."

@@ -118,6 +118,7 @@ def test_nothing_is_recommended_where_nothing_shows():
     said = conclusions(result(single=(-0.1, -0.3, 0.1), ditto=(0.1, -0.02, 0.2)), "data")
     assert said[0].startswith("Separate or joint training: not distinguishable: ")
     assert "from 0; ditto has the largest, +0.100 [-0.020" in said[-1]
+    assert "from 0; no method has one" in conclusions(result(single=(-0.1, -0.3, 0.1)))[-1]
     assert conclusions(result(single=(-0.1, -0.3, 0.1), ditto=(0.1, 0.02, 0.2)))[0].startswith("Better than")
     assert not any("medfedaug benchmark" in sentence for sentence in said)
 
