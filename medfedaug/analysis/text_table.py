@@ -68,17 +68,39 @@ class TextTable:
             pad_edge=False,
         )
         for index in kept:
-            # In a narrow terminal, cells may wrap between words, but numbers are never cut.
-            longest = max(len(word) for line in lines for word in line[index].split() or [""])
-            table.add_column(Text(lines[0][index]), justify="right" if index else "left", min_width=longest)
+            cells = [line[index] for line in lines]
+            longest = max(len(word) for cell in cells for word in cell.split() or [""])
+            whole = max(map(len, cells))
+            table.add_column(Text(cells[0]), min_width=longest, max_width=whole)
+            table.columns[-1].justify = "right" if index else "left"
         for line in lines[1:]:
             table.add_row(*(Text(line[index]) for index in kept))
         return table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        whole, unlimited = self.rich(), options.update(max_width=10_000)
-        fits = Measurement.get(console, unlimited, whole).minimum <= options.max_width
-        yield whole if fits else self.rich(self.optional)
+        """Leave out optional columns, and wrap cells between words, if the terminal is narrow."""
+        unlimited = options.update(max_width=10_000)
+        for table in (self.rich(), self.rich(self.optional)):
+            spare = options.max_width - Measurement.get(console, unlimited, table).minimum
+            if spare >= 0:
+                break
+        if spare >= 0:
+            _set_widths(table, spare)
+        yield table
+
+
+def _set_widths(table: RichTable, spare: int) -> None:
+    """Share the characters that columns of their longest words leave among those that lack most.
+
+    Rich would narrow columns without regard to words, and cut the last ones.
+    """
+    for column in table.columns:
+        column.width = column.min_width
+    lacking = {index: (c.max_width or 0) - (c.width or 0) for index, c in enumerate(table.columns)}
+    for _ in range(min(spare, sum(lacking.values()))):
+        index = max(lacking, key=lambda index: lacking[index])
+        lacking[index] -= 1
+        table.columns[index].width = (table.columns[index].width or 0) + 1
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -5,9 +5,10 @@ import re
 
 import pytest
 from results import Page
+from rich.console import Console
 from running import TINY_AXES, TINY_OPTIONS
 
-from medfedaug.analysis.gain_page import conclusions
+from medfedaug.analysis.gain_page import conclusions, gain_table
 from medfedaug.config.comparison import ComparisonConfig, parse_budget
 from medfedaug.config.run import RunConfig
 from medfedaug.data.phantom import make_phantom
@@ -121,6 +122,18 @@ def test_nothing_is_recommended_where_nothing_shows():
     assert "from 0; no method has one" in conclusions(result(single=(-0.1, -0.3, 0.1)))[-1]
     assert conclusions(result(single=(-0.1, -0.3, 0.1), ditto=(0.1, 0.02, 0.2)))[0].startswith("Better than")
     assert not any("medfedaug benchmark" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize("width", [70, 80, 90])
+def test_no_cell_of_the_table_is_cut_in_a_narrow_terminal(width):
+    site = result(ditto=(0.5, -0.125, 0.875))["sites"]["A"]
+    table = gain_table({**result(ditto=(0.1, -0.02, 0.2)), "sites": dict.fromkeys("ABC", site)})
+    console = Console(width=width)
+    with console.capture() as printed:
+        console.print(table)
+    words = printed.get().split()
+    assert {"distinguishable", "+0.200]", "rounds"} <= {*words}
+    assert words.count("+0.875]") == 3 * (width > 70)  # the sites' columns are left out whole
 
 
 def test_methods_that_all_learned_nothing_are_not_compared():
