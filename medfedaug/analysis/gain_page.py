@@ -91,7 +91,7 @@ def _conclusions(record: Mapping[str, Any], data: str, settings: Sequence[str]) 
             answers.append(f"{verb} than {REFERENCE}: {', '.join(named)}.")
     if ALONE in gains:
         words = {"worse": "Training together helped", "better": "Separate training was better"}
-        alone = words.get(shown_by(gains[ALONE]), "Separate or joint training: not distinguishable")
+        alone = words.get(shown_by(gains[ALONE]), "Separate and joint training cannot be distinguished")
         text = f"{alone}: each site by itself has {_text(gains[ALONE])} {title} against {REFERENCE}."
         # The first sentence is the headline: what was shown.
         answers.insert(0 if shown_by(gains[ALONE]) in words else len(answers), text)

@@ -115,7 +115,7 @@ def test_the_conclusions_name_whom_a_method_helped_by_how_much():
 
 def test_nothing_is_recommended_where_nothing_shows():
     said = conclusions(result(single=(-0.1, -0.3, 0.1), ditto=(0.1, -0.02, 0.2)), "data")
-    assert said[0].startswith("Separate or joint training: not distinguishable: ")
+    assert said[0].startswith("Separate and joint training cannot be distinguished: ")
     assert "from 0; ditto has the largest, +0.100 [-0.020" in said[-1]
     assert "from 0; no method has one" in conclusions(result(single=(-0.1, -0.3, 0.1)))[-1]
     assert conclusions(result(single=(-0.1, -0.3, 0.1), ditto=(0.1, 0.02, 0.2)))[0].startswith("Better than")
