@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from medfedaug.config.comparison import REFERENCE, ComparisonConfig
+from medfedaug.analysis.gain_page import largest_gain
+from medfedaug.config.comparison import ComparisonConfig
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.phantom import Structure, make_phantom
@@ -65,7 +66,11 @@ _SPLITS = {"training": 12, "validation": 12, "test": 24}  # patients of a phanto
 _OUTLINES = (Structure(outline=7.0), Structure(outline=-4.0), Structure())
 
 
-def _phantom(seed: int, **arguments: Any) -> Callable[[Path, Path | None], list[SiteFolder]]:
+# Opens the sites, from a folder for phantoms and one of real data.
+Federation = Callable[[Path, Path | None], list[SiteFolder]]
+
+
+def _phantom(seed: int, **arguments: Any) -> Federation:
     def opened(folder: Path, _data: Path | None) -> list[SiteFolder]:
         for site in make_phantom(folder, seed=seed, sites=3, patients=48, shape=(32, 32, 2), **arguments):
             file = site / "dataset.json"
@@ -79,7 +84,7 @@ def _phantom(seed: int, **arguments: Any) -> Callable[[Path, Path | None], list[
     return opened
 
 
-def _real(name: str) -> Callable[[Path, Path | None], list[SiteFolder]]:
+def _real(name: str) -> Federation:
     def opened(_folder: Path, data: Path | None) -> list[SiteFolder]:
         if data is None:
             raise SystemExit(f"{name} needs --data, the folder that holds {name}")
@@ -100,7 +105,6 @@ _PHANTOMS: dict[str, dict[str, Any]] = {
     "very_different_scanners": {"shift": 2.5},
     "different_scanners": {},
 }
-Federation = Callable[[Path, Path | None], list[SiteFolder]]
 SETS: tuple[dict[str, Federation], ...] = tuple(
     {
         **{f"{name}{suffix}": _phantom(seed + n, **a) for n, (name, a) in enumerate(_PHANTOMS.items())},
@@ -155,7 +159,7 @@ def named_method(record: dict[str, Any]) -> tuple[str, bool]:
     gains = {name: Gain(**gain) for name, gain in record["gains"].items()}
     if names := recommended(gains):
         return names[0], True
-    return max([REFERENCE, *gains], key=lambda name: gains[name].mean if name in gains else 0.0), False
+    return largest_gain(record["gains"]), False
 
 
 def table(out: Path, names: Iterable[str]) -> str:

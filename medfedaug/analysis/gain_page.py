@@ -119,9 +119,8 @@ def _next_step(record: Mapping[str, Any], data: str, settings: Sequence[str]) ->
         f"{counted(record['budget']['seeds'], 'seed')} on validation patients; longer trainings were not."
     )
     if not record["recommended"]:
-        first = max(record["gains"], key=lambda name: record["gains"][name]["mean"])
-        found = record["gains"][first]
-        largest = f"{first} has the largest, {_text(found)}" if found["mean"] > 0 else "no method has one"
+        found = record["gains"].get(first := largest_gain(record["gains"]))
+        largest = f"{first} has the largest, {_text(found)}" if found else "no method has one"
         return (
             f"{measured} No gain was distinguishable from 0; {largest}. Repeat with a larger --budget, or "
             "with more patients."
@@ -136,6 +135,12 @@ def _next_step(record: Mapping[str, Any], data: str, settings: Sequence[str]) ->
     chosen = " ".join([f"rounds={rounds}", *map(quote, settings)])
     options = f"--methods {methods} --seeds 5 --set {chosen} --out benchmark"
     return f"{measured} Next: medfedaug benchmark --data {quote(data)} {options}"
+
+
+def largest_gain(gains: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the method with the largest gain over FedAvg; FedAvg if none is positive."""
+    means = {REFERENCE: 0.0, **{name: gain["mean"] for name, gain in gains.items()}}
+    return max(means, key=lambda name: means[name])
 
 
 def write_gain_page(record: Mapping[str, Any], path: Path, sentences: list[str]) -> None:

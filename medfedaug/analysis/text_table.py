@@ -69,10 +69,12 @@ class TextTable:
         )
         for index in kept:
             cells = [line[index] for line in lines]
-            longest = max(len(word) for cell in cells for word in cell.split() or [""])
-            whole = max(map(len, cells))
-            table.add_column(Text(cells[0]), min_width=longest, max_width=whole)
-            table.columns[-1].justify = "right" if index else "left"
+            table.add_column(
+                Text(cells[0]),
+                justify="right" if index else "left",
+                min_width=max(len(word) for cell in cells for word in cell.split() or [""]),
+                max_width=max(map(len, cells)),
+            )
         for line in lines[1:]:
             table.add_row(*(Text(line[index]) for index in kept))
         return table
@@ -80,7 +82,8 @@ class TextTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Leave out optional columns, and wrap cells between words, if the terminal is narrow."""
         unlimited = options.update(max_width=10_000)
-        for table in (self.rich(), self.rich(self.optional)):
+        for without in (frozenset[str](), self.optional):
+            table = self.rich(without)
             spare = options.max_width - Measurement.get(console, unlimited, table).minimum
             if spare >= 0:
                 break

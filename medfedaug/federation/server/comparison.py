@@ -41,9 +41,9 @@ class Comparison:
     """The server of a comparison: makes the trainings, and compares them.
 
     `medfedaug.federation.protocol.compare` defines the order of the calls. All trainings reach the first of
-    `ComparisonConfig.stages`, then the next one. After each stage the sites score
-    the best model of each training on their validation cases, and compare it patient by patient with the
-    model of FedAvg of the same seed. Test cases are not read.
+    `ComparisonConfig.stages`, then the next one. After each stage the sites score the best model of each
+    training on their validation cases, and compare it patient by patient with the model of FedAvg of the same
+    seed. Test cases are not read.
 
     A later stage is shortened for all methods alike, or left out, if the budget does not suffice for it. No
     method stops early for its scores: FedBN learns slowly, and overtakes others at the end.
